@@ -2,8 +2,8 @@
 
 Trains the same small network with torch.utils.data.DataLoader and with DDLPLoader(strategy="wrr"); nothing else differs. The
 data sets are an ImageFolder of JPEG files and files in CIFAR-10's format, each under several seeds. The accuracies are
-compared by Welch's t-test at the 1 % level (two-sided, degrees of freedom by Welch and Satterthwaite): it takes two equally
-good loaders for different in one comparison of a hundred.
+compared by Welch's t-test at the 1 % level (two-sided, degrees of freedom by Welch and Satterthwaite): in one of a
+hundred comparisons it calls two equally good loaders different.
 
     python scripts/accuracy.py
 """

@@ -119,7 +119,7 @@ def _odd(*factors: tuple[int, int], **options: Any) -> Callable[[np.random.Gener
 def _scans(*factors: tuple[int, int], restarts: bool = False) -> Callable[[np.random.Generator, int, int], bytes]:
     def make(rng: np.random.Generator, width: int, height: int) -> bytes:
         interval = int(rng.integers(1, 9)) if restarts else 0
-        return progressive_jpeg(rng, min(width, 150), min(height, 150), factors, interval=interval)  # slow: made in Python
+        return progressive_jpeg(rng, min(width, 150), min(height, 150), factors, interval=interval)  # made in Python, so slow
 
     return make
 

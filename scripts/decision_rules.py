@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""ddlp's decision beside FastFlow's and Cachew's rules, on random workloads with noisy measurements.
+"""ddlp's decision compared with FastFlow's and Cachew's rules, on random workloads with noisy measurements.
 
     .venv/bin/python -m scripts.decision_rules --seed 0 --workloads 1000
 
@@ -18,10 +18,10 @@ from ddlp.planning.workloads import compare, table
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--seed", type=int, default=0, help="of the random workloads (default 0)")
-    parser.add_argument("--workloads", type=int, default=1000, help="how many (default 1000)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random workloads (default 0)")
+    parser.add_argument("--workloads", type=int, default=1000, help="number of workloads (default 1000)")
     parser.add_argument("--steps", type=int, default=100, help="batches that are measured (default 100)")
-    parser.add_argument("--noise", type=float, default=0.05, help="spread of a batch's time, as a part of it (default 0.05)")
+    parser.add_argument("--noise", type=float, default=0.05, help="relative spread of a batch's time (default 0.05)")
     given = parser.parse_args()
     rows = list(compare(random.Random(given.seed), given.workloads, steps=given.steps, noise=given.noise))
     print(f"{given.workloads} workloads, seed {given.seed}\n\n{table(rows)}")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Feed changed files, descriptions and messages to their parsers: a parser may raise only the error that it documents.
 
-    python -m scripts.fuzz_parsers --seconds 60                       # all of them, each for so long
+    python -m scripts.fuzz_parsers --seconds 60                       # all parsers, a minute each
     python -m scripts.fuzz_parsers --only pipeline --inputs 2000000 --seed 7
 
 Each input is a valid one with a few changes. At the first input at which a parser raises another exception, the script prints
@@ -330,7 +330,7 @@ def _read_state(_: Path, data: Any) -> None:
         if next(_accepted) % 200 == 0:  # an epoch takes as long as hundreds of checks
             assert sum(len(images) for images, *_ in loader) <= 12
     except ValueError:
-        pass  # of another loader
+        pass  # a state of another loader
 
 
 PARSERS = {
@@ -363,7 +363,7 @@ class Found:
 
 
 def fuzz(name: str, seed: int, enough: Callable[[int], bool]) -> Found:
-    """Feed the parser of this name until it raises another error than it may, or `enough(inputs)`."""
+    """Feed the parser of this name until it raises an undocumented error, or until `enough(inputs)`."""
     parser, rng, found = PARSERS[name], random.Random(f"{name} {seed}"), Found()
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
@@ -386,13 +386,13 @@ def fuzz(name: str, seed: int, enough: Callable[[int], bool]) -> Found:
 
 
 def after(seconds: float) -> Callable[[int], bool]:
-    """Return an end so many seconds from now."""
+    """Return a function that returns true after `seconds` seconds."""
     until = time.monotonic() + seconds
     return lambda _: time.monotonic() > until
 
 
 def progress(name: str, inputs: int) -> Callable[[int], bool]:
-    """Return an end at so many inputs, which prints now and then how many there were."""
+    """Return a function that returns true after `inputs` inputs. It prints the progress now and then."""
     began = told = time.monotonic()
 
     def enough(done: int) -> bool:
@@ -409,7 +409,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=10.0, metavar="N", help="seconds of each parser (default %(default)s)")
-    parser.add_argument("--inputs", type=int, metavar="N", help="inputs of each parser instead; tells how many are done")
+    parser.add_argument("--inputs", type=int, metavar="N", help="inputs of each parser instead; prints the progress")
     parser.add_argument("--only", choices=sorted(PARSERS), help="feed this parser alone")
     parser.add_argument("--seed", type=int, default=0, help="seed of all draws (default %(default)s)")
     options = parser.parse_args(arguments)

@@ -1,13 +1,13 @@
-"""Change the code in one place at a time, and see whether the tests that concern it notice. `scripts/mutation.sh` runs it.
+"""Change the code in one place at a time, and see whether the tests of that code notice. `scripts/mutation.sh` runs it.
 
     ./scripts/mutation.sh                                             # all groups
     ./scripts/mutation.sh schedule protocol                           # some
     ./scripts/mutation.sh ddlp/schedule/ledger.py --sample 100        # one file, 100 of its mutants, drawn by --seed
     ./scripts/mutation.sh --coverage                                  # the branch coverage by the same tests
 
-The changes are mutmut's, with two more: a statement is left out, a condition is turned. Properties and tables are changed
-too, which `mutmut run` leaves alone; texts for people are not. A false value in the place of another (None, False, 0, "") is
-no change: nothing here asks which of them it is. Each mutant has a process of its own, forked from one that has
+The changes are mutmut's, with two more: a statement is left out, a condition is negated. Properties and tables are changed
+too, which `mutmut run` leaves alone; texts for people are not. One false value (None, False, 0, "") is not replaced by
+another, since no code here distinguishes them. Each mutant has a process of its own, forked from one that has
 imported the tests' packages: that takes a second, and nothing on the disk is changed. Mutants that no test can notice are in
 `scripts/equivalent_mutants.txt`, with the reason. Ends with status 1 if any other survives.
 """
@@ -39,8 +39,8 @@ from mutmut.mutation.mutators import mutation_operators
 from mutmut.mutation.pragma_handling import IgnoredCode
 
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.txt")
-CPU_S = 60  # of a mutant's tests: it has an endless loop
-MEMORY_BYTES = 4 << 30  # of a mutant's process, beyond what the first one has
+CPU_S = 60  # limit for a mutant's tests: beyond it, the mutant has an endless loop
+MEMORY_BYTES = 4 << 30  # limit for a mutant's process, beyond the memory of the first process
 
 SURVIVES, NO_PYTHON = 0, 99 << 8  # a process's status: all tests pass; the change makes no Python, so it does not count
 
@@ -90,7 +90,7 @@ class Mutations(MutationVisitor):
         if isinstance(node, cst.ClassDef) and {"Enum", "enum.Enum"} & {get_full_name_for_node(one.value) for one in node.bases}:
             return True  # members are compared by identity
         if isinstance(node, cst.Call) and isinstance(node.func, cst.Name) and node.func.value == "zip":
-            return True  # of lists of one length, so strict= changes nothing
+            return True  # the lists have equal lengths, so strict= changes nothing
         if isinstance(node, (cst.Assign, cst.AnnAssign)):
             target = node.targets[0].target if isinstance(node, cst.Assign) else node.target
             if isinstance(target, cst.Name):
@@ -195,7 +195,7 @@ def run_pytest(*arguments: str) -> int:
 
 
 def prepare(group: Group, files: list[str]) -> None:
-    """Import what the tests import, but not the files; see that the tests pass without a change."""
+    """Import what the tests import, but not the files. Check that the tests pass without a change."""
     for package in ("pytest", "hypothesis", "_hypothesis_pytestplugin", "pytest_rerunfailures", *group.packages):
         importlib.import_module(package)
     gc.freeze()
@@ -210,7 +210,7 @@ def module_of(path: str) -> str:
 
 
 def run(group: Group, files: list[str], sample: int, seed: int) -> int:
-    """Try the mutants of these files, and print those that survive. Returns how many that no reason is given for."""
+    """Try the mutants of these files, and print those that survive. Returns how many survive without a reason."""
     prepare(group, files)
     known, unexplained = equivalents(), 0
     for path in files:
@@ -252,7 +252,7 @@ def main(arguments: list[str] | None = None) -> int:
     of_text = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="mutation.sh", description=__doc__, formatter_class=of_text)
     parser.add_argument("what", nargs="*", help=f"groups ({', '.join(GROUPS)}) or files of them; default: all groups")
-    parser.add_argument("--sample", type=int, default=0, metavar="N", help="of each file so many mutants; default: all")
+    parser.add_argument("--sample", type=int, default=0, metavar="N", help="try only N mutants of each file; default: all")
     parser.add_argument("--seed", type=int, default=0, help="draws the sample; default: 0")
     parser.add_argument("--coverage", action="store_true", help="print the branch coverage, and try no mutant")
     options: Any = parser.parse_args(arguments)
@@ -264,7 +264,7 @@ def main(arguments: list[str] | None = None) -> int:
         if not chosen:
             continue
         sys.stdout.flush()
-        if child := os.fork():  # what a group's tests import, the next one's must not have
+        if child := os.fork():  # so that no group finds imported what another one's tests import
             status |= os.waitpid(child, 0)[1] != 0
             continue
         failed = measure(group, chosen) if options.coverage else run(group, chosen, options.sample, options.seed)

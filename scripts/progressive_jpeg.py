@@ -52,7 +52,7 @@ def random_scans(rng: np.random.Generator, components: int) -> list[Scan]:
 
 
 def _coefficients(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
-    """Return int (rows, columns, 64) in coded order: random DC, and AC that are the rarer the higher their frequency."""
+    """Return int (rows, columns, 64) in coded order: random DC, and AC coefficients that get rarer with their frequency."""
     strength = rng.choice([0.02, 0.15, 0.6]) * rng.uniform(0, 1.5, (rows, columns, 1))
     there = rng.random((rows, columns, 64)) < strength * np.exp(-np.arange(64) / rng.choice([6, 25, 200]))
     values = np.round(rng.laplace(0, rng.choice([1, 4, 40]), (rows, columns, 64)) * there).clip(-1023, 1023).astype(int)

@@ -70,7 +70,7 @@ def installed(names: dict[str, str]) -> dict[str, str]:
 
 
 def differences(wanted: dict[str, str], sbom: dict[str, Any]) -> Iterator[str]:
-    """What the SBOM says otherwise of packages than their pins."""
+    """Yield where the SBOM differs from the packages' pins."""
     told: dict[str, str] = {canonicalize_name(one["name"]): one.get("version", "no version") for one in sbom["components"]}
     for name, pin in sorted(wanted.items()):
         if told.get(name) != pin:
@@ -78,8 +78,8 @@ def differences(wanted: dict[str, str], sbom: dict[str, Any]) -> Iterator[str]:
 
 
 def audit(bin: Path, sbom: dict[str, Any]) -> int:
-    """Ask about the SBOM's packages and tell what is known; returns the exit status."""
-    # What comes from no index can't be asked about: ddlp itself.
+    """Ask PyPI about the SBOM's packages and print what is known. Returns the exit status."""
+    # ddlp itself comes from no index, so nothing can be asked about it.
     packages = [f"{one['name']}=={one['version']}" for one in sbom["components"] if one["name"] != "ddlp" and "version" in one]
     asked = bin.parent / "asked.txt"
     asked.write_text("".join(f"{re.sub('[+].*', '', one)}\n" for one in packages))  # torch 2.14.1+cpu is PyPI's 2.14.1

@@ -40,7 +40,7 @@ from scripts.chaos.world import BATCH, IMAGES, Finding, World
 
 PER = 100_000  # batches, for which slopes are given
 REPEATS = 20  # of the images in an epoch
-# What may grow in so many batches without being told: memory is never constant to the byte.
+# These may grow by this much without a report: memory is never constant to the byte.
 MOST = {"MB": 4.0, "descriptors": 0.5, "threads": 0.5, "files": 0.5}
 
 
@@ -118,7 +118,7 @@ def soak(world: World, batches: int, seed: int) -> dict[tuple[str, str], list[tu
         done += training.epoch(number)
         number += 1
         gc.collect()
-        time.sleep(0.1)  # the engines end what was left of the epoch
+        time.sleep(0.1)  # the engines end what is left of the epoch
         for of, unit, value in measures(world):
             found[of, unit].append((done, value))
         if sys.stderr.isatty() or number % 20 == 0:
@@ -133,7 +133,7 @@ def told(found: dict[tuple[str, str], list[tuple[float, float]]]) -> bool:
     for (of, unit), points in found.items():
         steady = points[len(points) // 5 :]
         slope = Slope.of(*zip(*steady, strict=True))
-        # An engine that has just come back has fewer files: what goes to and fro has a slope too, but no new largest value.
+        # A restarted engine has fewer files. A value that goes up and down has a slope too, but no new maximum.
         half = len(steady) // 2
         higher = max(value for _, value in steady[half:]) > max(value for _, value in steady[:half])
         leaks = higher and slope.exceeds(MOST[unit])
@@ -147,14 +147,14 @@ def told(found: dict[tuple[str, str], list[tuple[float, float]]]) -> bool:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batches", type=int, default=PER, help="to train on, evaluations included (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of what is drawn (%(default)s)")
+    parser.add_argument("--batches", type=int, default=PER, help="batches to train on, evaluations included (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of all draws (%(default)s)")
     options = parser.parse_args(arguments)
     least = 10 * (IMAGES * REPEATS + IMAGES) // BATCH
     if options.batches < least:
         parser.error(f"--batches {options.batches}: a slope needs ten epochs, which have {least}")
-    warnings.simplefilter("ignore")  # of a device that leaves
-    with tempfile.TemporaryDirectory(prefix="ddlp-soak-", dir="/tmp") as home:  # short: a socket's path has 107 bytes
+    warnings.simplefilter("ignore")  # warnings about a device that leaves
+    with tempfile.TemporaryDirectory(prefix="ddlp-soak-", dir="/tmp") as home:  # short: a socket's path has at most 107 bytes
         world = World(Path(home), options.seed, patience_s=90)
         try:
             world.add_engines()

@@ -1,4 +1,4 @@
-"""Several threads at the same work."""
+"""Run the same work in several threads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def at_once(work: Callable[[int], T], count: int) -> list[T]:
-    """Call work(0), work(1), ... each in a thread of its own, once all are there; their results, or the first exception."""
+    """Call work(0), work(1), ... in a thread each, all at the same time. Returns the results, or raises the first exception."""
     start = threading.Barrier(count)
 
     def one(number: int) -> T:

@@ -1,4 +1,4 @@
-"""Epochs in which the host and a device each have a part."""
+"""Epochs in which both the host and a device make batches."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ EPOCHS = 20
 
 
 def until_both(loader: DDLPLoader) -> Iterator[list[Any]]:
-    """The batches of epoch 0, again and again until one had some of either side; each of them is to be right.
+    """Repeat epoch 0 until both sides have made batches in it. Yields the batches of each try; a test checks all of them.
 
-    A busy machine may start the engine too late for the first.
+    On a busy machine the engine may start too late for the first try.
     """
     for _ in range(EPOCHS):
         loader.set_epoch(0)

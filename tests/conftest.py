@@ -1,7 +1,7 @@
-"""For all tests: those that kill, stop and race real processes are tried again, visibly, before they count as failed.
+"""For all tests. Tests that kill, stop and race real processes are repeated visibly before they count as failed.
 
-On a machine that is busy with something else a signal or a heartbeat comes late now and then. A fault of ours fails each time;
-what needed a second try is printed as RERUN.
+On a busy machine a signal or a heartbeat is late now and then. A fault of ours fails each time. A test that needed a second
+try is printed as RERUN.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any
 
 import pytest
 
-# A shell has what it starts in the background ignore Ctrl-C, and so would the processes that our tests interrupt.
+# A shell makes its background processes ignore Ctrl-C, and so the processes that our tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Python makes a directory for its sockets once per process, and removes it at the end: not in a test's own directory.
+# Python makes one directory for its sockets per process, and removes it at the end. It must not be inside a test's directory.
 multiprocessing.util.get_temp_dir()
 
 REAL_PROCESSES = (
@@ -38,7 +38,7 @@ REAL_PROCESSES = (
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What ddlp keeps for later runs is kept for this one: nothing of the user's decides, and nothing is left there."""
+    """Use an empty cache directory for the run: no test depends on the user's, and nothing is left there."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -46,9 +46,9 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def need_kernel() -> None:
-    """Skip without a kernel; one that was built and can't be loaded, or makes other pixels than Pillow, is a failure.
+    """Skip if there is no kernel. Fail if one was built but can't be loaded, or makes other pixels than Pillow.
 
-    Without a C compiler it is skipped all the same: the kernel came from elsewhere, and nobody here could mend it.
+    Without a C compiler skip in any case: the kernel came from elsewhere, and nobody could repair it here.
     """
     from csd_engine.kernels import kernel, why_not
     from csd_engine.kernels.build import LIBRARY
@@ -63,11 +63,11 @@ def need_kernel() -> None:
 
 @pytest.fixture
 def hard_limit() -> Iterator[None]:
-    """A hang is a failure that shows all threads' stacks, not a stuck test run."""
+    """Fail a test that hangs, and show all threads' stacks, instead of a stuck run."""
     limit_s = 60
 
     def over(*_: Any) -> None:
-        faulthandler.dump_traceback(sys.__stderr__)  # a test may have put something without a descriptor at sys.stderr
+        faulthandler.dump_traceback(sys.__stderr__)  # sys.stderr may have been replaced by something without a descriptor
         raise TimeoutError(f"the test hangs: {limit_s} s are over")
 
     before = signal.signal(signal.SIGALRM, over)
@@ -78,13 +78,13 @@ def hard_limit() -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
-    """A collection looks at the tests' objects alone: at torch's 400,000 as well it takes 0.15 s, and some tests make five."""
+    """The garbage collector sees the tests' objects only: with torch's 400,000 a run takes 0.15 s, and some tests need five."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What needed a second try, and why."""
+    """List the tests that needed a second try, and why."""
     for report in terminalreporter.stats.get("rerun", []):
         crash = getattr(report.longrepr, "reprcrash", None)
         why = f"{crash.path}:{crash.lineno}: {crash.message}" if crash is not None else report.longreprtext.strip()[-300:]
@@ -92,7 +92,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_sessionfinish() -> None:
-    gc.unfreeze()  # the interpreter's end wants all of them
+    gc.unfreeze()  # the interpreter needs all of them at its end
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

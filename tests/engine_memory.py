@@ -1,4 +1,4 @@
-"""What an engine's processes together take, beyond interpreters with the same imports. Read on the host for a board too."""
+"""The memory of an engine's processes beyond interpreters with the same imports. The host reads it, for a board too."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WORKER_IMPORTS = "import csd_engine.service.worker"
 
 
 def processes(marker: str) -> list[int]:
-    """Process ids, as this host numbers them, whose command line holds the text."""
+    """Ids, on this host, of the processes whose command line contains the text."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -43,7 +43,7 @@ def with_children(pid: int) -> list[int]:
 
 
 class Peak:
-    """Samples the resident bytes of processes together, and their private ones, while the block runs."""
+    """While the block runs, samples the resident and private bytes of several processes together."""
 
     def __init__(self, pids: Callable[[], Sequence[int]]) -> None:
         self._pids = pids
@@ -52,7 +52,7 @@ class Peak:
         self.resident = self.private = self.samples = 0
 
     def _watch(self) -> None:
-        while not self._stop.wait(0.02):  # the largest image is in memory for longer
+        while not self._stop.wait(0.02):  # the largest image is in memory for longer than that
             resident, private = process_memory(self._pids())
             self.resident, self.private = max(self.resident, resident), max(self.private, private)
             self.samples += 1
@@ -67,7 +67,7 @@ class Peak:
 
 
 class Images:
-    """A data set below `root`: its images over and over up to `count` names, of which few are very large."""
+    """A data set of `count` names below `root`, which repeats few images. Some of them are very large."""
 
     def __init__(self, root: Path, manifest: Path, count: int, ordinary_pixels: int = 1 << 20) -> None:
         names = sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.suffix in (".jpg", ".png"))
@@ -85,7 +85,7 @@ class Images:
         return self._pixels[index % self._names]
 
     def items(self, batch: int, chance: random.Random) -> list[tuple[int, int]]:
-        """Ordinary images from all over the data set, and the largest one in a few places."""
+        """Ordinary images from the whole data set, and the largest one at a few positions."""
         rounds = self.dataset.count // self._names
         spread = [chance.choice(self.ordinary) + self._names * chance.randrange(rounds) for _ in range(batch)]
         for place in range(0, batch, max(1, batch // 3)):
@@ -94,7 +94,7 @@ class Images:
 
 
 def work(link: EngineLink, images: Images, batches: Sequence[int], timeout_s: float) -> None:
-    """Have the engine make batches of these sizes; all must succeed."""
+    """Let the engine make batches of these sizes. All must succeed."""
     events: SimpleQueue = SimpleQueue()
     pipeline = standard_pipeline()  # ImageNet1
     job = link.open_job(pipeline, images.dataset, Layout(max(batches), 224, 224, 3), lambda _: images.manifest, events.put)

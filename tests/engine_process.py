@@ -1,4 +1,4 @@
-"""Local helpers of the engine's tests: JPEG files, and an engine process with its keys and spool."""
+"""Helpers of the engine's tests: JPEG files, and an engine process with its keys and spool."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def pipeline(size: int = 32) -> Pipeline:
 
 
 class Recipe:
-    """A data set of files, its pipeline and layout, and what each batch must be."""
+    """A data set of files, its pipeline and layout, and the expected content of each batch."""
 
     def __init__(self, root: Path, paths: list[str], manifest: Path, batch: int = 8, size: int = 32) -> None:
         self.root = root
@@ -104,14 +104,14 @@ class Recipe:
     def at_work(
         self, start: Callable[..., EngineProcess], *arguments: str, **link_options: Any
     ) -> tuple[EngineProcess, EngineLink, SimpleQueue[Any], JobHandle]:
-        """An engine for this data set, a link to it, and the events of a job there."""
+        """Start an engine for this data set, open a link and a job. Returns them with the job's events."""
         engine, events = start("--root", str(self.root), *arguments), SimpleQueue[Any]()
         link = engine.link(**link_options)
         return engine, link, events, self.open(link, events)
 
 
 class EngineProcess:
-    """`python -m csd_engine` with fresh keys and a spool below `home`; `within` is a command that runs it elsewhere."""
+    """`python -m csd_engine` with new keys, and a spool below `home`. `within` is a command that runs it elsewhere."""
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ def children(pid: int) -> list[int]:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs (a zombie does not)."""
+    """Whether a process runs. A zombie does not count."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -195,11 +195,11 @@ def until(condition: Callable[[], Any], timeout_s: float = 10.0, what: str = "th
             return value
         now = time.monotonic()
         assert now < end, f"{what} did not come true within {timeout_s} s"
-        time.sleep(min(max(0.02, 5 * (now - began)), 0.5))  # all of /proc, or a board, is asked less often than a variable
+        time.sleep(min(max(0.02, 5 * (now - began)), 0.5))  # a slow condition, as on a board, is asked less often
 
 
 def wait_for(events: SimpleQueue[Any], kind: type | tuple[type, ...], timeout_s: float = 15.0) -> Any:
-    """Return the next event of the kind, dropping others."""
+    """Return the next event of that kind, and drop those before it."""
     end = time.monotonic() + timeout_s
     seen: list[Any] = []
     while True:

@@ -1,4 +1,4 @@
-"""Peers of an engine that lie: a listed client that breaks the protocol's rules, and strangers that say nothing."""
+"""Hostile peers of an engine: a listed client that breaks the protocol's rules, and strangers that send nothing."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from csd_engine.protocol.keys import load_pair, load_public, make_pair
 
 
 class HostileClient:
-    """A listed client of the engine at `address`. It sends what it is told to, also what no ddlp would send.
+    """A listed client of the engine at `address`. It sends what a test tells it to, also what ddlp would never send.
 
-    Use it in a `with` statement. `keys` is the engine's key directory, `pair` a `.key_secret` file (default: the host's that
-    `make_keys` has made). `send`, `send_json` and `send_frames` put off nothing and wait for nothing.
+    Use it in a `with` statement. `keys` is the engine's key directory, `pair` a `.key_secret` file (default: the host's, as
+    `make_keys` has made it). `send`, `send_json` and `send_frames` send at once and do not wait.
     """
 
     def __init__(self, address: str, keys: Path, pair: Path | None = None, greet: bool = True, unread: int = 0) -> None:
@@ -29,7 +29,7 @@ class HostileClient:
         self.socket = self.context.socket(zmq.DEALER)
         self.socket.linger = 0
         self.socket.sndhwm = 0
-        self.socket.rcvhwm = unread  # messages that libzmq takes for a client that reads none; 0: all
+        self.socket.rcvhwm = unread  # how many messages libzmq takes for a client that reads none; 0: no limit
         if unread:
             self.socket.rcvbuf = 1 << 14
         self.socket.curve_serverkey = load_public(keys / "server.key")
@@ -50,7 +50,7 @@ class HostileClient:
     # -- to the engine
 
     def send_frames(self, *frames: Any) -> None:
-        """Send one message of these frames, whatever they hold."""
+        """Send one message of these frames, whatever they contain."""
         self.socket.send_multipart(frames, zmq.NOBLOCK)
 
     def send(self, message: say.Message, payload: say.Payload | None = None) -> None:
@@ -58,13 +58,13 @@ class HostileClient:
         self.send_frames(*say.encode(message, payload))
 
     def send_json(self, say_what: str, *payload: bytes, **fields: Any) -> None:
-        """Send a message with these fields unchecked."""
+        """Send a message with these fields, unchecked."""
         self.send_frames(json.dumps({"say": say_what, **fields}, separators=(",", ":")).encode(), *payload)
 
     # -- from the engine
 
     def receive(self, timeout_s: float = 10.0) -> tuple[say.Message, say.Payload]:
-        """Return the next message; AssertionError if none comes."""
+        """Return the next message. AssertionError if none comes."""
         assert self.socket.poll(int(timeout_s * 1000)), f"the engine said nothing for {timeout_s:g} s"
         return say.decode(self.socket.recv_multipart())
 
@@ -77,14 +77,14 @@ class HostileClient:
                 return message
 
     def hears(self, timeout_s: float) -> bool:
-        """Whether a message comes within that time. It is not taken."""
+        """Whether a message comes within that time. It stays in the queue."""
         return bool(self.socket.poll(int(timeout_s * 1000)))
 
     # -- what an honest host does first
 
     def hello(self) -> say.Welcome:
         """Greet the engine, and return its answer."""
-        for _ in range(9):  # as ddlp does: a connection may be broken off, and its first message with it
+        for _ in range(9):  # as ddlp does: a connection may break, and lose its first message
             self.send(say.Hello(say.PROTOCOL, "hostile"))
             if self.hears(1.0):
                 break
@@ -93,16 +93,16 @@ class HostileClient:
         return welcome
 
     def ping(self, timeout_s: float = 10.0) -> say.Pong:
-        """Ask for a sign of life: what was sent before has been handled when it returns."""
+        """Wait for the engine's answer to a ping. Then it has handled everything that was sent before."""
         self.send(say.Ping(()))
         pong = self.wait_for(say.Pong, timeout_s)
         assert isinstance(pong, say.Pong)
         return pong
 
     def open_job(self, job: str, pipeline: Any, dataset: Any, layout: Any, files: Sequence[bytes] = ()) -> say.Message:
-        """Open a job of plain data, and send each file that is asked for from its part at the asked offset on.
+        """Open a job from plain data. Send each file that the engine asks for, from the offset that it asks for.
 
-        `files` are whole files in the order in which the engine asks for them. Return JobOpen or Refused.
+        `files` are whole files, in the order in which the engine asks for them. Returns JobOpen or Refused.
         """
         self.send_json(
             "OpenJob", job=job, pipeline=pipeline, dataset=dataset, layout=layout, run="", rank=0, after_lower=False
@@ -117,7 +117,7 @@ class HostileClient:
             self.send_part(answer, content)
 
     def send_part(self, wanted: say.NeedFile, content: bytes) -> None:
-        """Send the part of `content` that the engine wants. A manifest's is packed as ddlp does it."""
+        """Send the part of `content` that the engine wants. A manifest is packed as ddlp does it."""
         from csd_engine.service.uploads import pack
 
         part = content[wanted.offset : wanted.offset + say.MAX_PART_BYTES]
@@ -126,24 +126,24 @@ class HostileClient:
 
 
 def list_client(keys: Path, name: str) -> Path:
-    """Make a further client's pair beside `keys`, put it on the engine's allow-list, and return its `.key_secret` file."""
+    """Make another client's key pair beside `keys`, add it to the engine's allow-list, and return its `.key_secret` file."""
     public = make_pair(keys.parent / f"pair-{name}", name)
     listed = keys / "clients" / f"{name}.key"
     (keys / f"{name}.new").write_bytes(public.read_bytes())
-    os.replace(keys / f"{name}.new", listed)  # whole, as an operator's `mv`
+    os.replace(keys / f"{name}.new", listed)  # all at once, like an operator's `mv`
     return public.with_suffix(".key_secret")
 
 
 def withdraw_client(keys: Path, name: str) -> None:
-    """Take a client off the engine's allow-list."""
+    """Remove a client from the engine's allow-list."""
     (keys / "clients" / f"{name}.key").unlink()
 
 
 @contextlib.contextmanager
 def silent_connections(address: str, count: int) -> Iterator[list[socket.socket]]:
-    """Hold TCP connections to the engine that never say a word. A stranger needs no key for that.
+    """Hold TCP connections to the engine that send nothing. A stranger needs no key for that.
 
-    Some may still wait to be accepted when they are yielded.
+    When they are yielded, the engine may not have accepted all of them yet.
     """
     host, _, port = address[len("tcp://") :].rpartition(":")
     held: list[socket.socket] = []
@@ -159,7 +159,7 @@ def silent_connections(address: str, count: int) -> Iterator[list[socket.socket]
 
 
 def closed_by_the_engine(connection: socket.socket) -> bool:
-    """Whether the engine has ended a connection. The engine's own greeting is read over."""
+    """Whether the engine has ended a connection. Skips the engine's greeting."""
     connection.setblocking(False)
     try:
         while True:

@@ -1,4 +1,4 @@
-"""An engine that has the right key and lies: it stands between a host and a real engine, and changes what that one says."""
+"""An engine with the right key that lies: it stands between a host and a real engine, and changes the engine's messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ddlp import Device
 
 Frames = list[Any]
 Lie = Callable[[say.Message, Any], "Iterable[Frames] | None"]
-"""What the host gets in place of (message, payload): the frames of any number of messages; None: the truth."""
+"""What the host gets instead of (message, payload): the frames of any number of messages. None leaves the message unchanged."""
 
 
 def honest(message: say.Message, payload: Any) -> None:
@@ -29,11 +29,11 @@ def honest(message: say.Message, payload: Any) -> None:
 
 
 class LyingEngine:
-    """Relays between hosts and the engine at ``address``; ``lie`` says what hosts get to hear.
+    """Passes messages between hosts and the engine at ``address``. ``lie`` changes what hosts get.
 
     Attributes:
-        lie: may be changed while it is asked.
-        peers: how many connections hosts have made.
+        lie: may be replaced while it is in use.
+        peers: the number of connections that hosts have made.
     """
 
     def __init__(self, address: str, keys: Path, lie: Lie, listen: str = "tcp://127.0.0.1:*") -> None:
@@ -89,7 +89,7 @@ class LyingEngine:
         for one in [frames] if told is None else told:
             try:
                 self._front.send_multipart([peer, *one], zmq.NOBLOCK)
-            except zmq.ZMQError:  # the host has gone, as it should
+            except zmq.ZMQError:  # the host has disconnected, as it should
                 return
 
     def close(self) -> None:
@@ -108,13 +108,13 @@ def _send(front: Any, peer: bytes, *frames: Any, times: int = 1) -> None:
 
 
 def _frames(front: Any, peer: bytes, message: say.Message, piece: bytes, count: int) -> None:
-    """One message of many frames."""
+    """Send one message of many frames."""
     if isinstance(message, say.Hello):
         _send(front, peer, *[piece] * count)
 
 
 def _need_file(front: Any, peer: bytes, message: say.Message) -> None:
-    """Asks for the manifest again and again, reading none of it."""
+    """Ask for the manifest again and again, and read nothing of it."""
     if isinstance(message, say.Hello):
         _send(front, peer, *say.encode(WELCOME))
     elif isinstance(message, say.OpenJob):
@@ -125,7 +125,7 @@ def _need_file(front: Any, peer: bytes, message: say.Message) -> None:
 
 
 def _answers(front: Any, peer: bytes, message: say.Message) -> None:
-    """A thousand answers of a MiB each that nobody has asked for."""
+    """Send a thousand answers of a MiB each that nobody asked for."""
     if isinstance(message, say.Hello):
         _send(front, peer, *say.encode(WELCOME))
     elif isinstance(message, say.OpenJob):
@@ -134,7 +134,7 @@ def _answers(front: Any, peer: bytes, message: say.Message) -> None:
 
 
 def _parts(front: Any, peer: bytes, message: say.Message) -> None:
-    """A thousand parts of batches that nobody has asked for."""
+    """Send a thousand parts of batches that nobody asked for."""
     if isinstance(message, say.Hello):
         _send(front, peer, *say.encode(WELCOME))
         for number in range(1000):
@@ -152,7 +152,7 @@ _FLOODS: dict[str, Callable[[Any, bytes, say.Message], None]] = {
 
 @contextlib.contextmanager
 def flooding(keys: Path, kind: str) -> Iterator[str]:
-    """A process that runs `flood`; yields its address."""
+    """Run `flood` in another process; yields its address."""
     code = f"from pathlib import Path; from tests.hostile_engine import flood; flood(Path({str(keys)!r}), {kind!r})"
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None and process.stdout is not None
@@ -166,7 +166,7 @@ def flooding(keys: Path, kind: str) -> Iterator[str]:
 
 
 def flood(keys: Path, kind: str) -> None:
-    """Answer each host's first message with a flood, until the standard input ends. The first line told is the address."""
+    """Answer each host's first message with a flood until standard input ends. The first line printed is the address."""
     lying = _FLOODS[kind]
     context = zmq.Context()
     front = context.socket(zmq.ROUTER)

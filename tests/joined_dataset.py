@@ -1,4 +1,4 @@
-"""A data set kind as a newcomer would write it, the host's half: the user's Dataset, and the leaf that it becomes."""
+"""A new kind of data set, as docs/extending.md teaches it. The host's half: the user's Dataset, and its leaf."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["JoinedImages", "JoinedLeaf", "joined_images"]
 
 
 class JoinedImages(Dataset):
-    """Image files one after another in one file; samples are (image, target)."""
+    """Image files, one after another in one file. Samples are (image, target)."""
 
     def __init__(self, path: str, sizes: Sequence[int], targets: Sequence[Any], transform: Callable | None = None) -> None:
         self.path, self.sizes, self.targets, self.transform = path, tuple(sizes), targets, transform
@@ -39,7 +39,7 @@ class JoinedImages(Dataset):
 
 @dataclass(frozen=True, eq=False)
 class JoinedLeaf(Leaf):
-    """The same as ddlp sees it."""
+    """The same data set as ddlp sees it."""
 
     dataset: JoinedImages
 

@@ -1,4 +1,4 @@
-"""A data set kind as a newcomer would write it, the engine's half: image files one after another in one large file."""
+"""A new kind of data set, as docs/extending.md teaches it. The engine's half: image files joined in one large file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_SAMPLES = 1 << 20
 
 @dataclass(frozen=True)
 class JoinedSet(Dataset):
-    """Image files one after another in the file `path`; `sizes` are theirs, in bytes."""
+    """Image files, one after another in the file `path`. `sizes` are their sizes in bytes."""
 
     type: ClassVar[str] = "joined"
 

@@ -1,4 +1,4 @@
-"""Plain data, changed in one place: what a damaged or forged file may hold."""
+"""Changes plain data at one place, as a damaged or forged file may have it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ JUNK = st.one_of(
 
 
 def places(data: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The paths of all values in dicts and lists; of a long list those of its first and last values."""
+    """The paths of all values in dicts and lists. Of a long list only the first and last values count."""
     found = [path] if path else []
     if isinstance(data, dict):
         keys: list[Any] = list(data)
@@ -32,7 +32,7 @@ def places(data: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 @st.composite
 def mutated(draw: st.DrawFn, data: Any, leave: tuple[str, ...] = ()) -> tuple[Any, tuple[Any, ...]]:
-    """The data with one value replaced, removed, renamed or doubled, and where; nothing below the keys ``leave`` is touched."""
+    """The data with one value replaced, removed, renamed or doubled, and its path. Values below the keys ``leave`` stay."""
     path = draw(st.sampled_from([path for path in places(data) if not set(path[1:] if len(path) > 1 else path) & set(leave)]))
     data = copy.deepcopy(data)
     owner = data

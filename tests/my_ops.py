@@ -7,7 +7,7 @@ from PIL import Image
 
 
 def vignette(image, rng, strength=0.5):
-    """Darker away from a random point; gives an array."""
+    """Darkens an image away from a random point. Returns an array."""
     height, width = image.height, image.width
     y, x = np.ogrid[:height, :width]
     dy, dx = y / height - rng.uniform(0.3, 0.7), x / width - rng.uniform(0.3, 0.7)
@@ -23,12 +23,12 @@ def noise(image, rng, scale=8.0):
 
 
 def invert(image):
-    """No draws; gives an image."""
+    """Inverts an image. It draws no numbers, and returns an image."""
     return Image.eval(image, lambda value: 255 - value)
 
 
 def letterbox(image, side, fill=(0, 0, 0)):
-    """Another size: to be used with .sized(side, side). Prints, and draws on the image that it got."""
+    """Changes the size: use it with .sized(side, side). It prints, and draws on the image that it was given."""
     print("letterbox is at work")
     scale = side / max(image.size)
     small = image.resize([max(1, math.floor(length * scale)) for length in image.size], 0)

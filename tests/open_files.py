@@ -1,4 +1,4 @@
-"""What this process has open."""
+"""The files and descriptors that this process has open."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 
 
 def open_files() -> list[str]:
-    """The targets of its descriptors: paths, those of removed files with " (deleted)" behind, "socket:[123]" and the like."""
+    """What its descriptors point to: paths (with " (deleted)" if the file was removed), "socket:[123]" and the like."""
     found = []
     for one in os.listdir("/proc/self/fd"):
         try:
             found.append(os.readlink(f"/proc/self/fd/{one}"))
-        except OSError:  # the listing's own
+        except OSError:  # the descriptor of the listing itself
             pass
     return found
 
@@ -25,13 +25,13 @@ def open_below(directory: Path) -> list[str]:
 
 
 def descriptors() -> list[str]:
-    """Their numbers, and that of the listing."""
+    """The descriptors' numbers, with that of the listing."""
     return sorted(os.listdir("/proc/self/fd"))
 
 
 @contextlib.contextmanager
 def few_descriptors(free: int) -> Iterator[None]:
-    """This process can open so many files, and not one more."""
+    """Let this process open exactly `free` more files."""
     limits, held = resource.getrlimit(resource.RLIMIT_NOFILE), [os.open(os.devnull, os.O_RDONLY)]
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, descriptors())) + free + 1, limits[1]))

@@ -1,4 +1,4 @@
-"""Small JPEG files for tests that need many."""
+"""Small JPEG files, for tests that need many."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from PIL import Image
 
 
 def make_images(root: Path, count: int) -> list[str]:
-    """Write so many files of different sizes, "image 0.jpg" and so on; return their paths."""
+    """Write `count` files of different sizes, "image 0.jpg" and so on. Returns their paths."""
     random = np.random.default_rng(11)
     root.mkdir(parents=True, exist_ok=True)
     paths = []

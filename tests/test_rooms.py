@@ -1,7 +1,7 @@
-"""Imports point one way: no circle of files or of rooms, and each room imports rooms of lower floors only.
+"""Imports point one way: no circle of files or rooms, and each room imports rooms of lower floors only.
 
 A room is a folder below ddlp/ or csd_engine/; a module that lies directly there is a room of its own. Imports inside functions
-and under TYPE_CHECKING count. ddlp/__init__.py is the face: it may import every room, since it does so late.
+and under TYPE_CHECKING count. ddlp/__init__.py is the face: it may import every room, because it imports them only when needed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Graph = Mapping[str, Collection[str]]
 
 
 def read() -> dict[str, str]:
-    """The text of each file."""
+    """The text of each file, by path."""
     paths = [path for top in ("csd_engine", "ddlp") for path in sorted((ROOT / top).rglob("*.py"))]
     return {path.relative_to(ROOT).as_posix(): path.read_text() for path in paths}
 
@@ -62,7 +62,7 @@ def module(path: str) -> str:
 
 
 def parsed(text: str) -> ast.Module:
-    """The tree of a file. Python 3.11 may count its depth wrongly where something comes in between (cpython 106905)."""
+    """The syntax tree of a file. Python 3.11 may miscount its depth if something runs in between (cpython 106905)."""
     for _ in range(3):
         try:
             return ast.parse(text)
@@ -72,7 +72,7 @@ def parsed(text: str) -> ast.Module:
 
 
 def imported(path: str, text: str, modules: Collection[str]) -> set[str]:
-    """The modules that a file imports anywhere. ``from a import b`` imports a.b where that is one of ``modules``, else a."""
+    """The modules that a file imports anywhere. ``from a import b`` counts as a.b if that is one of ``modules``, else as a."""
     folder = path.removesuffix(".py").split("/")[:-1]
     names: set[str] = set()
     for node in ast.walk(parsed(text)):
@@ -105,7 +105,7 @@ def room(path: str) -> str:
 
 
 def room_graph(graph: Graph) -> dict[str, set[str]]:
-    """The rooms that each room imports; what the face imports does not count."""
+    """The rooms that each room imports. The face's imports do not count."""
     rooms: dict[str, set[str]] = {room(path): set() for path in graph}
     for path, others in graph.items():
         if path != FACE:
@@ -114,10 +114,10 @@ def room_graph(graph: Graph) -> dict[str, set[str]]:
 
 
 def circle(graph: Graph) -> list[str]:
-    """A shortest circle, its first node repeated at the end; empty: there is none."""
+    """A shortest circle with its first node repeated at the end. Empty if there is none."""
     found: list[str] = []
     for start in sorted(graph):
-        before: dict[str, str] = {}  # how each node is first reached from the start
+        before: dict[str, str] = {}  # the node from which each node is first reached
         queue = deque([start])
         while queue and start not in before:
             node = queue.popleft()
@@ -135,7 +135,7 @@ def circle(graph: Graph) -> list[str]:
 
 
 def room_circle(graph: Graph) -> list[str]:
-    """A shortest circle of rooms: for each of its arrows a file, and the file of the next room that it imports."""
+    """A shortest circle of rooms. For each of its steps: a file, and the file of the next room that it imports."""
     way = circle(room_graph(graph))
     return [
         next(
@@ -148,7 +148,7 @@ def room_circle(graph: Graph) -> list[str]:
 
 
 def upward(graph: Graph, floors: Collection[Collection[str]] = FLOORS) -> list[str]:
-    """Each import of a room that is not on a lower floor, of the rooms that have one."""
+    """Each import of a room that is not on a lower floor. Rooms without a floor are skipped."""
     floor = {one: number for number, rooms in enumerate(floors) for one in rooms}
     return [
         f"{path} imports {other}: {room(path)} is on floor {floor[room(path)]}, {room(other)} on floor {floor[room(other)]}"
@@ -158,7 +158,7 @@ def upward(graph: Graph, floors: Collection[Collection[str]] = FLOORS) -> list[s
     ]
 
 
-# -- the house ---------------------------------------------------------------------------------------------------------
+# -- the packages ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +203,7 @@ PURE = {
 
 
 def test_the_schedule_is_pure(texts):
-    """It imports itself, ddlp.errors, and what of the standard library tells no time, waits for nothing and reads nothing."""
+    """It imports itself, ddlp.errors, and only those standard modules that tell no time, do not wait and read nothing."""
     paths = {module(path): path for path in texts}
     names = {name for path, text in texts.items() if room(path) == "ddlp.schedule" for name in imported(path, text, paths)}
     assert "ddlp.schedule" in {".".join(name.split(".")[:2]) for name in names}
@@ -212,7 +212,7 @@ def test_the_schedule_is_pure(texts):
 
 
 def written_from_outside(texts: Mapping[str, str]) -> list[str]:
-    """Each assignment to an attribute of a ledger, a strategy or rates, but for those in the schedule's own files."""
+    """Each assignment to an attribute of a ledger, a strategy or rates, except in the schedule's own files."""
     return [
         f"{path}:{node.lineno}: {ast.unparse(node)}"
         for path, text in sorted(texts.items()) if room(path) != "ddlp.schedule"
@@ -230,10 +230,10 @@ def test_only_the_schedule_writes_its_state(texts):
 def test_contributing_shows_the_same_rooms():
     rows = re.findall(r"^\| (\d+) \| `(.+?)/?` \|", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
     shown = [(int(floor), module(path)) for floor, path in rows]
-    assert shown == [(floor, one) for floor, rooms in enumerate(FLOORS) for one in rooms], "of FLOORS, in this order"
+    assert shown == [(floor, one) for floor, rooms in enumerate(FLOORS) for one in rooms], "the order of FLOORS"
 
 
-# -- it can fail -------------------------------------------------------------------------------------------------------
+# -- these tests can fail ------------------------------------------------------------------------------------------------
 
 
 def test_an_arrow_turned_round_is_found(graph):

@@ -56,9 +56,9 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m scripts.chaos", description=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--seed", type=int, default=0, help="of all that is drawn (0)")
-    add("--minutes", type=float, default=1.0, help="no round begins after that (1)")
-    add("--rounds", type=int, help="so many rounds at most")
+    add("--seed", type=int, default=0, help="seed of all draws (0)")
+    add("--minutes", type=float, default=1.0, help="no round begins after so many minutes (1)")
+    add("--rounds", type=int, help="at most so many rounds")
     add("--only", action="append", metavar="NAME", help="faults and endings whose name contains this; may be given again")
     add("--plant", choices=PLANTED, help="plant this bug first")
     add("--patience", type=float, default=90.0, metavar="S", help="a round that takes longer hangs, an end a third of it (90)")
@@ -78,17 +78,17 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _supervise(arguments: list[str]) -> int:
-    """Run it in a process of its own, and see that nothing of it outlives it."""
-    home = Path(tempfile.mkdtemp(prefix="ddlp-chaos-", dir="/tmp"))  # short: a socket's path has 107 bytes
+    """Run the command in another process, and check that nothing of it is left."""
+    home = Path(tempfile.mkdtemp(prefix="ddlp-chaos-", dir="/tmp"))  # short: a socket's path may have at most 107 bytes
     mark = uuid.uuid4().hex
     command = [sys.executable, "-m", "scripts.chaos", *arguments, "--inner", str(home)]
     if os.geteuid() == 0 and shutil.which("unshare"):
         command = ["unshare", "--mount", "--propagation", "private", *command]
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # nothing of it may stay then, either
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # nothing may be left then, either
     child = subprocess.Popen(command, cwd=REPOSITORY, env={**os.environ, "DDLP_CHAOS": mark, "TMPDIR": str(home)})
     try:
         status = child.wait()
-    except KeyboardInterrupt:  # the child got it too
+    except KeyboardInterrupt:  # the child has got it too
         status = child.wait()
     finally:
         left = [one for one in processes() if mark in one.environment]
@@ -150,7 +150,7 @@ def _run(options: argparse.Namespace, home: Path) -> int:
 
 def _round(world: World, ending: str, faults: list[Fault], number: int, struck: collections.Counter[str]) -> None:
     epoch = 2 * (number % 5)
-    for one in (epoch, epoch + 1):  # before an image is replaced
+    for one in (epoch, epoch + 1):  # computed before an image is replaced
         world.truth.of(one), world.other_truth.of(one)
     with world.leaves_nothing():
         plan = Plan(world, faults, world.random.randrange(0, 10), partial(_note, struck))
@@ -158,10 +158,10 @@ def _round(world: World, ending: str, faults: list[Fault], number: int, struck: 
         before = struck.total()
         try:
             ENDINGS[ending][0](world, epoch, plan)
-        except (EngineError, DDLPError) as error:  # of a device that was never met, which is an error of the training run
+        except (EngineError, DDLPError) as error:  # a device that was never reached is an error of the training run
             if struck.total() == before and not plan.engines_were_down:
                 if not (isinstance(error, EngineUnreachable) and all(engine.answers() for engine in world.engines)):
-                    raise  # else this computer is slow
+                    raise  # otherwise this computer is just slow
             print(f", raised at the first meeting: {str(error)[:60]}...", end="", flush=True)
         finally:
             plan.mend()
@@ -187,7 +187,7 @@ def _patience(seconds: float, where: str) -> Iterator[None]:
     timer = threading.Timer(seconds, end)
     timer.name, timer.daemon = "patience", True
     timer.start()
-    faulthandler.dump_traceback_later(seconds + 10, exit=True)  # where no thread gets to run
+    faulthandler.dump_traceback_later(seconds + 10, exit=True)  # if no thread gets to run
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""The faults. Each strikes once, at a moment between two training steps, and is mended later."""
+"""The faults. Each is applied once, between two training steps, and undone later."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Fault:
 
     Attributes:
         name: in reports and for ``--only``.
-        strike: does it to an engine, and returns what mends it; None: it could not be done, and does not count.
-        fits: whether it can be done to an engine at all.
-        before: done before the epoch begins.
+        strike: applies it to an engine and returns what undoes it. None: it could not be applied, and does not count.
+        fits: whether an engine can have this fault at all.
+        before: applied before the epoch begins.
     """
 
     name: str
@@ -105,9 +105,9 @@ def _to_worker(number: int) -> Callable[[World, Engine], Mend | None]:
 
 
 def _has_begun(pid: int) -> bool:
-    """Whether a worker asked to die with its engine, see worker_start.py. One that is stopped before can't, so it stays."""
+    """Whether a worker has asked to be killed with its engine (worker_start.py). One that is stopped earlier outlives it."""
     try:
-        return os.readlink(f"/proc/{pid}/fd/0") == os.devnull  # it makes this its input later
+        return os.readlink(f"/proc/{pid}/fd/0") == os.devnull  # it replaces its input later
     except OSError:
         return False
 
@@ -216,7 +216,7 @@ def _replace(path: Path, files: list[Path]) -> None:
 
 
 def _double(path: Path, files: list[Path]) -> None:
-    """It is there once more, as the next lease's file."""
+    """The file exists a second time, as the next lease's file."""
     identity, number, suffix = path.name.split(".")
     os.link(path, path.with_name(f"{identity}.{int(number) + 1}.{suffix}"))
 
@@ -240,7 +240,7 @@ def _late_file(world: World, engine: Engine) -> Mend | None:
 
 def _full(world: World, engine: Engine) -> Mend | None:
     """Nothing more fits into the spool's file system."""
-    # An engine that restarts takes no spool without a mark that holds a user's files. This directory a file system may have.
+    # A restarted engine refuses a spool without a mark if it holds a user's files. It ignores this directory of file systems.
     filler = engine.spool / "lost+found" / "filler"
     filler.parent.mkdir(exist_ok=True)
     with contextlib.suppress(OSError), open(filler, "wb", buffering=0) as stream:
@@ -250,7 +250,7 @@ def _full(world: World, engine: Engine) -> Mend | None:
                     stream.write(bytes(size))
 
     def mend() -> None:
-        _remount(engine, "rw")  # it may have become read-only since
+        _remount(engine, "rw")  # the spool may have become read-only since
         filler.unlink(missing_ok=True)
 
     return mend
@@ -297,7 +297,7 @@ def _remove_all(world: World, engine: Engine) -> Mend | None:
 
 
 def _stale(world: World, engine: Engine) -> Mend | None:
-    """Files that nobody has asked for lie among the batches."""
+    """There are files that nobody has asked for among the batches."""
     jobs = [job for job in engine.spool.glob("job-*") if job.is_dir()]
     planted = []
     for job in jobs:
@@ -318,7 +318,7 @@ def _stale(world: World, engine: Engine) -> Mend | None:
 
 
 def _changed_image(world: World, engine: Engine) -> Mend | None:
-    """An image is replaced by another one while it is trained on: either one's pixels are right in this epoch."""
+    """An image is replaced during training. In this epoch the pixels of both count as right."""
     number = world.random.randrange(len(world.paths))
     path = Path(world.paths[number])
     kept = world.home / f"kept {number}"
@@ -329,7 +329,7 @@ def _changed_image(world: World, engine: Engine) -> Mend | None:
     temporary = world.home / "new.jpg"
     shutil.copy(world.others / path.name, temporary)
     os.replace(temporary, path)
-    return lambda: os.replace(kept, path)  # the world forgets it at the epoch's end
+    return lambda: os.replace(kept, path)  # the epoch's end removes it from `changed`
 
 
 FAULTS = (

@@ -1,4 +1,4 @@
-"""Bugs to plant, so that it shows that a run finds them."""
+"""Bugs that can be planted, to test that a run finds them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["PLANTED"]
 
 
 def _forgotten_reclaim() -> None:
-    """A batch that a lost device held is given back to nobody, and counts as delivered."""
+    """A batch that a lost device held is not given back, and counts as delivered."""
 
     def settle(self: Ledger, entry: Entry) -> None:
         if entry.host is HostCopy.NONE and entry.csd is CsdCopy.NONE:

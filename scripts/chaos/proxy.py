@@ -42,7 +42,7 @@ class _Network:
             self.half = True
         elif word == "restore":
             self.latency_s, self.loss, self.half, self.cut = 0.0, 0.0, False, False
-            self.close(reset=False)  # what was swallowed can't be sent again: both sides begin anew
+            self.close(reset=False)  # the held data is lost: both sides must connect again
         elif word in ("cut", "reset"):
             self.cut = word == "cut"
             self.close(reset=word == "reset")
@@ -53,7 +53,7 @@ class _Network:
         for writer in list(self.writers):
             if reset:
                 peer: socket.socket = writer.get_extra_info("socket")
-                with contextlib.suppress(OSError):  # it is closed by now
+                with contextlib.suppress(OSError):  # it is already closed
                     peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             writer.transport.abort() if reset else writer.close()
 
@@ -95,7 +95,7 @@ async def _serve(port: int) -> None:
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
     while line := await orders.readline():
         network.obey(line.decode())
-    os._exit(0)  # the relays in work have nothing to say any more
+    os._exit(0)  # open connections need no clean end
 
 
 def main() -> None:

@@ -26,15 +26,15 @@ class Plan:
     """The faults of one epoch: which, on which engine, before which steps they strike and are mended.
 
     Args:
-        world: gives the random numbers and the engines.
-        faults: of these.
-        count: so many at most.
-        done: called with each fault's name once it has struck.
+        world: has the random numbers and the engines.
+        faults: the faults to draw from.
+        count: at most so many.
+        done: called with each fault's name after it was applied.
     """
 
     def __init__(self, world: World, faults: list[Fault], count: int, done: Callable[[str], None]) -> None:
         self._world, self._done = world, done
-        self.engines_were_down = False  # as the epoch began
+        self.engines_were_down = False  # when the epoch began
         self._due: list[tuple[int, Fault, Engine, int]] = []
         self._mends: list[tuple[int, Mend]] = []
         draw = world.random
@@ -46,13 +46,13 @@ class Plan:
                 self._due.append((step, draw.choice(fitting), engine, step + draw.randrange(1, STEPS)))
 
     def begin(self) -> None:
-        """Do what comes before the epoch."""
+        """Apply the faults that come before the epoch."""
         for _, fault, engine, _ in self._due:
             fault.before(engine)
         self.engines_were_down = not all(engine.runs for engine in self._world.engines)
 
     def step(self, number: int) -> None:
-        """Strike and mend what is due before this step."""
+        """Apply and undo the faults that are due before this step."""
         for due, fault, engine, until_step in list(self._due):
             if due <= number:
                 self._due.remove((due, fault, engine, until_step))
@@ -66,7 +66,7 @@ class Plan:
                 mend()
 
     def mend(self) -> None:
-        """Mend all that is left, the last fault first."""
+        """Undo all remaining faults, the last one first."""
         while self._mends:
             self._mends.pop()[1]()
         for engine in self._world.engines:
@@ -74,7 +74,7 @@ class Plan:
 
 
 def draw_options(world: World, strategies: tuple[str, ...] = STRATEGIES) -> dict[str, Any]:
-    """A loader's strategy and options, by chance."""
+    """Draw a loader's strategy and options."""
     draw = world.random
     devices = [engine.device for engine in draw.sample(world.engines, draw.randrange(1, len(world.engines) + 1))]
     return {
@@ -87,7 +87,7 @@ def draw_options(world: World, strategies: tuple[str, ...] = STRATEGIES) -> dict
 
 
 def train(world: World, loader: DDLPLoader, plan: Plan, until_step: int | None = None) -> list[Any]:
-    """Train on the loader's next epoch, or on what a state has left of it. ``until_step``: so many batches at most."""
+    """Train on the loader's next epoch, or on the rest that a state has left of it. ``until_step``: at most so many batches."""
     batches, step_s = [], world.random.choice([0.0, 0.01, 0.03])
     for step, batch in enumerate(loader):
         batches.append(batch)
@@ -98,7 +98,7 @@ def train(world: World, loader: DDLPLoader, plan: Plan, until_step: int | None =
     return batches
 
 
-# -- what else may happen in an epoch: each trains, and checks what it got ---------------------------------------------
+# -- what a round does: each of these trains, and checks what it got --------------------------------------------------
 
 
 def to_the_end(world: World, epoch: int, plan: Plan) -> None:
@@ -183,7 +183,7 @@ def by_own_engine(world: World, epoch: int, plan: Plan) -> None:
     world.check(batches, epoch)
 
 
-_STAGES = ("imported", "made", "begun", "batch", "trained", "dropped")  # what the second host tells, in this order
+_STAGES = ("imported", "made", "begun", "batch", "trained", "dropped")  # what the second host reports, in this order
 _SECOND_HOST = """
 import json, sys, time
 from ddlp import DDLPLoader, Device
@@ -209,12 +209,12 @@ tell(json.dumps(got))
 
 
 class _SecondHost:
-    """Another process that trains with the same engines. It must end in the end, with one of the statuses given.
+    """Another process that trains with the same engines. It must end, with one of the given statuses.
 
     Args:
         world: has the engines.
-        epoch: it trains this one.
-        environment: more of its environment.
+        epoch: the number of the epoch that it trains.
+        environment: additional environment variables.
     """
 
     def __init__(self, world: World, epoch: int, environment: dict[str, str]) -> None:
@@ -229,13 +229,13 @@ class _SecondHost:
             self.process = subprocess.Popen(command, stdout=out, stderr=err, cwd=REPOSITORY, env={**os.environ, **environment})
 
     def wait_for(self, stage: str) -> None:
-        """Wait until it has come to a stage, or has ended."""
+        """Wait until it has reached a stage, or has ended."""
         times = self._world.random.randrange(1, STEPS) if stage == "batch" else 1
         while self.process.poll() is None and self._out.read_text().split().count(stage) < times:
             time.sleep(0.02)
 
     def check_end(self, *statuses: int) -> None:
-        """Wait for its end. Raises Finding unless it ends as it should, with all samples right if it came so far."""
+        """Wait for its end. Raises Finding unless it ends as expected, with all samples right if it came so far."""
         within_s = ends_within_s(self._world.patience_s)
         try:
             self.process.wait(within_s)
@@ -243,7 +243,7 @@ class _SecondHost:
             raise Finding(f"a second host did not end within {within_s:g} s") from None
         out, err = self._out.read_text(), self._err.read_text()
         status, whole = self.process.returncode, out.endswith("]]\n")
-        met = "EngineUnreachable" not in err and "EngineRefused" not in err  # else an engine was down, which is an error
+        met = "EngineUnreachable" not in err and "EngineRefused" not in err  # otherwise an engine was down, which is an error
         if met and status not in statuses and not (whole and status == 0):
             raise Finding(f"a second host ended with {status}:\n{err[-3000:]}")
         chained = err.count("During handling of the above") + err.count("was the direct cause of the following")
@@ -253,7 +253,7 @@ class _SecondHost:
             self._world.check_told(json.loads(out.splitlines()[-1]), self._epoch)
 
     def close(self) -> None:
-        """End it, if it is there."""
+        """End it, if it runs."""
         self.process.kill()
         self.process.wait()
 
@@ -267,7 +267,7 @@ def _with_second_host(
     statuses: tuple[int, ...],
     environment: dict[str, str] | None = None,
 ) -> None:
-    """Train here while a second host does; something happens to it at one of the stages, and is mended at this one's end."""
+    """Train here while a second host trains. A fault hits that host at one of the stages, and is undone when this one ends."""
     host = _SecondHost(world, epoch, environment or {})
     try:
         host.wait_for(world.random.choice(stages))
@@ -343,5 +343,5 @@ ENDINGS: dict[str, tuple[Callable[[World, int, Plan], None], float]] = {
 
 
 def draw_ending(draw: random.Random, names: list[str]) -> str:
-    """One of these, by weight."""
+    """Draw one of these, by weight."""
     return draw.choices(names, [ENDINGS[name][1] for name in names])[0]

@@ -1,4 +1,4 @@
-"""What the faults happen to: images, engines, networks, and the host's own processes and files."""
+"""Everything that faults are applied to: images, engines, networks, and the host's own processes and files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Finding(Exception):
 
 
 def ends_within_s(patience_s: float) -> float:
-    """How long the end of a process may take, or of what a loader leaves, in a run of that patience."""
+    """How many seconds a process, or what a loader leaves, may take to end, in a run with that patience."""
     return max(30.0, patience_s / 3)
 
 
@@ -58,15 +58,15 @@ class Setting:
 
 
 class Engine:
-    """An engine that is started, killed and started again, always at one address; a relay may stand before it.
+    """An engine that is started, killed and started again, always at the same address. A relay may be in front of it.
 
     Args:
         home: its directory, made here: keys, spool and log.
         images: the directory that it may read.
         relayed: whether hosts reach it through `scripts.chaos.proxy`.
-        slowdown: makes its samples take so many times as long.
+        slowdown: its samples take this many times as long.
         preloads: clock.c and slow_spool.c, compiled; None without a compiler: its clock can't be set, and no spool is slow.
-        patience_s: it must begin and end within parts of this.
+        patience_s: its start and its end may each take a part of this.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Engine:
 
     @property
     def runs(self) -> bool:
-        """Whether its process is there, stopped or not."""
+        """Whether its process exists, stopped or not."""
         return self.process is not None and self.process.process.poll() is None
 
     def answers(self) -> bool:
@@ -111,7 +111,7 @@ class Engine:
         return True
 
     def start(self) -> None:
-        """Start it, unless it runs. While its spool is full or read-only it can't start: it is started at the round's end."""
+        """Start it, unless it runs. While its spool is full or read-only, it can't start: it is started at the round's end."""
         if self.runs or not os.access(self.spool, os.W_OK) or not os.statvfs(self.spool).f_bavail:
             return
         self._collect()
@@ -128,17 +128,17 @@ class Engine:
         self._clock.set(ahead_s)
 
     def slow_spool(self, delay_s: float) -> None:
-        """Make each change of a file in its spool take so much longer."""
+        """Delay each change of a file in its spool by so many seconds."""
         self._delay.set(int(delay_s * 1e6))
 
     def signal(self, number: int) -> None:
-        """Send a signal to its process, if that runs."""
+        """Send a signal to its process, if it runs."""
         if self.runs:
             assert self.process is not None
             self.process.process.send_signal(number)
 
     def kill(self) -> None:
-        """SIGKILL, and wait for its end and that of its workers."""
+        """Kill it, and wait for its end and its workers' end."""
         if self.process is None:
             return
         workers = self.workers()
@@ -161,7 +161,7 @@ class Engine:
         return sorted(numbers, key=lambda path: numbers[path], reverse=True)
 
     def network(self, order: str) -> None:
-        """Tell the relay, see `scripts.chaos.proxy`."""
+        """Send an order to the relay (`scripts.chaos.proxy`)."""
         assert self._relay is not None and self._relay.stdin is not None
         self._relay.stdin.write(f"{order}\n")
         self._relay.stdin.flush()
@@ -219,12 +219,12 @@ def _mount(directory: Path) -> bool:
 
 
 def checksum(image: torch.Tensor) -> int:
-    """A sample's bits as one number, for another process to tell."""
+    """A sample's bits as one number, which another process can report."""
     return zlib.crc32(image.numpy().tobytes())
 
 
 class World:
-    """Everything that a run uses, below one directory. What takes longer than a part of ``patience_s`` hangs."""
+    """Everything that a run uses, below one directory. What takes longer than a part of ``patience_s`` counts as hanging."""
 
     def __init__(self, home: Path, seed: int, patience_s: float) -> None:
         self.home, self.random, self.patience_s = home, random.Random(seed), patience_s
@@ -235,18 +235,18 @@ class World:
         self.data = dataset(self.paths)
         self.truth = Truth(self.data)
         self.other_truth = Truth(dataset([str(self.others / Path(path).name) for path in self.paths]))
-        self.changed: set[int] = set()  # images that were replaced in this epoch
+        self.changed: set[int] = set()  # the images that were replaced in this epoch
         self.engines: list[Engine] = []
         self._before: dict[str, Any] | None = None
 
     def _make_others(self) -> None:
-        """The same names with other pixels, to put in the images' places."""
+        """Make images with the same names and other pixels, to replace the originals."""
         self.others.mkdir()
         for number, path in enumerate(self.paths):
             shutil.copy(self.paths[(number + 1) % IMAGES], self.others / Path(path).name)
 
     def add_engines(self) -> None:
-        """Two engines, one of them behind a relay."""
+        """Add two engines, one of them behind a relay."""
         for number, relayed in enumerate((False, True)):
             slowdown = self.random.choice([1.0, 3.0, 8.0])
             home = self.home / f"e{number}"
@@ -278,7 +278,7 @@ class World:
                     raise Finding(f"epoch {epoch}: sample {target} has wrong bits")
 
     def check_told(self, told: list[list[int]], epoch: int) -> None:
-        """The same of what another process tells: each sample's target and `checksum`."""
+        """The same check for another process, which reports each sample's target and `checksum`."""
         truth, others = self.truth.of(epoch), self.other_truth.of(epoch)
         if sorted(target for target, _ in told) != list(range(IMAGES)):
             different = len({target for target, _ in told})
@@ -334,7 +334,7 @@ def _of_engines(pid: int, engines: set[int]) -> bool:
         try:
             pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
         except (OSError, IndexError):
-            return True  # it has ended
+            return True  # the process has ended
     return False
 
 

@@ -47,7 +47,7 @@ from scripts.recipes.trial import Outcome, missing_packages, try_recipe
 __all__ = ["main"]
 
 _PACKAGES = ("timm", "albumentations", "datasets", "webdataset", "lmdb", "pyarrow", "torchcodec", "pycocotools", "scipy")
-_END_S = 5.0  # a process has so long to end after a signal
+_END_S = 5.0  # time that a process has to end after a signal
 _STOPS = (signal.SIGINT, signal.SIGTERM)
 
 

@@ -37,5 +37,5 @@ def train(fixed: bool) -> Any:
 
 
 def evaluate(fixed: bool) -> Any:
-    """ImageNet's usual evaluation transform: nothing in it is random."""
+    """ImageNet's usual evaluation transform, which draws nothing."""
     return transforms.Compose([transforms.Resize(256), transforms.CenterCrop(224), *to_float(normalize=True)])

@@ -158,7 +158,7 @@ class Parquet(Dataset):
 
 
 class _Prepared:
-    """For Hugging Face's with_transform, as in their examples of image classification."""
+    """A function for Hugging Face's with_transform, as in their examples of image classification."""
 
     def __init__(self, transform: Any) -> None:
         self.transform = transform

@@ -12,12 +12,12 @@ SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "csd_emulator.sh"
 
 
 def state() -> Path:
-    """Where boards are kept while they exist."""
+    """The directory that holds the running boards' state."""
     return Path(os.environ.get("DDLP_CSD_STATE", "/var/lib/ddlp-csd-emulator"))
 
 
 def emulator(*arguments: str, timeout_s: float = 1200, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Runs scripts/csd_emulator.sh; the time is for a machine that has to make the Debian system first."""
+    """Run scripts/csd_emulator.sh. The time limit allows for making the Debian system first."""
     done = subprocess.run(
         [str(SCRIPT), *arguments], text=True, capture_output=True, timeout=timeout_s, stdin=subprocess.DEVNULL
     )
@@ -27,7 +27,7 @@ def emulator(*arguments: str, timeout_s: float = 1200, check: bool = True) -> su
 
 @dataclass(frozen=True)
 class Board:
-    """A board that is up. `data` and `spool` are paths on the host, `data_there` and `spool_there` the same on the board."""
+    """A running board. `data` and `spool` are paths on the host, `data_there` and `spool_there` their paths on the board."""
 
     name: str
     arch: str
@@ -37,14 +37,14 @@ class Board:
     ssh_config: Path
     data: Path
     spool: Path | None  # None: the spool is the board's own
-    debs: Path  # host directory with the packages that make a bare board ready
+    debs: Path  # host directory with the packages that a bare board needs
     data_there: str = "/data"
     spool_there: str = "/spool"
 
     def run(
         self, command: str, *, user: str = "root", check: bool = True, timeout_s: float = 300, data: str | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a shell command on the board through ssh, as root or as the ordinary user ddlp; `data` is its standard input."""
+        """Run a shell command on the board through ssh, as root or as the ordinary user ddlp. `data` is its standard input."""
         done = subprocess.run(
             ["ssh", "-F", str(self.ssh_config), f"{user}@{self.name}", command],
             text=True,
@@ -56,11 +56,11 @@ class Board:
         return done
 
     def kill(self) -> None:
-        """Pulls the plug."""
+        """Pull the plug."""
         emulator("kill", "--name", self.name)
 
     def start(self) -> None:
-        """Power again after `kill`: same disk, same keys, same address."""
+        """Switch it on again after `kill`, with the same disk, keys and address."""
         emulator("start", "--name", self.name)
 
     def freeze(self) -> None:
@@ -70,20 +70,20 @@ class Board:
         emulator("thaw", "--name", self.name)
 
     def cable(self, plugged: bool) -> None:
-        """Plugs the network cable in, or unplugs it."""
+        """Plug in the network cable, or unplug it."""
         emulator("net", "--name", self.name, "up" if plugged else "down")
 
     def down(self) -> None:
         emulator("down", "--name", self.name)
 
 
-RAISED: list[str] = []  # the names of all that were to be made in this process
+RAISED: list[str] = []  # the names of all boards that this process tried to make
 
 
 def raise_board(name: str, *options: str) -> Board:
     RAISED.append(name)
     emulator("up", "--name", name, *options)
-    # The record is shell assignments, quoted as the shell does.
+    # The record consists of shell assignments, quoted as by the shell.
     record = dict(word.split("=", 1) for word in shlex.split((state() / name / "record").read_text()))
     return Board(
         name=name,
@@ -99,7 +99,7 @@ def raise_board(name: str, *options: str) -> Board:
 
 
 def path_without_cross_compilers(programs: Path) -> str:
-    """A PATH on which everything is but compilers for boards; the directory `programs` is made for it."""
+    """A PATH with everything except compilers for boards. Fills the directory `programs` for it."""
     programs.mkdir()
     for directory in os.environ["PATH"].split(":"):
         for path in Path(directory).glob("*"):
@@ -109,7 +109,7 @@ def path_without_cross_compilers(programs: Path) -> str:
 
 
 def why_not() -> str | None:
-    """Why no board can be made here; None if one can."""
+    """Why no board can be made here, or None."""
     if os.geteuid() != 0:
         return "an emulated board needs root"
     tried = subprocess.run(

@@ -1,7 +1,7 @@
-"""Emulated boards for tests: `board`, one ready 32-bit ARM board for a session; `make_board`, more of them for one test.
+"""Emulated boards for tests: `board` is one ready 32-bit ARM board for a session; `make_board` makes more for one test.
 
-They need root and a kernel that lets us make namespaces and mounts. Without, their tests are skipped with the reason; where CI
-is set in the environment they fail instead, so that nobody takes a run without boards for one with them.
+They need root, and a kernel that allows namespaces and mounts. Otherwise their tests are skipped with the reason. If CI is set
+in the environment they fail instead, so that nobody takes a run without boards for one with them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def needs_boards() -> Iterator[None]:
             pytest.fail(f"{reason} (CI is set: skipping is no option)")
         pytest.skip(reason)
     yield
-    # After Ctrl-C in an `up` or a `down`, to which Python leaves a quarter of a second before it kills them.
+    # After Ctrl-C during `up` or `down`: Python leaves those a quarter of a second before it kills them.
     for name in RAISED:
         if (state() / name).exists():
             emulator("down", "--name", name, check=False)
@@ -38,7 +38,7 @@ def needs_boards() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def board(needs_boards: None) -> Iterator[Board]:
-    """One ready armhf board (Python, numpy, Pillow, pyzmq) for all tests of the session: leave it as you found it."""
+    """One ready armhf board (Python, numpy, Pillow, pyzmq) for all tests of the session. Tests leave it as they found it."""
     made = raise_board(f"s{os.getpid()}")
     yield made
     emulator("down", "--name", made.name, check=False)
@@ -46,7 +46,7 @@ def board(needs_boards: None) -> Iterator[Board]:
 
 @pytest.fixture
 def make_board(needs_boards: None) -> Iterator[Callable[..., Board]]:
-    """make_board("--bare", "--memory", "256M", ...) -> Board: a board of this test's own, removed after it."""
+    """make_board("--bare", "--memory", "256M", ...) -> Board: a board for this test alone, which is removed after it."""
     names: list[str] = []
 
     def make(*options: str) -> Board:

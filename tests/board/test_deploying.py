@@ -1,4 +1,4 @@
-"""`ddlp deploy` on emulated ARM boards, through their own sshd, from no engine at all to none left."""
+"""`ddlp deploy` on emulated ARM boards through their own sshd, from a first deploy to an uninstall that leaves nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def address_book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def ddlp(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Run a command; its output, after its exit status was found right."""
+    """Run a command, check its exit status, return its output."""
 
     def run(*arguments: str, status: int = 0) -> str:
         capsys.readouterr()
@@ -48,13 +48,13 @@ def arguments(board: Any, *more: str, user: str = "ddlp") -> list[str]:
     return [
         "deploy", f"{user}@{board.name}", "--name", "csd0", "-F", str(board.ssh_config), "--root", board.data_there,
         "--host-root", str(board.data), "--spool", board.spool_there, "--host-spool", str(board.spool),
-        "--reserve-bytes", "10M", "--kernel", "none", *more,  # to compile it takes time; test_kernel.py does
+        "--reserve-bytes", "10M", "--kernel", "none", *more,  # compiling takes time: test_kernel.py does it
     ]  # fmt: skip
 
 
 @pytest.fixture
 def images(board: Any) -> Iterator[list[Path]]:
-    """24 small JPEG files in the session's board's data directory."""
+    """24 small JPEG files in the data directory of the session's board."""
     names = make_jpegs(board.data, np.random.default_rng(11))
     yield [board.data / name for name in names]
     for directory in {Path(name).parts[0] for name in names}:
@@ -76,7 +76,7 @@ def epoch(paths: list[Path], **options: Any) -> tuple[dict[int, torch.Tensor], A
 
 
 def everything(board: Any) -> tuple[set[str], list[str]]:
-    """All files on the board, but for what logging in leaves, and all programs that run."""
+    """All files on the board, except what a login writes, and all running programs."""
     files = board.run(
         "find / -xdev -path /proc -prune -o -path /dev -prune -o -path /run -prune -o -path /var/log -prune "
         r"-o -name __pycache__ -prune -o -path '/home/*/.cache*' -prune -o -print; find /spool /data"
@@ -86,7 +86,7 @@ def everything(board: Any) -> tuple[set[str], list[str]]:
 
 
 def engine(board: Any, before: int = 0) -> int:
-    """The engine's process id on the board, once it serves and is not the one `before`."""
+    """The engine's process id on the board, once it serves and differs from `before`."""
 
     def look() -> int:
         state = board.run("cat ~ddlp/.ddlp/csd0/run/state", check=False).stdout.split()
@@ -99,7 +99,7 @@ def test_from_nothing_to_nothing(board: Any, images: list[Path], ddlp: Callable[
     before = everything(board)
     assert before[1] == []
 
-    # An older build first, by a copy of this package in which something is different.
+    # First an older build, from a changed copy of this package.
     for name in ("csd_engine", "ddlp"):
         shutil.copytree(REPOSITORY / name, tmp_path / "older" / name, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "older" / "csd_engine" / "old.py").write_text("OLD = 1\n")
@@ -117,18 +117,18 @@ def test_from_nothing_to_nothing(board: Any, images: list[Path], ddlp: Callable[
     record = book.load("csd0")
     assert record.build == own.build() and board.run("ls ~ddlp/.ddlp/csd0/engines").stdout.split() == [own.build()]
 
-    # The name is all that a training script needs, and the bits are the host's.
+    # A training script needs only the name, and the bits are the host's.
     expected, _ = epoch(images, strategy="cpu")
     for strategy in ("csd", "wrr", "mte"):
         got, report = epoch(images, csd="csd0", strategy=strategy)
         assert all(torch.equal(got[k], expected[k]) for k in expected)
         assert report.batches_csd or strategy != "csd"
 
-    # Once more changes nothing.
+    # A second deploy changes nothing.
     second = engine(board)
     assert "Nothing had to be changed." in ddlp(*arguments(board, "--kernel", "auto")) and engine(board) == second
 
-    # A killed engine is started again; one that is stopped is not.
+    # A killed engine is started again. A stopped one is not.
     board.run(f"kill -9 {second}")
     third = engine(board, before=second)
     assert third and epoch(images, csd="csd0", strategy="csd")
@@ -142,7 +142,7 @@ def test_from_nothing_to_nothing(board: Any, images: list[Path], ddlp: Callable[
     assert not book.directory("csd0").exists() and not list(board.spool.iterdir())
 
 
-@pytest.mark.slow  # test_shell.py, test_checks.py and test_deploy.py in tests/ddlp/deploy make each of them on this machine
+@pytest.mark.slow  # test_shell.py, test_checks.py and test_deploy.py in tests/ddlp/deploy test each of these on this machine
 def test_faults_and_their_ways_out(board: Any, ddlp: Callable[..., str], tmp_path: Path, images: list[Path]) -> None:
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "key")], check=True)
     wrong = " ".join((tmp_path / "key.pub").read_text().split()[:2])
@@ -162,13 +162,13 @@ def test_faults_and_their_ways_out(board: Any, ddlp: Callable[..., str], tmp_pat
     assert "so it would make no batch" in told and "--reserve-bytes" in told
     told = ddlp(*arguments(board, "--root", "/nowhere", "--host-root", str(board.data)), status=1)
     assert "/nowhere is not there" in told and "correct --root" in told
-    assert everything(board)[1] == [] and not book.directory("csd0").exists(), "a check that failed has changed something"
+    assert everything(board)[1] == [] and not book.directory("csd0").exists(), "a failed check may change nothing"
     told = ddlp(*arguments(board, "--address", f"tcp://{board.ip}:9"), status=1)
     assert "port 9 of" in told and "--listen-port" in told and "--address HOST" in told
     ddlp("deploy", "--name", "csd0", "--uninstall")
 
 
-@pytest.mark.slow  # test_doctor.py takes a board's Pillow away too, tests/ddlp/deploy/test_checks.py has the words
+@pytest.mark.slow  # test_doctor.py removes a board's Pillow too; tests/ddlp/deploy/test_checks.py has the messages
 def test_no_pillow(make_board: Callable[..., Any], ddlp: Callable[..., str]) -> None:
     board = make_board()
     board.run("mv /usr/lib/python3/dist-packages/PIL /root/")
@@ -190,7 +190,7 @@ def test_nothing_there_installed_from_a_bundle_of_debs_and_again_by_apt(
     assert "installed; Python 3.11" in ddlp(*arguments(board, "--bundle", str(board.debs)))
     assert epoch(paths, csd="csd0", strategy="csd")[1].batches_csd
 
-    # Not Python and numpy once more: what takes a minute there is Debian's compiling all of their modules.
+    # Python and numpy are not installed again: Debian would compile their modules, which takes a minute on a board.
     shutil.copytree(board.debs, board.data / "debs")
     board.run("echo 'deb [trusted=yes] file:/data/debs ./' > /etc/apt/sources.list; dpkg --purge --force-depends "
               "python3-pil python3-zmq libzmq5")  # fmt: skip

@@ -1,6 +1,6 @@
-"""`ddlp doctor` and `ddlp parity` on an emulated ARM board, with Pillow and numpy of other versions than this host's.
+"""`ddlp doctor` and `ddlp parity` on an emulated ARM board, whose Pillow and numpy have other versions than this host's.
 
-One board for all of these tests; each makes a fault, has it found, and mends it.
+All tests here share one board. Each makes a fault, lets it be found, and repairs it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TABLE = Path(__file__).resolve().parents[2] / "docs" / "parity.md"
 
 @dataclasses.dataclass
 class Patient:
-    """The board with its engine, a data set of its own, and the host's copy of that."""
+    """The board with its engine and a data set of its own, and the host's copy of that."""
 
     board: Board
     here: Path
@@ -38,7 +38,7 @@ class Patient:
 
     @property
     def there(self) -> Path:
-        """The board's data set, as this host can get at it."""
+        """The board's data set, by a path of this host."""
         return self.board.data
 
 
@@ -61,7 +61,7 @@ def patient(needs_boards: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest.fixture
 def ask(patient: Patient, capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]]:
-    """What the doctor says; `wrong` is the first finding that stands in the way."""
+    """Run the doctor and return its answer; `wrong` is its first finding that prevents work."""
 
     def run(*arguments: str, status: int = 1) -> dict[str, Any]:
         capsys.readouterr()
@@ -100,7 +100,7 @@ def test_healthy(patient: Patient, ask: Callable[..., dict[str, Any]]) -> None:
 
 
 def test_the_committed_table_of_operators_is_what_the_board_makes(patient: Patient, capsys, monkeypatch) -> None:
-    """With the host's Pillow of the table, all figures; else that the same operators are in it, and none differs."""
+    """With the table's Pillow on the host, all figures agree. Otherwise it has the same operators, all without difference."""
     every_operator(monkeypatch)
     capsys.readouterr()
     assert cli.main(["parity", "csd0", "--table"]) == 0
@@ -117,7 +117,7 @@ def test_the_committed_table_of_operators_is_what_the_board_makes(patient: Patie
 def test_files_are_missing_or_changed(patient: Patient, ask: Callable[..., dict[str, Any]]) -> None:
     missing, changed, longer = (patient.there / path for path in patient.paths[3:6])
     missing.unlink()
-    changed.write_bytes(changed.read_bytes()[:-20] + bytes(20))  # of the same size
+    changed.write_bytes(changed.read_bytes()[:-20] + bytes(20))  # same size
     longer.write_bytes(longer.read_bytes() + b"x")
     try:
         answer = ask()
@@ -162,7 +162,7 @@ def test_no_space(patient: Patient, ask: Callable[..., dict[str, Any]]) -> None:
 def test_the_clock_is_wrong_and_the_spool_another(
     patient: Patient, ask: Callable[..., dict[str, Any]], change: Callable[..., None], tmp_path: Path
 ) -> None:
-    """The kernel's clock is this host's, but not what `date` says there."""
+    """The board has the host's clock, but its `date` is changed to print another time."""
     board = patient.board
     board.run('printf \'#!/bin/sh\\nexec /bin/date -d "-2 hours" "$@"\\n\' > /usr/local/bin/date; chmod +x /usr/local/bin/date')
     change(host_spool=str(tmp_path))
@@ -182,7 +182,7 @@ def test_the_port_is_closed(
     patient: Patient, ask: Callable[..., dict[str, Any]], change: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     record = book.load("csd0")
-    change(address=record.address.replace(patient.board.ip, patient.board.host_ip))  # where nothing listens
+    change(address=record.address.replace(patient.board.ip, patient.board.host_ip))  # nothing listens there
     wrong = ask()["wrong"]
     assert wrong["check"] == "handshake" and "is closed, though the engine runs" in wrong["why"]
     change(address=record.address)
@@ -195,7 +195,7 @@ def test_the_port_is_closed(
 
 @pytest.mark.slow
 def test_an_old_engine(patient: Patient, ask: Callable[..., dict[str, Any]]) -> None:
-    """Another protocol, as if deployed long ago, and an operator that has changed since."""
+    """An engine with an older protocol, and an operator that has changed since it was deployed."""
     board, home = patient.board, book.load("csd0").home
     new = board.run(f"readlink {home}/current").stdout.strip()
     old = f"{home}/engines/{'0' * 32}"
@@ -223,7 +223,7 @@ def test_an_old_engine(patient: Patient, ask: Callable[..., dict[str, Any]]) -> 
 
 
 def test_the_host_key_changed(patient: Patient, ask: Callable[..., dict[str, Any]]) -> None:
-    """ssh is refused; the engine still answers, so it is ssh that must be mended."""
+    """ssh refuses to connect but the engine still answers: doctor says that ssh must be repaired."""
     known = patient.board.ssh_config.parent / "known_hosts"
     kept = known.read_text()
     words = kept.split()

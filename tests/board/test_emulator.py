@@ -1,4 +1,4 @@
-"""scripts/csd_emulator.sh: boards that can be reached, whose limits hold, and of which nothing is left."""
+"""scripts/csd_emulator.sh: boards can be reached, their limits hold, and nothing of them is left."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def processes() -> dict[int, Path]:
 def namespaces(entry: Path) -> set[str]:
     try:
         return {os.readlink(entry / "ns" / kind) for kind in ("mnt", "net", "pid", "uts", "ipc")}
-    except OSError:  # gone, or a zombie
+    except OSError:  # the process has ended, or is a zombie
         return set()
 
 
 def namespaces_of(board: Board) -> set[str]:
-    """The namespaces that the board has for itself, by its first process."""
+    """The board's own namespaces, read from its first process."""
     pid = int((state() / board.name / "pid").read_text().split()[0])
     return namespaces(Path(f"/proc/{pid}")) - namespaces(Path("/proc/self"))
 
 
 def traces(name: str, own: set[str], network: str = "") -> list[str]:
-    """Everything on this machine that belongs to the board `name`, whose namespaces are `own`: [] when it is gone."""
+    """Everything on this machine that belongs to the board `name` with namespaces `own`. Empty once the board is gone."""
     found = [f"process {pid}" for pid, entry in processes().items() if namespaces(entry) & own]
     for entry in processes().values():
         try:
@@ -59,7 +59,7 @@ def traces(name: str, own: set[str], network: str = "") -> list[str]:
 
 
 def gone(name: str, own: set[str], network: str = "") -> None:
-    """Nothing is left; the kernel clears away network namespaces a moment after their last process."""
+    """Assert that nothing is left. Linux removes network namespaces a moment after their last process."""
     deadline = time.monotonic() + 20
     while (found := traces(name, own, network)) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -68,7 +68,7 @@ def gone(name: str, own: set[str], network: str = "") -> None:
 
 @pytest.fixture
 def own_state(needs_boards: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A state directory of this test's own, so that its board is the only one, and the last."""
+    """A state directory of this test alone, so that its board is the only one, and the last one."""
     monkeypatch.setenv("DDLP_CSD_STATE", str(tmp_path / "state"))
     yield tmp_path / "state"
     emulator("down", "--all")
@@ -81,11 +81,11 @@ def test_a_board_is_an_arm_system_of_its_own(board: Board) -> None:
     assert seen.split("\n")[:3] == ["armv7l", board.name, f"{2**31 - 1} True"]
     assert board.run("python3 -c 'import torch'", check=False).returncode == 1
     assert board.run("ip -4 -o addr show eth0").stdout.split()[3] == f"{board.ip}/24"
-    # It reaches the host, which is not at its own address, and nothing behind it.
+    # It reaches the host, but not at the host's usual address, and nothing behind it.
     assert board.ip != board.host_ip
     assert board.run("ip route show default; ip route get 192.0.2.1", check=False).stdout == ""
     assert board.run("dpkg --audit").stdout == ""
-    # Without byte code each start of Python would take seconds; an ordinary user cannot write it.
+    # Without byte code each start of Python would take seconds, and an ordinary user cannot write it.
     compiled = """import argparse, numpy, os, PIL.Image, zmq
 print([os.path.exists(module.__cached__) for module in (argparse, numpy, PIL.Image, zmq)])"""
     assert board.run(f"python3 -c '{compiled}'", user="ddlp").stdout == "[True, True, True, True]\n"
@@ -94,7 +94,7 @@ print([os.path.exists(module.__cached__) for module in (argparse, numpy, PIL.Ima
 def test_two_logins(board: Board) -> None:
     assert board.run("id -un").stdout == "root\n"
     assert board.run("id -un; sudo -n id -un", user="ddlp").stdout == "ddlp\nroot\n"
-    # Not even root there sets the host's clock, or mounts.
+    # Even root on the board can neither set the host's clock nor mount.
     for forbidden in ('date -s "$(date)"', "mount -t tmpfs none /mnt", "mknod /tmp/disk b 8 0"):
         assert "not permitted" in board.run(forbidden, check=False).stderr.replace("permission denied", "not permitted")
 
@@ -164,7 +164,7 @@ def test_limits_hold(make_board: Callable[..., Board]) -> None:
     notes = (state() / small.name / "notes").read_text()
     assert notes == "", "a limit is not enforced on this machine"
     assert small.run("nproc").stdout == "1\n"
-    # CPU seconds in a second: can only be less on a machine that is busy with something else.
+    # CPU seconds per second. On a busy machine they can only be fewer.
     used = """from time import monotonic, process_time
 start, used = monotonic(), process_time()
 while monotonic() < start + 3: pass
@@ -178,7 +178,7 @@ print((process_time() - used) / 3)"""
 
 
 def leave_orphan(board: Board) -> None:
-    """A process that forked twice and left its session: nobody's child but process 1's."""
+    """Leave a process that forked twice and left its session: only process 1 is its parent."""
     board.run("(setsid sh -c 'sleep 7200 & sleep 7200' >/dev/null 2>&1 </dev/null &) &")
 
 
@@ -188,7 +188,7 @@ def test_nothing_is_left_after_down(own_state: Path) -> None:
     own = namespaces_of(board)
     leave_orphan(board)
     assert len(own) == 5 and len(traces(board.name, own)) > 8
-    assert set(BINFMT.iterdir()) != entries, "an entry of this board's"
+    assert set(BINFMT.iterdir()) != entries, "up must add an entry for this board"
     network = board.ip.rpartition(".")[0]
     assert [line for line in traces(board.name, own, network) if "unreachable" in line]
     board.down()
@@ -221,7 +221,7 @@ def test_nothing_is_left_of_a_board_that_was_killed_from_outside(make_board: Cal
     os.kill(int((state() / board.name / victim).read_text().split()[0]), signal.SIGKILL)
     deadline = time.monotonic() + 20
     while f"{board.name}: off" not in emulator("status", board.name).stdout:
-        assert time.monotonic() < deadline, "its processes outlive it"
+        assert time.monotonic() < deadline, "its processes still run"
         time.sleep(0.1)
     board.down()
     gone(board.name, own)
@@ -238,7 +238,7 @@ def test_a_board_whose_cable_or_plug_is_pulled_comes_back_with_its_disk_and_keys
     leave_orphan(board)
     board.kill()
     assert not [line for line in traces(board.name, own) if "process" in line]
-    # Nor do packets to it leave by the host's default route, to whoever has that address there.
+    # Nor may packets to it leave by the host's default route, to another computer with that address.
     assert "No route to host" in board.run("true", check=False).stderr
     assert board.spool is not None and (board.spool / "part").exists()
     board.start()
@@ -256,7 +256,7 @@ def test_what_was_given_with_data_and_spool_stays(make_board: Callable[..., Boar
 
 
 def interrupted(arguments: list[str], when: Callable[[], bool], number: signal.Signals) -> subprocess.Popen[bytes]:
-    """Starts `up` and sends it the signal when `when` is true: to its process group, as Ctrl-C does; SIGKILL to it alone."""
+    """Start `up` and send a signal when `when` is true: to the process group, as Ctrl-C does; SIGKILL only to the process."""
     process = subprocess.Popen([str(SCRIPT), "up", *arguments], start_new_session=True, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 300
     while not when():
@@ -314,7 +314,7 @@ def test_nothing_is_left_of_a_making_that_was_interrupted(
         for entry in processes().values()
         if (entry / "cmdline").exists()
     ):
-        assert time.monotonic() < deadline, "the making goes on without its 'up'"
+        assert time.monotonic() < deadline, "making the system goes on without its 'up'"
         time.sleep(0.1)
     if number == signal.SIGINT:
         assert [path.name for path in cache.iterdir()] == [".lock"]
@@ -323,7 +323,7 @@ def test_nothing_is_left_of_a_making_that_was_interrupted(
 
 @pytest.mark.slow
 def test_nothing_is_left_of_a_board_that_cannot_start(board: Board, own_state: Path) -> None:
-    """With so little memory its first process is killed while it builds the mount tree."""
+    """With so little memory, its first process is killed while it sets up its mounts."""
     name = f"f{os.getpid()}"
     done = emulator("up", "--name", name, "--bare", "--memory", "500K", check=False)
     assert done.returncode == 1 and f"{name} stopped while it started" in done.stderr
@@ -332,7 +332,7 @@ def test_nothing_is_left_of_a_board_that_cannot_start(board: Board, own_state: P
 
 
 def test_without_root(tmp_path: Path) -> None:
-    """Also where this test is not run by root."""
+    """Also if root runs this test: then as another user."""
     place = Path(tempfile.mkdtemp())
     place.chmod(0o755)
     try:

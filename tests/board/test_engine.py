@@ -1,6 +1,6 @@
-"""The engine's memory and speed on an emulated 32-bit ARM board, beside bare interpreters and a bare Pillow loop there.
+"""The engine's memory and speed on an emulated 32-bit ARM board, compared with bare interpreters and a bare Pillow loop there.
 
-Both run under qemu-user, whose translator counts as resident memory; the difference is what the engine takes.
+Both run under qemu-user, whose translator counts as resident memory. The difference is the engine's own memory.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def csd(board, tmp_path_factory):
 
 
 def bare_interpreters(board, csd) -> tuple[int, int]:
-    """(resident, private) bytes of interpreters on the board that made the engine's imports, all at once."""
+    """(resident, private) bytes of interpreters on the board that only made the engine's imports, all at the same time."""
     marker = f"bare-{board.name}"
     started = []
     for imports in [SERVICE_IMPORTS] + [WORKER_IMPORTS] * WORKERS:
@@ -68,7 +68,7 @@ def bare_interpreters(board, csd) -> tuple[int, int]:
         started.append(subprocess.Popen(ssh, stdin=-1, stdout=-1))
     for one in started:
         assert one.stdout.readline() == b"1\n"
-    pids = [pid for pid in processes(f" {marker}") if "python" in Path(f"/proc/{pid}/comm").read_text()]  # not ssh
+    pids = [pid for pid in processes(f" {marker}") if "python" in Path(f"/proc/{pid}/comm").read_text()]  # without ssh
     assert len(pids) == len(started)
     memory = process_memory(pids)
     for one in started:
@@ -91,7 +91,7 @@ def test_it_stays_small(board, csd, tmp_path):
         added = (peak.resident - bare[0], peak.private - bare[1])
         print(f"batches of {batches}, {files} files: added {added[0] / 1e6:.0f} MB resident, {added[1] / 1e6:.0f} MB private, "
               f"{peak.samples} samples; bare interpreters {bare[0] / 1e6:.0f} and {bare[1] / 1e6:.0f} MB")  # fmt: skip
-        # Pillow has the largest image in memory, the kernel a band of it.
+        # Pillow holds the largest image in memory, the kernel only a band of it.
         assert peak.samples > 20 and (added[0] > 49_000_000) == csd.kernel.startswith("none")
         assert max(added) < LIMIT_BYTES
     link.close()

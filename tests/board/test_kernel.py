@@ -1,4 +1,4 @@
-"""The kernel on an emulated ARM board without a compiler: made here by gcc and by zig, checked there, with Pillow's bits."""
+"""The kernel on an emulated ARM board without a compiler: the host compiles it with gcc and zig, and it gives Pillow's bits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.board.test_deploying import address_book, arguments, ddlp, epoch, ima
 COMPILER = "arm-linux-gnueabihf-gcc"
 
 
-# test_doctor.py's board has gcc's kernel, of test_training.py's boards one has zig's, the other none.
+# test_doctor.py's board has gcc's kernel. Of test_training.py's boards one has zig's, the other none.
 @pytest.mark.slow
 def test_cross_compiled_checked_and_bit_identical(
     board: Any,
@@ -65,6 +65,6 @@ def test_cross_compiled_checked_and_bit_identical(
     assert book.load("csd0").kernel.startswith("neon, cross-compiled")
     check("neon")
     assert "Nothing had to be changed." in ddlp("deploy", "--name", "csd0")
-    assert "differ" in ddlp("parity", "csd0")  # exit status 0: none does; of all operators, test_doctor.py's table
+    assert "differ" in ddlp("parity", "csd0")  # exit status 0: no operator differs. test_doctor.py's table has all of them
     ddlp("deploy", "--name", "csd0", "--uninstall")
     assert board.run("ls -A ~ddlp").stdout.split() == board.run("ls -A /etc/skel; echo .ssh").stdout.split()

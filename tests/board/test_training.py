@@ -1,4 +1,4 @@
-"""Epochs with two emulated boards at work: one has no shared spool, the other is killed in mid-epoch and comes back."""
+"""Epochs with two emulated boards: one has no shared spool, the other is killed in mid-epoch and comes back."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from tests.board.boards import Board, path_without_cross_compilers, raise_board
 from tests.engine_process import until
 
 IMAGES, BATCH = 240, 4
-SAID: dict[str, str] = {}  # by ddlp deploy, by the board's name
-STEP_S = 0.15  # of training: an epoch of 60 batches takes 9 s at least
+SAID: dict[str, str] = {}  # the output of ddlp deploy, by the board's name
+STEP_S = 0.15  # of a training step: an epoch of 60 batches takes at least 9 s
 
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("pictures") / "images"  # the former is its owner's alone; the engine is another user
+    directory = tmp_path_factory.mktemp("pictures") / "images"  # the engine's user may not read the parent
     directory.mkdir()
     random = np.random.default_rng(3)
     for k in range(IMAGES):
@@ -43,9 +43,9 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def boards(needs_boards: None, images: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Board]]:
-    """Two boards that see one directory of images, deployed as csd0 and csd1.
+    """Two boards that see the same directory of images, deployed as csd0 and csd1.
 
-    csd0 has no shared spool, and a kernel that zig has compiled; csd1 has a spool that is the host's too, and no kernel.
+    csd0 has no shared spool, and a kernel that zig compiled. csd1 shares its spool with the host, and has no kernel.
     """
     if importlib.util.find_spec("ziglang") is None:
         assert "CI" not in os.environ, "no ziglang: scripts/test.sh installs it"
@@ -88,7 +88,7 @@ def make_loader(dataset: ImageFiles, strategy: str, **options: Any) -> DDLPLoade
 def train(
     loader: DDLPLoader, after: Callable[[int], None] = lambda step: None, step_s: float = STEP_S
 ) -> dict[int, torch.Tensor]:
-    """One epoch: each sample's pixels, every sample once."""
+    """Train one epoch. Returns each sample's pixels, and checks that every sample comes once."""
     found: dict[int, torch.Tensor] = {}
     for step, (pixels, targets) in enumerate(loader):
         for image, target in zip(pixels, targets):
@@ -135,9 +135,9 @@ def test_two_boards_of_which_one_is_killed_and_comes_back(boards: dict[str, Boar
         two = make_loader(dataset, "wrr", csd=["csd0", "csd1"])
         assert same(train(two), expected[0]) and not told()
         assert two.report().batches_csd
-        assert set(rates(two)) == {"csd0", "csd1"}, "both have made batches"
+        assert set(rates(two)) == {"csd0", "csd1"}, "both must have made batches"
 
-        # One is killed in mid-epoch, as by a pulled plug; then it boots, its engine is started, and it takes part again.
+        # One is killed in mid-epoch, like by a pulled plug. Then it boots, its engine starts, and it takes part again.
         def bring_back() -> None:
             boards["csd1"].start()
             assert cli.main(["start", "csd1"]) == 0
@@ -154,14 +154,14 @@ def test_two_boards_of_which_one_is_killed_and_comes_back(boards: dict[str, Boar
                 booting.start()
             if step == 20:
                 until(lambda: csd1.alive, 120, "csd1's return")
-                # A host that is so slow that a board's help pays to the end: on a busy machine it may else be too fast, or not.
+                # Pretend that the host is so slow that a board's help pays until the end. Its real speed varies with the load.
                 two._life.rates.host.seconds = 60.0
 
         assert same(train(two, while_it_runs), expected[1])
         booting.join()
         assert [text for text in told() if "device csd1 is gone" in text], told()
         assert "csd1: it was gone, and is back" in two.report().notes
-        assert rates(two)["csd1"].count > before[0], "it has made batches again"
+        assert rates(two)["csd1"].count > before[0], "it must have made batches again"
 
 
 @pytest.mark.slow
@@ -169,4 +169,4 @@ def test_mte_over_two_boards(boards: dict[str, Board], images: Path) -> None:
     dataset = pictures(images)
     loader = make_loader(dataset, "mte", csd=["csd0", "csd1"], ratio=0.5)
     assert same(train(loader), train(make_loader(dataset, "cpu"), step_s=0))
-    assert loader.report().batches_csd >= IMAGES // BATCH // 10  # of the second half, in which the host helps
+    assert loader.report().batches_csd >= IMAGES // BATCH // 10  # in the second half, where the host helps

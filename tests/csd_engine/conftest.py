@@ -1,4 +1,4 @@
-"""Fixtures of the engine's tests: a small JPEG set, and engine processes that are gone afterwards."""
+"""Fixtures of the engine's tests: a small JPEG set, and engine processes that end with the test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bare loop does the engine's work: the same files, the same crops, the same pixels."""
+"""The bare loop does the same work as the engine: the same files, crops and pixels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def only_crops(recipe):
 def test_its_pixels_are_the_engines(tmp_path):
     root = tmp_path
     files = make_jpegs(root, np.random.default_rng(8))
-    Image.open(root / files[3]).convert("CMYK").save(root / files[3])  # converted by both
+    Image.open(root / files[3]).convert("CMYK").save(root / files[3])  # both convert it
     recipe = Recipe(root, files, tmp_path / "manifest")
     recipe.pipeline = only_crops(recipe)
     indices = list(range(len(files)))
@@ -38,7 +38,7 @@ def test_its_pixels_are_the_engines(tmp_path):
 
 
 def test_each_batch_is_made_by_one_of_its_processes(recipe, jpegs, tmp_path):
-    """A file that breaks off stops the process that comes to it, wherever it stands in the order."""
+    """A truncated file stops the process that reads it, wherever it stands in the order."""
     root, files = jpegs
     paths = [str(root / name) for name in files]
     assert measure(paths, only_crops(recipe), SEED, EPOCH, list(range(24)) * 2, 5, 2) > 0

@@ -1,4 +1,4 @@
-"""A census of a directory: every file once and in order, whatever it is called; and nothing outside the root."""
+"""A census of a directory lists every file once and in order, whatever its name, and nothing outside the root."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_exp_and_log_refuse_what_has_no_answer():
 
 
 @pytest.mark.parametrize("way", ["kernel", "hashlib"])
-@pytest.mark.parametrize("together_until", [0, 5, 20])  # steps in which all rows draw, before some do
+@pytest.mark.parametrize("together_until", [0, 5, 20])  # the number of steps in which all rows draw, before only some do
 def test_rows_draw_what_each_draws_by_itself(way, together_until, monkeypatch, request):
     if way == "kernel":
         request.getfixturevalue("need_kernel")

@@ -1,4 +1,4 @@
-"""Cases that travel as plain arrays, and come back with what became of them; in a process of its own, as on a device."""
+"""Test cases are sent as plain arrays and come back with their results; they run in another process, as on a device."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ KNOWN_ORDER = [1, 3, 0, 2, 4, 5]
 
 
 def philox(key, count):
-    """Philox4x64-10 (Salmon and others, SC11) in Python's integers; the counter begins at 1, as numpy's."""
+    """Philox4x64-10 (Salmon and others, SC11) with Python's integers. The counter begins at 1, as in numpy."""
     numbers = []
     for counter in range(1, count // 4 + 2):
         c, k = [counter, 0, 0, 0], [key, 0]

@@ -1,4 +1,4 @@
-"""The supervisor with real engines: what dies comes back, what is told to end ends, and nothing runs on alone."""
+"""The supervisor with real engines: a dead engine is restarted, both end when told to, and no engine runs on alone."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Home:
             return ""
 
     def engine(self, before: int = 0) -> int:
-        """The engine's process id, once it serves and is another one than `before`."""
+        """The engine's process id, once it serves and differs from `before`."""
         return until(lambda: [int(s.split()[2]) for s in [self.read("state")] if s.startswith("ready")
                               and int(s.split()[2]) != before], 20, "an engine")[0]  # fmt: skip
 
@@ -142,7 +142,7 @@ def test_the_log_is_bounded(tmp_path: Path) -> None:
 
 
 def test_a_log_that_cannot_be_begun_anew_is_no_end(tmp_path: Path) -> None:
-    """The rename fails, then the opening: words are lost until it can be done, and the supervisor goes on."""
+    """Renaming fails, then opening fails. Some log lines are lost until it works again, but the supervisor goes on."""
     log = _Log(str(tmp_path / "log"))
     full = b"." * (_LOG_BYTES - 10) + b"\n"
     log.write(full)

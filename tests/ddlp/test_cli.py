@@ -1,4 +1,4 @@
-"""The command line's own part: what becomes of Ctrl-C and of errors."""
+"""The command line itself: Ctrl-C, errors, the list of commands."""
 
 import argparse
 import configparser
@@ -26,7 +26,7 @@ def test_ctrl_c_ends_the_program_or_whoever_calls_it(
     monkeypatch.setattr(cli, "make_parser", lambda given: parser)
     monkeypatch.setattr(sys, "argv", ["ddlp", "anything"])
     assert cli.main() == 130 and capsys.readouterr().err == "ddlp: stopped\n"
-    with pytest.raises(KeyboardInterrupt):  # of a test, say: it was to end all of them
+    with pytest.raises(KeyboardInterrupt):  # called by a test, for example: Ctrl-C must end all tests
         cli.main(["anything"])
     assert capsys.readouterr().err == ""
 
@@ -47,7 +47,7 @@ def test_its_version_is_the_package_s(capsys: pytest.CaptureFixture[str]) -> Non
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs, one for each side")
 def test_a_bench_without_the_photographs_says_what_to_install(tmp_path: Path) -> None:
-    """As after `pip install .` alone: neither package that ships them can be imported."""
+    """Only `pip install .` was run: neither package that ships the photographs can be imported."""
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules.update(skimage=None, sklearn=None)\n")
     environment = user_environment()
     environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), environment["PYTHONPATH"]])

@@ -87,7 +87,7 @@ def test_it_lists_all_obstacles_at_once() -> None:
 
 
 def test_what_only_an_obstacle_makes_fail_is_none() -> None:
-    """Ours may well make the tensor that Normalize and RandomErasing want."""
+    """`Ours` may return a tensor, as Normalize and RandomErasing need it. So they are no obstacles."""
     lines = DDLPLoader(
         files(transforms.Compose([Ours(), transforms.Normalize([0.5], [1]), transforms.RandomErasing()]))
     ).explain()
@@ -95,7 +95,7 @@ def test_what_only_an_obstacle_makes_fail_is_none() -> None:
 
 
 def test_the_preset_of_torchvisions_weights_travels() -> None:
-    """It gives what it gives by itself."""
+    """It gives the same as the preset alone."""
     preset, image = ImageClassification(crop_size=8, resize_size=12), Image.effect_noise((40, 30), 60).convert("RGB")
     loader = DDLPLoader(ImageArrays(np.asarray(image)[np.newaxis], [3], preset), 1)
     assert "travels    Resize -> CenterCrop" in loader.explain()
@@ -121,7 +121,7 @@ def test_only_data_sets_that_plainly_have_images_speak_unasked(dataset: Any, tol
 
 
 def lines_of(loader: DDLPLoader, *names: str) -> list[str]:
-    """Those lines of explain() that begin so."""
+    """The lines of explain() that begin with one of these names."""
     return [line for line in loader.explain().splitlines() if line.split()[0] in names]
 
 
@@ -130,7 +130,7 @@ def test_sources_of_ones_own_are_named_with_what_they_have_told() -> None:
     loader = DDLPLoader(images, 4, strategy="csd", csd=[InProcess("spare cores", 2), InProcess("attic")])
     begin = "source     spare cores (InProcess, yours): ", "source     attic (InProcess, yours): "
     before = [f"{one}what it can hold is known once it has joined an epoch" for one in begin]
-    assert lines_of(loader, "source", "transfer") == before, "no engine takes part, so no spool either"
+    assert lines_of(loader, "source", "transfer") == before, "without an engine there is no spool"
     iterator = iter(loader)
     until(lambda: all(device.quota for device in loader.live().devices), 20, "both sources")
     assert sum(len(labels) for _, labels in iterator) == 24
@@ -149,7 +149,7 @@ def test_a_source_of_ones_own_beside_a_device_and_where_nothing_travels() -> Non
 
 
 def test_a_notebook_shows_it_once(capsys: pytest.CaptureFixture[str]) -> None:
-    """The cell that calls it prints it; its value, shown by a later cell, is shown again."""
+    """In the cell that calls it, it is printed and not shown again as the cell's value. A later cell shows the value."""
     shell = pytest.importorskip("IPython.core.interactiveshell", reason="needs IPython").InteractiveShell.instance()
     try:
         shell.push({"loader": DDLPLoader(files(transforms.Compose([transforms.CenterCrop(8), transforms.ToTensor()])))})

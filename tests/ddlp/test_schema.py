@@ -1,4 +1,4 @@
-"""Checks of data from files and states: each refusal names the field, what was found, and what it must be."""
+"""Checks of data from files and states: each error names the field, what was found, and what it must be."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ def test_squares_are_clipped_and_the_input_is_kept():
         rows, columns = (holes[0] == -2.0).nonzero().unbind(1)
         shapes.add((int(rows.max() - rows.min()) + 1, int(columns.max() - columns.min()) + 1))
         assert torch.equal(holes[0], holes[1]) and (image == 1).all()
-    assert max(shapes) == (8, 8)  # the authors' length // 2 on each side
+    assert max(shapes) == (8, 8)  # as the authors do it: length // 2 on each side
     assert min(h for h, _ in shapes) < 8
 
 

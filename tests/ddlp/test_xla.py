@@ -46,7 +46,7 @@ def samples(data: ImageFiles, strategy: str, **options: Any) -> tuple[dict[int, 
         for image, label in zip(images.cpu(), labels.tolist()):
             delivered[label] = image.clone()
             seen[label] += 1
-        images.zero_()  # what the caller does to its batch changes no other
+        images.zero_()  # a caller may change its batch without changing any other
     assert seen == Counter(range(COUNT))
     return delivered, loader
 

@@ -12,7 +12,7 @@ from scripts.accuracy import Comparison, compare, noise_limit
 
 def test_limit_is_t_times_the_standard_error() -> None:
     first, second = (0.80, 0.90, 1.00), (0.70, 0.80, 0.90)
-    # Equal variances of 0.01, three runs each: 4 degrees of freedom, t = 4.604. So many images that the floor is low.
+    # Equal variances of 0.01, three runs each: 4 degrees of freedom, t = 4.604. With so many images the lower limit is small.
     assert noise_limit(first, second, 10**6) == pytest.approx(4.604 * math.sqrt(2 * 0.01 / 3))
 
 
@@ -29,7 +29,7 @@ def test_a_loader_that_loses_accuracy_is_found() -> None:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """As the script itself: on two busy cores torch's threads mostly wait for each other."""
+    """One thread, as the script itself uses: on two busy cores torch's threads mostly wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

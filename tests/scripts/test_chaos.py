@@ -1,4 +1,4 @@
-"""`python -m scripts.chaos`: a short run finds nothing, and a bug that is planted is found."""
+"""`python -m scripts.chaos`: a short run finds nothing, and a run finds a planted bug."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def chaos(*arguments: str) -> tuple[int, str]:
 
 
 def test_half_a_minute_of_it_finds_nothing():
-    """A loaded computer is slow: only what takes ten minutes hangs."""
+    """A busy computer is slow, so only an epoch of ten minutes counts as hanging."""
     status, told = chaos("--seed", "5", "--minutes", "0.5", "--patience", "600")
     assert status == 0 and "nothing lost, doubled or wrong" in told, told[-4000:]
 
 
 def test_a_planted_bug_is_found():
-    """The others take some rounds: docs/chaos.md has their commands."""
+    """The other bugs take some rounds to find: docs/chaos.md has their commands."""
     status, told = chaos("--seed", "1", "--rounds", "1", "--patience", "600", "--plant", "double-delivery")
     assert status == 1 and "4 doubled" in told, told[-4000:]
 

@@ -1,4 +1,4 @@
-"""The documentation: the site builds without a warning, and what it says of names, commands, messages and code is so."""
+"""The documentation: the site builds without a warning, and its names, commands, messages and code are right."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PUBLIC = ("ddlp", "ddlp.observe", "ddlp.observe.energy", "ddlp.transforms", "ddl
 
 
 class Page(HTMLParser):
-    """What a built page leads to, what it loads, and its places."""
+    """The links of a built page, what it loads, and its anchors."""
 
     LOADS = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "object": "data", "embed": "src"}
 
@@ -67,10 +67,10 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built site; what mkdocs warns of is an error: links and anchors without an end, pages outside the navigation."""
+    """The built site. Warnings of mkdocs are errors: links without a target, pages outside the navigation."""
     to = tmp_path_factory.mktemp("site")
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", to],  # --quiet would have --strict see nothing
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", to],  # with --quiet, --strict would see nothing
         cwd=ROOT,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -94,7 +94,7 @@ def test_every_page_is_there(pages: dict[Path, Page], site: Path) -> None:
 def test_links_end_somewhere(pages: dict[Path, Page]) -> None:
     astray = []
     for path, page in pages.items():
-        if path.name == "404.html":  # its links are the server's, from /
+        if path.name == "404.html":  # its links begin at the server's root
             continue
         for link in page.leads_to + page.loads:
             if re.match(r"[a-z]+:", link):
@@ -115,7 +115,7 @@ def test_no_page_loads_anything_from_another_host(pages: dict[Path, Page], site:
 
 
 def test_lists_are_lists(site: Path) -> None:
-    """The site's Markdown wants an empty line before a list, GitHub's does not."""
+    """The site's Markdown needs an empty line before a list. GitHub's does not."""
     for path in site.glob("*.html"):
         for paragraph in re.findall(r"<p>(.*?)</p>", path.read_text(), re.DOTALL):
             assert not re.search(r"^\s*(-|\*|1\.) ", paragraph, re.MULTILINE), f"{path.name}: {paragraph[:200]}"
@@ -133,7 +133,7 @@ def test_every_command_is_there(pages: dict[Path, Page], site: Path) -> None:
     text = (site / "commands.html").read_text()
     for name in ("ddlp", "ddlp deploy", "ddlp energy compare", "ddlp bench"):
         assert text.count(f"usage: {name} [-h]") == 1, name
-    assert "--host-spool DIR" in text and "--quota-bytes SIZE" in text  # ddlp deploy's, the engine's
+    assert "--host-spool DIR" in text and "--quota-bytes SIZE" in text  # an option of ddlp deploy, and one of the engine
 
 
 # -- the hooks -------------------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def test_readme_is_read_in_two_minutes() -> None:
 
 
 def test_figures_of_readme_are_one_run_s() -> None:
-    """That of docs/benchmarks.md: ImageNet1, files of 110 kB."""
+    """The run in docs/benchmarks.md: ImageNet1, files of 110 kB."""
     names = {
         "DataLoader": "DataLoader, 0 workers", "SPDL": "SPDL, 1 thread", "DALI on the CPU": "DALI, CPU, 1 thread",
         "torchvision on tensors": "torchvision.io + v2 on tensors", "TurboLoader": "TurboLoader, 1 thread",
@@ -184,7 +184,7 @@ def test_figures_of_readme_are_one_run_s() -> None:
 
 
 def blocks(text: str) -> Iterator[tuple[bool, str]]:
-    """Python blocks, and whether each is to be run: it is marked so, and the package that it needs is there."""
+    """Python blocks, and whether a test shall run each: it is marked for that, and the package that it needs is installed."""
     marked = r"^(?:<!-- (run)(?:, needs (\w+))? -->\n)?```python\n(.*?)^```"
     for run, needs, code in re.findall(marked, text, re.MULTILINE | re.DOTALL):
         yield bool(run) and (not needs or importlib.util.find_spec(needs) is not None), code
@@ -227,7 +227,7 @@ def test_the_tour_runs_and_shows_what_came(tmp_path: Path) -> None:
 
 
 def lines_of_code(text: str) -> Iterator[str]:
-    """Lines of blocks and what is between backquotes; a line that ends in a backslash goes on in the next."""
+    """Lines of code blocks and texts between backquotes. A backslash at the end of a line joins it with the next."""
     prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     code = [" ".join(one.split()) for one in re.findall(r"`((?:[^`\n]|\n(?!\n))+)`", prose)]
     code += [line for line in re.sub(r"\\\n\s*", " ", text).splitlines() if line.startswith("    ")]
@@ -236,7 +236,7 @@ def lines_of_code(text: str) -> Iterator[str]:
 
 
 def given_commands(text: str) -> Iterator[str]:
-    """Command lines of ours."""
+    """Command lines of ddlp and its scripts."""
     for line in lines_of_code(text):
         found = re.match(r"\s*(?:sudo )?(?:(?:\S*python3? -m )?ddlp(?! run: )|\S*python3? -m csd_engine)(?: .*|$)", line)
         if found:
@@ -244,7 +244,7 @@ def given_commands(text: str) -> Iterator[str]:
 
 
 def parser_of(words: list[str]) -> tuple[argparse.ArgumentParser, list[str]]:
-    """The parser of a command line, and the words behind the commands in it."""
+    """The parser of a command line, and the words after the command's name."""
     if words[0] == "csd_engine":
         return make_engine_parser(), words[1:]
     words = words[1:]
@@ -276,7 +276,7 @@ def test_commands_are_as_written(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def options_of() -> dict[str, set[str]]:
-    """Each template's options, by its name."""
+    """Each template's options by the template's name."""
     found = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(ROOT / "templates")
@@ -289,7 +289,7 @@ def options_of() -> dict[str, set[str]]:
 
 
 def test_commands_of_templates_are_as_written(options_of: dict[str, set[str]]) -> None:
-    """In the texts and in the templates' own docstrings."""
+    """Commands in the documentation and in the templates' own docstrings."""
     given = []
     for path in (*TEXTS, *TEMPLATES):
         text = path.read_text() if path.suffix == ".md" else ast.get_docstring(ast.parse(path.read_text())) or ""
@@ -329,8 +329,8 @@ for name in sys.argv[1:]:
 
 
 def test_dotted_names_need_no_import_but_ddlp() -> None:
-    """Each in a process where nothing else has imported what it names."""
-    pages = [path for path in PAGES if path.name not in ("api.md", "design.md")]  # those name modules, as headings and rooms
+    """Each name is tried in a new process, in which nothing else has imported it."""
+    pages = [path for path in PAGES if path.name not in ("api.md", "design.md")]  # those two name modules too
     text = "\n".join(path.read_text() for path in (ROOT / "README.md", ROOT / "CHANGELOG.md", *pages))
     names = sorted(set(re.findall(r"(?<!from )(?<!import )(?<![/\w.-])ddlp(?:\.[A-Za-z_]\w*)+", text)))
     assert {"ddlp.observe.analyse", "ddlp.observe.report.write_report", "ddlp.observe.energy.save"} <= set(names)
@@ -347,7 +347,7 @@ def test_files_that_are_named_exist(path: Path) -> None:
 
 
 def templates_of_messages() -> Iterator[str]:
-    """Each text in our sources, with … in place of what is filled in."""
+    """Each text in our sources, with … in place of inserted values."""
 
     def text(node: ast.AST) -> str:
         if isinstance(node, ast.Constant):
@@ -376,7 +376,7 @@ def test_messages_are_quoted_as_they_are() -> None:
 
 
 def test_a_deploy_that_is_advised_says_of_which_device() -> None:
-    """Without --name the first word would be taken for an SSH destination."""
+    """Without --name, ddlp would take the first word for an SSH destination."""
     texts = [*templates_of_messages(), *(path.read_text() for path in (*TEXTS, ROOT / "CHANGELOG.md"))]
     first = {option for text in texts for option in re.findall(r"ddlp deploy (-[\w-]+)", text)}
     assert first == {"--name", "--make-bundle", "--help"}

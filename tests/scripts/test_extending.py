@@ -1,4 +1,4 @@
-"""docs/extending.md: the code of each recipe runs as it stands there."""
+"""docs/extending.md: the code of each recipe runs as it is printed there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def code_of(heading: str) -> str:
 
 
 def run(code: str, directory: Path) -> str:
-    """What it prints, in a process of its own."""
+    """Run the code in another process, and return what it prints."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "DDLP_HOME": str(directory)}
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=directory, env=environment, capture_output=True, text=True, timeout=120

@@ -1,4 +1,4 @@
-"""The recipe for a data set kind: its two files and two lines are enough for the loader, its report and a real engine."""
+"""The recipe for a new kind of data set: two files and two lines are enough for the loader, its report and a real engine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KINDS[JoinedSet.type] = JoinedSet
 
 @pytest.fixture
 def tables(monkeypatch, tmp_path):
-    """The two lines, and the engine's in each Python that is started: the engine has processes of its own."""
+    """Add the two lines. A new Python process gets the engine's line too, because the engine has processes of its own."""
     monkeypatch.setitem(KINDS, JoinedSet.type, JoinedSet)
     monkeypatch.setitem(LEAVES, JoinedImages, joined_images)
     (tmp_path / "start").mkdir()

@@ -1,4 +1,4 @@
-"""What is changed in a file, description or message is refused as documented; `python -m scripts.fuzz_parsers` runs longer."""
+"""Changed files, descriptions and messages raise the documented error. `python -m scripts.fuzz_parsers` runs longer."""
 
 import pytest
 

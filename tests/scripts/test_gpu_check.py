@@ -1,4 +1,4 @@
-"""What environment scripts/gpu_check.sh works in, by interpreters that only say what they are asked."""
+"""Which environment scripts/gpu_check.sh uses, tested with fake interpreters that print what they are asked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Makes an environment whose interpreter has everything but a GPU; or says where its packages are, if it may.
+# Makes an environment whose interpreter has everything but a GPU; or prints where its packages are, if it may.
 MAKER = """#!/bin/sh
 echo "$*" >> "{calls}"
 if [ "$2" = venv ]; then
@@ -36,7 +36,7 @@ esac
 
 
 class Scene:
-    """The script with an environment below a directory."""
+    """The script, with an environment below a directory."""
 
     def __init__(self, home: Path) -> None:
         self.home, self.venv, self.broken = home, home / "venv", home / "broken"
@@ -52,7 +52,7 @@ class Scene:
         return str(path)
 
     def check(self, python: str) -> str:
-        """What it says before it ends, which it does: there is no GPU."""
+        """What the script prints before it ends. It always ends, because there is no GPU."""
         done = subprocess.run(
             [ROOT / "scripts/gpu_check.sh", "--tests"],
             env={**os.environ, "DDLP_GPU_PYTHON": python, "DDLP_GPU_VENV": str(self.venv)},
@@ -101,7 +101,7 @@ def test_no_gpu_is_said_with_what_to_do(scene: Scene) -> None:
 
 
 def test_what_only_the_callers_path_has_is_installed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tests' own processes do not see that path."""
+    """The processes that the script starts do not have that path."""
     monkeypatch.setenv("PYTHONPATH", "/unpacked/wheels")
     scene.check(scene.python("first"))
     assert any("pip install" in line and line.endswith(" pyzmq") for line in scene.calls.read_text().splitlines())

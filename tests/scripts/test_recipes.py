@@ -1,4 +1,4 @@
-"""The table of recipes: its list, its harness, and the page that is made from it."""
+"""The table of recipes: its list, the trials, and the page that is made from them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PAGE = ROOT / "docs" / "recipes.md"
 _OPERATORS = """ColorJitter, RandomGrayscale, GaussianBlur, RandomRotation, RandomAffine, RandomPerspective, RandomPosterize,
 RandomSolarize, RandomEqualize, RandomAutocontrast, RandomInvert, RandomAdjustSharpness, FiveCrop, TenCrop, AutoAugment,
 RandAugment, TrivialAugmentWide, AugMix"""
-# Every name of what people train with, once: what a recipe says that it covers.
+# Each name of what people train with, once. The recipes must cover all of them.
 NAMES = {
     "operators, v1 and v2": [f"{name} {version}" for name in re.split(r",\s+", _OPERATORS) for version in ("v1", "v2")],
     "v2 on tensors": ["ToImage first", "ToImage first, evaluation"],
@@ -145,7 +145,7 @@ def test_rows_say_what_was_found() -> None:
     assert "wrong (0.50)" in said and "Do not work: wrong, broken." in said
 
 
-# -- the harness -----------------------------------------------------------------------------------------------------
+# -- the trials ------------------------------------------------------------------------------------------------------
 
 
 def test_batches_are_compared_to_the_bit() -> None:
@@ -169,7 +169,7 @@ def test_one_of_255_in_few_values_is_told_apart() -> None:
         near = plain.clone()
         near[0, 3, 3] = 1 / 255 / scale
         assert difference([plain, plain], [near, plain]) == f"[0]: {BY_ONE}"
-        assert "by 6 at most" in str(difference([plain, plain], [near, plain + 6]))  # more than that is not hidden by it
+        assert "by 6 at most" in str(difference([plain, plain], [near, plain + 6]))  # a larger difference is not hidden by it
         near[0, 3, 3] *= 2
         assert "1 of 30,000 values differ" in str(difference(plain, near))
     assert "30,000 of 30,000" in str(difference(plain, plain + 1 / 255))

@@ -1,4 +1,4 @@
-"""The SBOM names each package that constraints.txt pins, and an audit that could not run is no clean bill."""
+"""The SBOM names each package that constraints.txt pins. An audit that could not run is reported as such."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The messages of scripts/setup_venv.sh where something is missing; the install itself is what .ci/run starts with."""
+"""Messages of scripts/setup_venv.sh if something is missing. .ci/run begins with a whole install."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_help_says_how_to_use_it(script: str) -> None:
 
 
 def test_the_environment_has_the_tested_versions() -> None:
-    """constraints.txt says what all tests have passed with: so it is what they run with."""
+    """constraints.txt lists the versions with which all tests have passed, so the tests must run with those."""
     if not all((Path(sys.prefix) / mark).exists() for mark in (".ddlp-made", ".ddlp-dev")):
         pytest.skip("scripts/test.sh did not make this environment")
     from packaging.requirements import Requirement

@@ -1,4 +1,4 @@
-"""The slopes of `scripts.soak`: what grows is told, noise is not. The whole of it trains for minutes."""
+"""The slopes of `scripts.soak`: growth is reported, noise is not. The whole script trains for minutes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""scripts/test.sh: Ctrl-C reaches what it has begun, and it ends after that, with 130; a part that fails is its failure.
+"""scripts/test.sh: Ctrl-C reaches what it has started, and then it ends with status 130. If a part fails, it fails.
 
-What it runs is replaced by scripts that say when they begin and when they end, half a second after they were interrupted.
+Scripts replace what it runs. They log when they begin and end, and they end half a second after an interrupt.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def stub(path: Path, stays: str) -> None:
 
 
 def copy_script(place: Path) -> Path:
-    """test.sh in a project of its own, whose environment is there already."""
+    """Copy test.sh into a new project with a finished environment."""
     for directory in ("scripts", "bin", "tmp"):
         (place / directory).mkdir()
     shutil.copy(SCRIPT, place / "scripts")
@@ -54,7 +54,7 @@ def test_a_part_that_fails_is_a_failure(tmp_path: Path, failing: str | None) -> 
     done = subprocess.run([script], env={**os.environ, "TMPDIR": str(tmp_path / "tmp")}, stdout=subprocess.PIPE, text=True)
     assert done.returncode == (0 if failing is None else 1)
     ran = [line for line in done.stdout.splitlines() if line.startswith("ran ")]
-    assert len(ran) == 13 - (failing is not None)  # torch, ruff, mypy and ten calls of pytest: the others go on
+    assert len(ran) == 13 - (failing is not None)  # torch, ruff, mypy and ten calls of pytest: the others still run
     yields = [line for line in ran if int(line.split()[1]) > os.nice(0)]
     parts = ("board", "ddlp/deploy", "ddlp/faults", "csd_engine ")
     races = [line for line in ran if any(f" tests/{part}" in line for part in parts)]

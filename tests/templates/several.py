@@ -1,6 +1,6 @@
-"""Runs templates one after the other in this process, as `python TEMPLATE ARGUMENTS` would: importing torch takes most of it.
+"""Runs templates in this process in turn, as `python TEMPLATE ARGUMENTS` does. That saves importing torch each time.
 
-Standard input: JSON, [[path, arguments, ranks], ...]. With 2 ranks it forks into that many first, with torchrun's environment.
+Standard input: JSON, [[path, arguments, ranks], ...]. With 2 ranks it first forks two processes with torchrun's environment.
 Prints a line `status of PATH N` after each.
 """
 
@@ -14,11 +14,11 @@ import sys
 import traceback
 
 import torch
-import torchvision  # noqa: F401  before the forks, for all
+import torchvision  # noqa: F401  imported before the forks, for all of them
 
 
 def template(path: str, arguments: list[str]) -> int:
-    """Its exit status."""
+    """Run a template and return its exit status."""
     sys.argv = [path, *arguments]
     try:
         runpy.run_path(path, run_name="__main__")
@@ -31,7 +31,7 @@ def template(path: str, arguments: list[str]) -> int:
 
 
 def forked(path: str, arguments: list[str], ranks: int) -> int:
-    """The worst exit status of all ranks."""
+    """Run a template in several ranks and return the worst exit status."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks))

@@ -1,4 +1,4 @@
-"""The template as a user runs it: its small form, with a recorded RAPL domain that stands still, and a meter of the user's."""
+"""The template as a user runs it: its small form, with a recorded RAPL domain that does not change, and a user's meter."""
 
 from __future__ import annotations
 

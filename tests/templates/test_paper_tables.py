@@ -1,4 +1,4 @@
-"""Where a measurement comes to stand in the paper's tables; reports made by hand, in the form that the templates write."""
+"""Where a measurement is put in the paper's tables. The reports are written by hand in the templates' format."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def one(strategy: str, workers: int, s_per_batch: float, **other: Any) -> dict[s
 def text_of(tmp_path: Path, runs: list[dict[str, Any]], many: int | None = None) -> str:
     report = {"template": "train_imagenet", "accelerator": "GPU", "runs": runs}
     (tmp_path / "a.json").write_text(json.dumps(report))
-    (tmp_path / "a.energy.json").write_text("[]")  # of another kind: passed over
+    (tmp_path / "a.energy.json").write_text("[]")  # a file of another kind is skipped
     return paper_tables.tables(paper_tables.Measured(paper_tables.read(tmp_path), None, many))
 
 
 def lines_of(tmp_path: Path, runs: list[dict[str, Any]], many: int | None = None) -> dict[str, list[list[str]]]:
-    """The own lines of each table, by the first word or two of its title."""
+    """Our lines of each table, by the first word or two of its title."""
     found: dict[str, list[list[str]]] = {}
     for line in text_of(tmp_path, runs, many).splitlines():
         if line.startswith("## "):
@@ -79,7 +79,7 @@ def test_dali_energy_and_figure_8(tmp_path: Path) -> None:
     (dali,) = tables["Table VII"]
     assert dali[3:] == ["8", "7", "3", "6", "5"]
     resnet = next(line for line in tables["Table VIII"] if "resnet152" in line[2])
-    batches = 100 * 5005  # of 256 in 1,281,167 images
+    batches = 100 * 5005  # batches of 256 from 1,281,167 images
     assert resnet[5] == f"1 J, {1.0 * batches / 3.6e6 * 0.095:.4g} USD (modelled)"
     assert resnet[9] == f"40 J, {40.0 * batches / 3.6e6 * 0.095:.4g} USD"
     (resnet,) = (line for line in tables["Table IX"] if "resnet152" in line[2])

@@ -1,4 +1,4 @@
-"""The quick start: as it is, with another transform than its own, with a device that is not there."""
+"""The quick start: unchanged, with another transform, and with a device that is not there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ddlp.sampledata import make_thumbnails
 
 @pytest.fixture
 def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Arguments for a short run with small images, in a directory of its own; more may be added."""
+    """Arguments for a short run with small images in its own directory. A test may add more."""
     make_thumbnails(tmp_path / "images", 16, 4)
     monkeypatch.chdir(tmp_path)
     small = [
@@ -43,7 +43,7 @@ def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]
 
 
 def table(printed: str) -> dict[str, str]:
-    """Of the trainings: a line by what was trained with."""
+    """The table of trainings: each line by what was trained with."""
     return {line.split()[0]: line for line in printed.partition("trained with")[2].splitlines()[1:] if "batches" in line}
 
 
@@ -67,7 +67,7 @@ def test_it_compares_and_trains(given: list[str], capsys: pytest.CaptureFixture[
 def test_a_transform_of_the_users_own(
     given: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Under csd it is an error, which ends nothing else."""
+    """With csd it is an error, which does not stop the rest."""
     monkeypatch.setattr(quickstart, "TRAIN", T.Compose([lambda image: image.rotate(180), T.Resize((64, 64)), T.ToTensor()]))
     given += ["--strategies", "csd", "wrr", "cpu"]
     with pytest.warns(UserWarning, match="the host prepares all batches"):
@@ -84,7 +84,7 @@ def test_a_transform_of_the_users_own(
 def test_a_device_that_is_not_there(
     given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], csd: str
 ) -> None:
-    """The host's rows are there, and no traceback takes the others' place."""
+    """The host's rows are printed, and the other rows are no tracebacks."""
     monkeypatch.setenv("DDLP_HOME", str(tmp_path / "book"))
     monkeypatch.setenv("DDLP_KEYS", str(tmp_path / "keys"))
     given += ["--strategies", "cpu", "wrr", "--csd", csd]

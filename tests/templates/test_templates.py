@@ -1,6 +1,6 @@
-"""Each template in its small form, as a user starts it, and what its report says.
+"""Each template in its small form, as a user starts it, and its report.
 
-They run one after the other in a single process (several.py): importing torch is most of their time.
+They run one after the other in one process (several.py), because importing torch takes most of their time.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from ddlp.observe.energy import load
 REPOSITORY = Path(__file__).resolve().parents[2]
 TEMPLATES = REPOSITORY / "templates"
 HAS_DALI = importlib.util.find_spec("nvidia") is not None and importlib.util.find_spec("nvidia.dali") is not None
-IMAGES, CIFAR_IMAGES = 48, 80  # of the small sets
+IMAGES, CIFAR_IMAGES = 48, 80  # sizes of the small sets
 
-RUNS = (  # the forks come first, as long as torch has started no threads
+RUNS = (  # those that fork come first, before torch has started threads
     ("train_ddp", ["--small", "--workers", "1", "--epochs", "2"], 2),
     (
         "train_imagenet",
@@ -39,18 +39,18 @@ RUNS = (  # the forks come first, as long as torch has started no threads
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where they run; the reports are in runs/."""
+    """The directory in which they run. Reports are in runs/."""
     return tmp_path_factory.mktemp("templates")
 
 
 @pytest.fixture(scope="module")
 def printed(home: Path) -> str:
-    """What all of them have printed."""
+    """The output of all of them."""
     return run(home, RUNS)
 
 
 def run(home: Path, runs: Any, **environment: str) -> str:
-    """Run several templates there; what they have printed."""
+    """Run several templates there, and return their output."""
     path = os.pathsep.join((str(REPOSITORY), str(TEMPLATES)))
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("several.py"))], cwd=home, text=True, capture_output=True, timeout=280,
@@ -72,7 +72,7 @@ def status(printed: str, template: str) -> int:
 
 
 def check_run(one: Any, samples: int, epochs: int = 1) -> None:
-    """Every sample once an epoch, and figures that can be true."""
+    """Check that every sample came once per epoch, and that the figures are plausible."""
     assert one["complete"] and [epoch["number"] for epoch in one["epochs"]] == list(range(epochs))
     for epoch in one["epochs"]:
         assert epoch["samples"] == samples
@@ -96,7 +96,7 @@ def test_train_imagenet(home: Path, printed: str) -> None:
     assert torchs["figures"]["csd_share"] == 0 and csd["figures"]["csd_share"] == 1
     assert 0 < sum(epoch["batches_csd"] for epoch in wrr["epochs"]) < 2 * IMAGES / 4
     assert wrr["epochs"][-1]["bound_s"] > 0
-    # Of two epochs the second one counts.
+    # Of two epochs, the second one counts.
     assert wrr["figures"]["s_per_batch"] == pytest.approx(wrr["epochs"][1]["seconds"] / wrr["epochs"][1]["batches"])
 
 
@@ -154,17 +154,17 @@ def test_paper_tables(home: Path, printed: str) -> None:
     assert ["WRN", "ImageNet1", "paper", "3.527", "1.779", "10.014", "2.761", "2.698", "1.618", "1.604"] in lines
     runs = {one["strategy"]: one["figures"]["s_per_batch"] for one in report(home, "train_imagenet")["runs"]}
     own, own_saved, *_ = (line for k, line in enumerate(lines) if "own" in line[2])
-    # cpu0, cpu16, csd, mte0, wrr0, mte16, wrr16: measured with one worker, and with --processes at its default that is "16".
+    # cpu0, cpu16, csd, mte0, wrr0, mte16, wrr16. One worker was measured; with --processes at its default, that is column "16".
     measured = [f"{runs['dataloader']:.4g}", f"{runs['csd']:.4g}", "-", "-", "-", f"{runs['wrr']:.4g}"]
     assert own[3:] == ["-", *measured]
     assert own_saved[-1] == f"{100 * (1 - runs['wrr'] / runs['dataloader']):.1f} %"
-    joules = 10.25 * runs["wrr"]  # the paper's model: two processes and the CSD
+    joules = 10.25 * runs["wrr"]  # by the paper's model: two processes and the CSD
     assert any("(modelled)" in line[-1] and line[-1].startswith(f"{joules:.4g} J") for line in lines)
     assert ["8a: WRN18 on a GPU", "MTE_0", "paper", "23.8 %", "65.6 %"] in lines
 
 
 def test_train_ddp(home: Path, printed: str) -> None:
-    """Two ranks over gloo, in the environment that torchrun gives them."""
+    """Two ranks over gloo, in torchrun's environment."""
     assert status(printed, "train_ddp") == 0, printed[-4000:]
     (one,) = report(home, "train_ddp")["runs"]
     assert one["ranks"] == 2 and one["strategy"] == "wrr"
@@ -174,7 +174,7 @@ def test_train_ddp(home: Path, printed: str) -> None:
 
 
 def test_train_ddp_reports_the_runs_before_a_device_failed(tmp_path: Path) -> None:
-    how = ["--small", "--workers", "1", "--strategy", "cpu", "wrr", "--csd", "tcp://127.0.0.1:1"]  # nobody answers there
+    how = ["--small", "--workers", "1", "--strategy", "cpu", "wrr", "--csd", "tcp://127.0.0.1:1"]  # nothing listens there
     printed = run(tmp_path, [("train_ddp", how, 2)], DDLP_KEYS=str(make_keys(tmp_path / "keys")))
     assert status(printed, "train_ddp") != 0 and "Traceback" not in printed
     for rank in (0, 1):
@@ -186,7 +186,7 @@ def test_train_ddp_reports_the_runs_before_a_device_failed(tmp_path: Path) -> No
 
 
 def test_measure_energy_writes_what_was_measured_before_a_device_failed(tmp_path: Path) -> None:
-    """No keys to it, which is found out at once. A device or a meter that is none ends it before it begins."""
+    """A device without keys is noticed at once. A wrong device or meter ends the template before it begins."""
     small = ["--small", "--workers", "1", "--epochs", "1", "--report", "runs"]
     lost = [*small, "--strategy", "cpu", "wrr", "--csd", "tcp://127.0.0.1:1"]
     runs = [("measure_energy", how, 1) for how in (lost, [*small, "--csd", "nobody"], [*small, "--external", "nonsense"])]

@@ -1,4 +1,4 @@
-"""The templates' loop: Ctrl-C, a checkpoint in mid-epoch, and what comes out after resuming."""
+"""The templates' training loop: Ctrl-C, a checkpoint in mid-epoch, and the result after resuming."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> ImageFiles:
 
 
 class Interrupted(nn.Module):
-    """Flat pixels to classes; at its n-th training step it presses Ctrl-C."""
+    """A linear model on flat pixels. At its n-th training step it sends Ctrl-C."""
 
     def __init__(self, at: int | None) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Interrupted(nn.Module):
 
 
 def task(dataset: ImageFiles, interrupted_at: int | None = None) -> Task:
-    # warm_up is a step, too.
+    # warm_up is a step too.
     return Task(
         "test", "linear", "crop", dataset, dataset, lambda: Interrupted(interrupted_at and interrupted_at + 1),
         lambda model, lr: torch.optim.SGD(model.parameters(), lr, momentum=0.9), 0.1,
@@ -70,7 +70,7 @@ def options(tmp_path: Path, strategy: str, *more: str) -> Any:
 def test_a_run_broken_off_and_resumed_trains_on_the_same_batches(
     dataset: ImageFiles, tmp_path: Path, strategy: str, at: int
 ) -> None:
-    """The same weights as without the interruption; DataLoader has no state, so there its epoch begins again."""
+    """The weights are those of an uninterrupted run. DataLoader has no state: its epoch begins again."""
     with_checkpoint = options(tmp_path, strategy, "--checkpoint", str(tmp_path / "run.pt"))
     unbroken, trained = train(task(dataset), options(tmp_path, strategy), strategy, 0)
     assert unbroken.complete and [epoch.samples for epoch in unbroken.epochs] == [IMAGES, IMAGES]
@@ -90,7 +90,7 @@ def test_a_run_broken_off_and_resumed_trains_on_the_same_batches(
 
 @pytest.mark.parametrize("strategy", ["cpu", "wrr"])
 def test_a_transform_of_the_users_own(dataset: ImageFiles, tmp_path: Path, strategy: str) -> None:
-    """Torch's own workers run it, with a warning where a device was asked for; channels_last is the Task's default."""
+    """torch's own workers run it, with a warning if a device was asked for. channels_last is Task's default."""
     transform = T.Compose([lambda image: image.rotate(180), T.Resize((8, 8)), T.ToTensor()])
     own = task(ImageFiles(dataset.paths, dataset.targets, transform))
     told = contextlib.nullcontext() if strategy == "cpu" else pytest.warns(UserWarning, match="the host prepares all batches")
@@ -100,7 +100,7 @@ def test_a_transform_of_the_users_own(dataset: ImageFiles, tmp_path: Path, strat
     for epoch in run.epochs:
         assert (epoch.samples, epoch.batches, epoch.batches_cpu, epoch.batches_csd) == (IMAGES, STEPS, STEPS, 0)
         assert epoch.rate_cpu is epoch.rate_csd is epoch.bound_s is None
-        assert epoch.host_cpu_s > 0  # of torch's workers
+        assert epoch.host_cpu_s > 0  # CPU time of torch's workers
 
 
 def test_ctrl_c_reports_what_was_done(dataset: ImageFiles, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""The batch file: what is written is read, and nothing else is taken for it."""
+"""The batch file: a reader gets what the writer wrote, and rejects everything else."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_round_trip(tmp_path, layout):
 
 
 def test_marks_are_asked_for(tmp_path):
-    """A host that does not know them takes no such file, and an engine that does not know them refuses the job."""
+    """A host that does not know `bad_rows` rejects such a file. An engine that does not know it refuses the job."""
     path, *_ = fill(tmp_path, MARKED[0])
     with pytest.raises(DamagedBatch, match="bytes"):
         read_batch(path, NAME, 4, LAYOUTS[0])
@@ -83,7 +83,7 @@ def test_the_real_safetensors_reads_it(tmp_path):
 def test_a_batch_without_boxes_is_read_by_one_call(need_kernel, tmp_path, monkeypatch):
     layout = Layout(5, 17, 13, 3)
     path, images, _ = fill(tmp_path, layout)
-    monkeypatch.setattr(batchfile, "open_batch", None)  # the other way
+    monkeypatch.setattr(batchfile, "open_batch", None)  # the path for files with boxes must not be used
     assert np.array_equal(read_batch(path, NAME, 4, layout).images, images)
     own = np.zeros(layout.image_bytes, np.uint8)
     assert np.shares_memory(read_batch(path, NAME, 4, layout, own).images, own)

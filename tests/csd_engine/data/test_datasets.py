@@ -1,4 +1,4 @@
-"""Data sets: descriptions that travel, manifests and readers that trust nothing."""
+"""Data sets: descriptions that are sent to an engine; manifests and readers that check all their input."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ SETS = [
 ]
 
 
-FINGERPRINTS = [  # both sides of any two versions have to agree on them
+FINGERPRINTS = [  # a host and an engine of two different versions must agree on them
     "0a880c14fe1b1d1ce0dd8e85bae6b695", "c3e050045affd0650d6edad5f961f858", "fec9112f238f80a2afaa7b509cd5686a",
 ]  # fmt: skip
 
@@ -131,7 +131,7 @@ def test_hostile_descriptions_are_refused(data):
     [
         (FileSet("/data/x", HEX, 1 << 31), "2147483648 files"),
         (ArraySet("/data/a.npy", HEX, (1 << 40, 1, 1)), "1099511627776 bytes"),
-        (ArraySet("/data/a.npy", HEX, (1 << 15, 256, 256)), "too large to map"),  # 2 GiB: what np.memmap reckons wraps there
+        (ArraySet("/data/a.npy", HEX, (1 << 15, 256, 256)), "too large to map"),  # 2 GiB: np.memmap's arithmetic overflows
         (ConcatSet((FileSet("/data/x", HEX, (1 << 31) - 1), FileSet("/data/y", HEX, 1))), "2147483648 samples"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Opening images: which formats, and that no file starts a program."""
+"""Opening images: which formats are known. No file starts a program."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage
 
 @pytest.fixture
 def ran(tmp_path, monkeypatch):
-    """Whether a gs, the first of the PATH, was run."""
+    """A function that says whether `gs` (Ghostscript) was run; a fake one is first in PATH."""
     directory = tmp_path / "bin"
     directory.mkdir()
     (directory / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\nexit 1\n")
     (directory / "gs").chmod(0o755)
     monkeypatch.setenv("PATH", f"{directory}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr("PIL.EpsImagePlugin.gs_binary", None, raising=False)  # found anew
+    monkeypatch.setattr("PIL.EpsImagePlugin.gs_binary", None, raising=False)  # so that Pillow looks for it again
     return lambda: (tmp_path / "ran").exists()
 
 

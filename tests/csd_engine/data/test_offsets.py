@@ -1,4 +1,4 @@
-"""Samples that are parts of larger files: opened, read, and made into pixels by each of the ways there are."""
+"""Samples that are parts of larger files: opened, read, and decoded by every code path."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.open_files import descriptors
 
 
 class Scene:
-    """The same samples, as files of their own and joined: most are JPEG files that the kernel takes, one is a PNG."""
+    """The same samples twice: as single files, and joined in one file. Sample 5 is a PNG, the others are JPEGs."""
 
     def __init__(self, jpegs, home):
         root, self.names = jpegs
@@ -133,7 +133,7 @@ def test_a_kind_in_the_table_is_parsed(scene):
 
 
 def test_an_engines_worker_makes_batches_of_it(scene):
-    """Its loop in a thread of this process, which has the kind in its table; the engine's own processes don't."""
+    """The worker's loop runs in a thread here: only this process's table knows the test's kind of data set."""
     to_worker, from_worker = os.pipe(), os.pipe()
     worker = Worker(WorkerChannel(to_worker[0], from_worker[1]), 1.0, LargeImageLock("", 0, 1 << 30))
     thread = threading.Thread(target=worker.run)

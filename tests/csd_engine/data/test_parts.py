@@ -1,4 +1,4 @@
-"""Samples that are parts of large files: the same samples as files of their own, by single ones and by the kernel's batches."""
+"""Samples that are parts of large files equal the same samples as single files: one by one, and in the kernel's batches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GAP = b"between two parts"
 
 
 class Scene:
-    """The same JPEG files as they are, and in three larger files, in another order, each twice."""
+    """JPEG files, and the same files inside three larger files, in another order. The table of parts lists each twice."""
 
     def __init__(self, jpegs, home):
         root, self.names = jpegs
@@ -68,7 +68,7 @@ class Scene:
         return self.readers[-1]
 
     def batch(self, reader, indices):
-        """By the kernel, which must take all of it in its own calls."""
+        """Return a batch that the kernel made, and the positions that were left to Pillow."""
         sources, pipe = np.array(indices), pipeline()
         plan = file_plan(pipe, kernels.kernel())
         out = np.zeros((len(sources), *plan.shape), np.uint8)
@@ -100,7 +100,7 @@ def test_parts_are_those_of_files(scene, monkeypatch, most):
     order = [5, 0, n, n - 1, 2 * n - 1, 3, 3, *range(n)]
     ours, singles = scene.batch(reader, order)
     assert not singles
-    for row, k in zip(ours, order):  # the draws go by index, so one by one, of the same index
+    for row, k in zip(ours, order):  # a sample's draws depend on its index, so compare with the same index
         expected, _ = scene.batch(whole, [k]) if k < n else (scene.batch(reader, [k])[0], [])
         assert np.array_equal(row, expected[0])
     both = scene.reader(ConcatSet((scene.whole, scene.parts)))

@@ -10,7 +10,7 @@ from csd_engine.kernels.library import Kernel
 
 @pytest.fixture(scope="session")
 def kernel(tmp_path_factory):
-    """The kernel of these sources, whatever is installed."""
+    """The kernel built from these sources, whichever one is installed."""
     if not shutil.which("cc"):
         pytest.skip("needs a C compiler (cc)")
     path = str(tmp_path_factory.mktemp("kernel") / "kernel.so")
@@ -23,7 +23,7 @@ VARIANTS = ["c", "sse2", "avx2", "vnni"] if platform.machine() in ("x86_64", "AM
 
 @pytest.fixture(params=VARIANTS)
 def variant(request, kernel):
-    """Each variant of this processor in turn."""
+    """Every variant for this processor in turn."""
     best = kernel.variant
     if not kernel.choose(request.param):
         pytest.skip(f"no {request.param} on this processor")

@@ -1,4 +1,4 @@
-"""libjpeg's structures as src/libjpeg.h describes them, against its own header, where that is installed."""
+"""libjpeg's structures as src/libjpeg.h describes them, compared with libjpeg's own header if that is installed."""
 
 import re
 import shutil
@@ -10,7 +10,7 @@ import pytest
 import csd_engine.kernels
 
 SOURCES = Path(csd_engine.kernels.__file__).parent / "src"
-STRUCTURES = {  # ours: theirs
+STRUCTURES = {  # our name: libjpeg's name
     "jpeg_errors": "struct jpeg_error_mgr",
     "jpeg_source": "struct jpeg_source_mgr",
     "jpeg_component": "jpeg_component_info",

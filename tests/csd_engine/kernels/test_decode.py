@@ -1,4 +1,4 @@
-"""Files to samples: every kind of JPEG against torchvision on Pillow; what is left to Pillow; damage."""
+"""Files to samples: every kind of JPEG against torchvision on Pillow; which files are left to Pillow; damaged files."""
 
 import io
 import random
@@ -22,7 +22,7 @@ def context(kernel):
 
 
 def whole(context: Context, jpeg: bytes):
-    """The kernel's RGB pixels of the whole image, or None where it leaves it to Pillow."""
+    """The kernel's RGB pixels of the whole image, or None if it leaves the file to Pillow."""
     size = context.take(jpeg)
     if size is None:
         return None
@@ -37,7 +37,7 @@ def region(left, top, width, height, channels=3):
 
 
 def by_pillow(jpeg: bytes):
-    """Pillow's RGB pixels, or None where it raises."""
+    """Pillow's RGB pixels, or None if it raises."""
     try:
         return np.asarray(Image.open(io.BytesIO(jpeg)).convert("RGB"))
     except Exception:  # it raises nearly anything on a damaged file
@@ -105,7 +105,7 @@ def test_an_array_that_does_not_fit_is_an_error(context, out):
 
 
 def patched(jpeg: bytes, marker: int, offset: int, value: int) -> bytes:
-    """The file with one byte of its first such segment changed; offset 0 is the marker's second byte."""
+    """Change one byte of the first segment with this marker; offset 0 is the marker's second byte."""
     start = next(start for found, start, _ in segments(jpeg) if found == marker)
     at = start + 1 + offset
     return jpeg[:at] + bytes([value]) + jpeg[at + 1 :]
@@ -140,7 +140,7 @@ def _left_to_pillow():
 
 @pytest.mark.parametrize("name", _left_to_pillow())
 def test_what_is_left_to_pillow(context, name):
-    # After a sound file: nothing of that one may serve the next.
+    # Decode a valid file first: nothing of it may affect the next one.
     assert whole(context, KINDS["4:2:0"](np.random.default_rng(6), 64, 48)) is not None
     jpeg, refusal = _left_to_pillow()[name]
     assert whole(context, jpeg) is None
@@ -158,7 +158,7 @@ def test_photoshops_resources_are_walked_through_as_pillow_does(context):
 
 
 def test_a_file_that_breaks_off_is_never_taken_for_whole(context):
-    """Wherever it ends, and however little of it the region needs."""
+    """For every end of the file, and however little of it the region needs."""
     for kind in ("4:2:0", "progressive", "grey", "restart blocks", "three scans"):
         jpeg = KINDS[kind](np.random.default_rng(9), 80, 70)
         assert whole(context, jpeg) is not None
@@ -170,7 +170,7 @@ def test_a_file_that_breaks_off_is_never_taken_for_whole(context):
 
 
 def mutated(rng: random.Random, jpeg: bytes) -> bytes:
-    """A few bytes changed, and sometimes a stretch taken out, doubled or cut off."""
+    """Change a few bytes; sometimes remove, repeat or cut off a part."""
     data = bytearray(jpeg)
     for _ in range(rng.choice((1, 1, 2, 5))):
         start = rng.choice((0, 0, len(data) // 2))
@@ -183,14 +183,14 @@ def mutated(rng: random.Random, jpeg: bytes) -> bytes:
 
 
 def test_damage_is_refused_or_has_pillows_bits(context):
-    """Whatever the kernel takes of damaged files, Pillow takes as well, and both make the same of it."""
+    """If the kernel takes a damaged file, so does Pillow, and both decode the same pixels."""
     rng, generator = random.Random(10), np.random.default_rng(10)
     files = [KINDS[kind](generator, rng.randint(8, 60), rng.randint(8, 60)) for kind in KINDS]
     taken = refused = 0
     for count in range(2500):
         jpeg = mutated(rng, files[count % len(files)])
         size = context.take(jpeg)
-        # A part of the picture: what lies behind it is not decoded, and yet Pillow must not fail on it.
+        # Decode only a region. The kernel skips what lies behind it, but Pillow must not fail on that part either.
         if size is None or size[0] * size[1] > 1 << 20:
             refused += 1
             continue
@@ -211,12 +211,12 @@ def test_reading_a_file(context, tmp_path):
     path = tmp_path / "a.jpg"
     path.write_bytes(jpeg)
     with open(path, "rb") as stream:
-        stream.seek(5)  # the file is read from its start all the same
+        stream.seek(5)  # the file is read from its start anyway
         assert context.read(stream.fileno(), len(jpeg)) == (70, 90)
         assert context.content() == jpeg
         out = np.empty((90, 70, 3), dtype=np.uint8)
         assert context.sample(region(0, 0, 70, 90), out) and np.array_equal(out, by_pillow(jpeg))
-        # It became shorter since its size was asked for.
+        # The file has become shorter since its size was asked for.
         assert context.read(stream.fileno(), len(jpeg) + 1) is None
         assert (context.refusal, context.content()) == (DAMAGED, jpeg)
         assert not context.sample(region(0, 0, 70, 90), out)
@@ -226,7 +226,7 @@ def test_reading_a_file(context, tmp_path):
 
 
 def test_a_context_for_each_thread(kernel):
-    """Contexts are of their threads, and threads decode side by side."""
+    """Each thread has a context of its own, and threads decode at the same time."""
     rng = np.random.default_rng(12)
     files = [KINDS[kind](rng, 200, 150) for kind in ("4:2:0", "progressive", "grey", "optimised")]
     pixels = [by_pillow(jpeg) for jpeg in files]
@@ -241,14 +241,14 @@ def test_a_context_for_each_thread(kernel):
 
 
 def test_all_scan_kinds_of_the_generator_are_what_they_say():
-    """The odd samplings are made by rewriting headers: Pillow must see them so."""
+    """The generator makes unusual samplings by rewriting headers: check that Pillow reads them so."""
     jpeg = sampled(np.random.default_rng(1), 50, 40, ((4, 2), (1, 1), (1, 1)))
     image = Image.open(io.BytesIO(jpeg))
     assert [layer[1:3] for layer in image.layer] == [(4, 2), (1, 1), (1, 1)] and image.size == (50, 40)
 
 
 def test_progressive_files_with_scans_missing(context):
-    """libjpeg smooths over what has not come, looking at blocks around: then all is decoded, and the bits are the same."""
+    """libjpeg smooths missing scans with neighbouring blocks. The whole image is decoded then, and the bits are the same."""
     rng = np.random.default_rng(13)
     jpeg = encoded(noise(rng, 150, 120), progressive=True, quality=40)
     scans = [at for at in range(len(jpeg)) if jpeg[at : at + 2] == b"\xff\xda"]
@@ -264,7 +264,7 @@ def test_progressive_files_with_scans_missing(context):
 
 
 def test_libjpeg_of_interface_8_and_the_systems_own(kernel, tmp_path):
-    """Ubuntu's Pillow has interface 8 of libjpeg, which torchvision's wheel brings along; Debian's an older 6.2."""
+    """Ubuntu's Pillow uses libjpeg's interface 8, as in torchvision's wheel. Debian's uses an older 6.2."""
     import torchvision
 
     found = [*Path(torchvision.__file__).parents[1].glob("torchvision.libs/libjpeg*"), *Path("/usr/lib").glob("*/libjpeg.so.*")]
@@ -273,7 +273,7 @@ def test_libjpeg_of_interface_8_and_the_systems_own(kernel, tmp_path):
         pytest.skip("needs another libjpeg than Pillow's")
     for number, library in enumerate(libraries):
         path = tmp_path / f"{number}.so"
-        shutil.copy(kernel.path, path)  # a library of its own, which has not loaded a libjpeg yet
+        shutil.copy(kernel.path, path)  # a copy of the library, which has not loaded a libjpeg yet
         other = Kernel(str(path), str(library)).context()
         rng, generator, tally = random.Random(number), np.random.default_rng(number), Tally()
         for make in KINDS.values():

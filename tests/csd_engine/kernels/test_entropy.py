@@ -1,4 +1,4 @@
-"""Our entropy decoder inside libjpeg: the same pixels as Pillow's, and damage is noticed."""
+"""Our entropy decoder inside libjpeg: it gives the same pixels as Pillow, and notices damage."""
 
 import io
 
@@ -27,7 +27,7 @@ def encode(noise=12.0, mode="RGB", **options):
 
 
 def region(data, box):
-    """(the kernel's pixels, None where it leaves the file to Pillow; Pillow's)."""
+    """(the kernel's pixels, or None if it leaves the file to Pillow; Pillow's pixels)."""
     context = kernel().context()
     left, top, right, bottom = box
     size = (bottom - top, right - left)
@@ -110,7 +110,7 @@ def test_a_symbol_that_baseline_does_not_have():
 
 
 def test_tables_that_come_again_are_stepped_over_otherwise():
-    """The second file with the same tables, and those after it, step over unwanted blocks with another table."""
+    """From the second file with the same tables on, unwanted blocks are skipped with another table."""
     rng = np.random.default_rng(5)
     for kind in ("4:2:0", "every coefficient", "next to nothing", "restarts", "its own tables"):
         files = [encode(**{**KINDS[kind], "noise": noise}) for noise in (1.0, 12.0, 60.0, 100.0)]

@@ -18,7 +18,7 @@ def test_memory_begins_with_a_page(size):
     memory[:] = 9
 
 
-def test_its_pages_are_there(monkeypatch):
+def test_its_pages_are_mapped_in_advance(monkeypatch):
     if module.kernel() is None:
         pytest.skip("needs the kernel")
     try:
@@ -28,7 +28,7 @@ def test_its_pages_are_there(monkeypatch):
         pytest.skip("this system gives no pages in advance")
 
     def faults():
-        memory = fresh(48 << 20)  # so large that it is not the heap's
+        memory = fresh(48 << 20)  # too large to come from the heap
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         memory[:] = 1
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before

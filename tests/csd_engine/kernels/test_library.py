@@ -54,12 +54,12 @@ def test_something_else_is_not_loaded(tmp_path):
     other = tmp_path / "other.so"
     other.write_bytes(b"no library")
     assert "cannot be loaded" in ask(WHY, DDLP_KERNEL=str(other))
-    answer = ask(WHY, DDLP_KERNEL=_imaging.__file__)  # a library, but not ours
+    answer = ask(WHY, DDLP_KERNEL=_imaging.__file__)  # a library, but not the kernel
     assert "cannot be loaded" in answer and answer.endswith(f"csd_engine.kernels.build --output {_imaging.__file__}"), answer
 
 
 def test_a_library_of_other_sources_is_not_used(kernel, tmp_path):
-    """As an update by copying leaves it."""
+    """An update that copied only the sources leaves such a library."""
     copy = tmp_path / "csd_engine"
     shutil.copytree(ROOT / "csd_engine", copy, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     shutil.copy(kernel.path, copy / "kernels" / "_kernel.so")
@@ -72,7 +72,7 @@ def test_a_library_of_other_sources_is_not_used(kernel, tmp_path):
 
 
 def test_a_kernel_that_differs_from_pillow_is_not_used(kernel, tmp_path):
-    """One that rounds otherwise, as a wrong compiler flag would bring about."""
+    """A kernel that rounds differently, as with a wrong compiler flag."""
     sources = tmp_path / "csd_engine"
     shutil.copytree(ROOT / "csd_engine", sources, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     axis = sources / "kernels" / "src" / "axis.c"
@@ -187,7 +187,7 @@ def test_the_wheels_tag_says_whether_the_kernel_is_in_it(kernel, tmp_path, compi
         assert "-py3-none-linux_" in wheel.name and "csd_engine/kernels/_kernel.so" in names
         made = Kernel(str(next((tmp_path / "build").glob("lib*/csd_engine/kernels/_kernel.so"))), _imaging.__file__)
         assert first_difference(made) == ""
-        if compiler == "zig":  # for other computers too, and it finds out what this processor has
+        if compiler == "zig":  # zig builds for other computers too: the wheel must then find out what this processor has
             assert re.fullmatch(r"compiled with zig [\d.]+", made.made) and made.variant == kernel.variant
             needed = re.findall(rb"GLIBC_(\d+)\.(\d+)", Path(made.path).read_bytes())
             assert needed and all((int(major), int(minor)) <= (2, 17) for major, minor in needed)

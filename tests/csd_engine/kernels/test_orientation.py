@@ -1,4 +1,4 @@
-"""Files that say how their image is to be turned: whatever Pillow would turn is left to it, and plain ones are not."""
+"""Files with an orientation tag: the kernel leaves those to Pillow that Pillow would turn, and takes the others."""
 
 from __future__ import annotations
 

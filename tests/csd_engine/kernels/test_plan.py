@@ -1,4 +1,4 @@
-"""What the kernel draws for an image is what the pipeline draws, number by number."""
+"""The kernel draws the same numbers for an image as the pipeline."""
 
 import random
 
@@ -70,7 +70,7 @@ class Random(random.Random):
 
 
 def drawn(pipeline, size, key):
-    """The definition: (the job's numbers, boxes); None where the kernel's job is not all of it."""
+    """What the pipeline draws: (the job's numbers, boxes). None if the kernel's job is not all of the plan."""
     try:
         plan = pipeline.draw(size, Keyed(*key), jpeg=True)
         compiled = compile_plan(plan, size, pipeline)
@@ -135,8 +135,8 @@ def test_a_kernel_that_draws_otherwise_is_not_asked(kernel, monkeypatch):
     assert fileplan.first_difference(kernel) == "" and file_plan(pipeline, kernel) is not None
     fileplan._agrees.cache_clear()
     with monkeypatch.context() as other:
-        other.setattr("csd_engine.keyed._EXP_TERMS", (2.0, 1.0))  # as if this computer's arithmetic were another
+        other.setattr("csd_engine.keyed._EXP_TERMS", (2.0, 1.0))  # as if this computer computed differently
         with pytest.warns(UserWarning, match="draws otherwise than Python: image 0 of .* please report"):
             assert file_plan(pipeline, kernel) is None
-        assert file_plan(pipeline, kernel) is None  # and is told once
+        assert file_plan(pipeline, kernel) is None  # no second warning
     fileplan._agrees.cache_clear()

@@ -1,5 +1,5 @@
-"""The kernel's loops, and its reading of scans, by themselves: under sanitizers, and on emulated processors of boards: the same
-values everywhere."""
+"""The kernel's loops and its reading of scans, tested alone: under sanitizers, and on emulated processors of boards. The
+values must be the same everywhere."""
 
 import glob
 import os
@@ -14,10 +14,10 @@ from scripts.progressive_jpeg import progressive_jpeg
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 SOURCES = os.path.join(os.path.dirname(os.path.abspath(csd_engine.kernels.__file__)), "src")
-PARTS = [  # those that know nothing of JPEG
+PARTS = [  # the parts that know nothing of JPEG
     "axis", "draws", "keyed", "passes_*", "plan", "processor", "resample", "sum", "table*", "planes", "variant", "windows"
 ]  # fmt: skip
-SCANS = ["progressive", "scan*", "huffman", "header", "processor", "variant"]  # those that need no libjpeg
+SCANS = ["progressive", "scan*", "huffman", "header", "processor", "variant"]  # the parts that need no libjpeg
 ROUNDS = "120"
 SANITIZERS = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 BOARDS = [
@@ -59,7 +59,7 @@ def test_all_variants_compute_the_same_within_their_buffers(here):
     assert len(here) > 1 and len(set(here.values())) == 1, here
 
 
-# A resource whose size brings a counter of 32 bits back to its beginning.
+# A resource whose size makes a 32-bit counter wrap around to its beginning.
 ROUND_AND_ROUND = b"\xff\xed\x00\x1cPhotoshop 3.0\x008BIM\x04\x04\x00\x00\xff\xff\xff\xf4"
 
 
@@ -83,7 +83,7 @@ def read_here(tmp_path_factory, files):
 
 def test_scans_are_read_alike_by_all_variants(read_here, files):
     (found,) = set(read_here.values())
-    assert int(found.split()[1]) >= 2 * len(files)  # whole and in part, and of the damaged ones some
+    assert int(found.split()[1]) >= 2 * len(files)  # whole files, parts of files, and some of the damaged ones
 
 
 @pytest.mark.parametrize("compiler, emulator, cpu, variants", BOARDS, ids=NAMES)

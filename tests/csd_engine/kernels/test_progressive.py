@@ -1,4 +1,4 @@
-"""Our decoder of progressive files: the same pixels as Pillow's for all scans there can be; what is unusual is libjpeg's."""
+"""Our decoder of progressive files gives Pillow's pixels for all possible scans. Unusual files are left to libjpeg."""
 
 import io
 
@@ -26,7 +26,7 @@ ALL = (0, 1, 2)
 
 @pytest.fixture
 def decode(kernel):
-    """decode(data, box, reduce) -> (the kernel's pixels, None where it leaves the file to Pillow; whether ours read it)."""
+    """decode(data, box, reduce) -> (the kernel's pixels, None if it leaves the file to Pillow; whether our decoder read it)."""
 
     def decode(data, box, reduce=1):
         context = kernel.context()
@@ -99,7 +99,7 @@ def test_pillows_own_files_and_runs_of_thousands_of_empty_blocks(decode):
 
 
 def test_several_images_and_jobs_one_after_the_other(decode):
-    """Nothing of a large one, or of the tables of one, serves the next."""
+    """Nothing of a large image or of another file's tables may affect the next image."""
     rng = np.random.default_rng(5)
     files = [progressive_jpeg(rng, *size, FACTORS["4:2:0"]) for size in ((120, 100), (9, 9), (60, 200))]
     files.append(encoded(noise(rng, 60, 50)))  # a baseline file
@@ -122,7 +122,7 @@ def markers(data):
 
 
 def complete(low=1):
-    """Scans that bring everything."""
+    """Scans that bring all coefficients."""
     first = [Scan(ALL, 0, 0, 0, low), *(Scan((c,), 1, 63, 0, low) for c in ALL)]
     return first + [Scan(ALL, 0, 0, 1, 0), *(Scan((c,), 1, 63, 1, 0) for c in ALL)] * low
 
@@ -204,7 +204,7 @@ def test_damage_is_noticed_or_does_not_matter(decode):
 
 
 def test_a_huffman_code_of_all_ones_is_left_to_pillow_which_refuses_it(decode):
-    """The table is as it should be otherwise, and no scan uses that code."""
+    """Apart from that code the table is valid, and no scan uses the code."""
     rng, tried = np.random.default_rng(12), set()
     for _ in range(6):
         data = progressive_jpeg(rng, 40, 40, FACTORS["4:2:0"], scans=complete())

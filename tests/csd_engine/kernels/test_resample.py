@@ -30,7 +30,7 @@ def by_pillow(crop, job, order):
 
 
 def by_kernel(kernel, pixels, job, gap=5):
-    """The kernel's result, in rows that lie `gap` bytes apart; nothing else may be written."""
+    """The kernel's result, in rows that lie `gap` bytes apart; asserts that the bytes between them are unchanged."""
     line = job.out_width * job.channels
     memory = np.full((job.out_height + 2, line + gap), GUARD, dtype=np.uint8)
     out = np.lib.stride_tricks.as_strided(
@@ -44,7 +44,7 @@ def by_kernel(kernel, pixels, job, gap=5):
 
 
 def draw_job(draw, most):
-    """A job on a random crop of a random image, often of one pixel, often keeping all or a size; and the pixels."""
+    """A job on a random crop of a random image, and the pixels. Often the crop is one pixel, or its size is kept."""
     size = st.one_of(st.integers(1, 9), st.integers(1, most))
     width, height, full_width, full_height = (draw(size) for _ in range(4))
     filter_number = draw(st.sampled_from([0, 2, 2, 3, 3]))
@@ -92,7 +92,7 @@ def test_each_order_of_passes_whatever_the_sizes(kernel, variant, number, first)
     assert np.array_equal(by_kernel(kernel, pixels, job), wanted)
 
 
-def test_the_orders_differ_there():
+def test_the_orders_of_passes_differ_for_these_sizes():
     image = Image.fromarray(noise(83, 61, 3, 7))
     one, other = (image.resize(between, 2).resize((40, 37), 2).tobytes() for between in ((61, 37), (40, 83)))
     assert one != other
@@ -100,7 +100,7 @@ def test_the_orders_differ_there():
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_more_rows_than_the_window_between_the_passes_holds(kernel, variant, first):
-    """At 1000 pixels across 256 KiB are 87 rows: the image passes in many windows."""
+    """256 KiB hold 87 rows of 1000 pixels: the image passes in many windows."""
     pixels = noise(1500, 1100, 3, 3)
     job = Job(width=1100, height=1500, full_width=1000, full_height=600, filter=2, out_width=1000, out_height=600,
               vertical_first=first, reduce=1, channels=3)  # fmt: skip

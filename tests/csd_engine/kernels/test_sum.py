@@ -109,7 +109,7 @@ def test_what_is_not_that_file_is_not_read(kernel, tmp_path):
 
 
 def bytes_of(array):
-    return np.frombuffer(array.tobytes(), np.uint8)  # not writable
+    return np.frombuffer(array.tobytes(), np.uint8)  # read-only
 
 
 @pytest.mark.parametrize("size", [0, 1, 4096, 100_000])

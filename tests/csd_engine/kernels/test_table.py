@@ -7,7 +7,7 @@ GUARD = 0xA5
 
 
 def table_of(channels, dtype, seed=0):
-    """Random bytes: also patterns that are no number survive."""
+    """Random bytes. Some are NaNs as floats: those must come through unchanged."""
     size = np.dtype(dtype).itemsize
     return np.random.RandomState(seed).randint(0, 256, (channels, 256 * size)).astype(np.uint8).view(dtype)
 

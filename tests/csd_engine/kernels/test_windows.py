@@ -14,7 +14,7 @@ FAR = 40  # farther outside than any window drawn here
 
 
 def by_numpy(rows, indices, tops, lefts, across, down, fill, shape, mode):
-    """Each sample padded far on all sides, the window cut out, then mirrored."""
+    """Pad each sample far on all sides, cut the window out, then mirror it."""
     _, height, width, channels = rows.shape
     out = np.empty((len(indices), *shape, channels), dtype=np.uint8)
     for i, index in enumerate(indices):
@@ -31,12 +31,12 @@ def by_numpy(rows, indices, tops, lefts, across, down, fill, shape, mode):
 
 
 def as_planes(rows):
-    """The same samples, channels apart in memory: torchvision's CIFAR10.data."""
+    """The same samples with one plane per channel in memory, like torchvision's CIFAR10.data."""
     return np.ascontiguousarray(rows.transpose(0, 3, 1, 2)).transpose(0, 2, 3, 1)
 
 
 def spread(rows):
-    """The same samples with gaps between all and any."""
+    """The same samples with gaps in memory between rows, pixels and channels."""
     wide = np.zeros((rows.shape[0], rows.shape[1] + 1, 2 * rows.shape[2], rows.shape[3] + 2), dtype=np.uint8)
     view = wide[:, :-1, ::2, 1:-1]
     view[...] = rows
@@ -71,7 +71,7 @@ def test_windows_are_numpys(kernel, mode, layout):
 
 
 def assert_same_through_a_table(kernel, rows, drawn, windows, mode, kind, channels_last):
-    """In one call as in two."""
+    """Assert that cutting windows with a table gives the same as cutting first and applying the table then."""
     n, height, width, channels = windows.shape
     table = np.random.RandomState(1).randint(0, 2**15, (channels, 256)).astype(kind)
     shape = windows.shape if channels_last else (n, channels, height, width)
@@ -85,7 +85,7 @@ def assert_same_through_a_table(kernel, rows, drawn, windows, mode, kind, channe
 
 
 @pytest.mark.parametrize("layout", [np.ascontiguousarray, as_planes, spread])
-@pytest.mark.parametrize("side", [32, 64])  # worked on as a whole, and line by line
+@pytest.mark.parametrize("side", [32, 64])  # the kernel treats a small sample as a whole, a large one line by line
 def test_many_samples_as_those_of_a_batch(kernel, variant, layout, side):
     random = np.random.RandomState(side)
     rows, n = layout(random.randint(0, 256, (9, side, side, 3)).astype(np.uint8)), 40
@@ -173,7 +173,7 @@ def test_a_step_that_is_none_is_an_error_and_nothing_is_written(kernel, step):
 
 
 def test_drawn_windows_are_those_that_the_definition_draws(kernel, variant):
-    """Of many programs, with as many samples as one, a few or several groups of streams take."""
+    """For many programs, and for sample counts that fill one, a few or several groups of random streams."""
 
     @settings(max_examples=60, deadline=None, derandomize=True)
     @given(
@@ -190,7 +190,7 @@ def test_drawn_windows_are_those_that_the_definition_draws(kernel, variant):
         st.integers(-3, 2**64 - 1),
     )
     def check(steps, count, seed):
-        steps = [*steps, Step(DrawKind.HOLE, (0, 1, 9, 7)), Step(DrawKind.HOLE, (1, 2, 9, 7))]  # each box is some step's
+        steps = [*steps, Step(DrawKind.HOLE, (0, 1, 9, 7)), Step(DrawKind.HOLE, (1, 2, 9, 7))]  # a step sets each box
         random = np.random.RandomState(count)
         rows = random.randint(0, 256, (11, 6, 5, 3)).astype(np.uint8)
         indices, occurrences = random.randint(0, 11, count), random.randint(0, 3, count)

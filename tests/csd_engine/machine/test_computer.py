@@ -1,4 +1,4 @@
-"""What is read of the kernel's files."""
+"""What is read from the Linux kernel's files: memory, temperatures, CPUs, quotas."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_control_groups_limit_is_what_counts(tmp_path, monkeypatch):
     (group / "memory.max").write_text(f"{512 << 20}\n")
     (group / "memory.stat").write_text(f"anon 5\ninactive_file {100 << 20}\n")
     assert computer.memory() == (512 << 20, 312 << 20)
-    (group.parent / "memory.limit_in_bytes").write_text(f"{640 << 20}\n")  # of v1, and less of it is left
+    (group.parent / "memory.limit_in_bytes").write_text(f"{640 << 20}\n")  # the limit of cgroup v1; it leaves less memory
     (group.parent / "memory.usage_in_bytes").write_text(f"{600 << 20}\n")
     assert computer.memory() == (512 << 20, 40 << 20)
     (group.parent / "memory.limit_in_bytes").write_text(f"{(1 << 63) - 4096}\n")
@@ -71,7 +71,7 @@ TELL = "from csd_engine.machine.computer import cpus, processors; print(cpus(), 
 
 
 def told(before: str = "") -> list[float]:
-    """`cpus` and `processors` of a child that does this first."""
+    """Return `cpus()` and `processors()` of a child process that runs `before` first."""
     done = subprocess.run([sys.executable, "-c", f"{before}\n{TELL}"], capture_output=True, check=True)
     return list(map(float, done.stdout.split()))
 
@@ -84,7 +84,7 @@ def test_cpus_are_those_it_may_use():
 
 
 def groups(root: Path, lines: str, files: dict[str, str]) -> str:
-    """A tree of control groups as the kernel shows it."""
+    """Write a tree of control groups as the Linux kernel shows it."""
     for name, text in {"proc/self/cgroup": lines, **{f"sys/fs/cgroup/{name}": text for name, text in files.items()}}.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
@@ -100,8 +100,8 @@ V1 = "4:memory:/pod/inner\n2:cpu,cpuacct:/pod/inner\n1:name=systemd:/pod\n"
         ("0::/pod/inner\n", {"pod/inner/cpu.max": "50000 100000\n"}, 0.5),
         ("0::/pod/inner\n", {"pod/inner/cpu.max": "max 100000\n", "pod/cpu.max": "25000 50000\n"}, 0.5),
         ("0::/pod/inner\n", {"pod/inner/cpu.max": "20000 100000\n", "pod/cpu.max": "50000 100000\n"}, 0.2),
-        ("0::/pod/inner\n", {"cpu.max": "50000 100000\n"}, 0.5),  # a container that sees its own group as the uppermost
-        ("0::/../other\n", {"cpu.max": "50000 100000\n"}, 0.5),  # a process from outside of its namespace
+        ("0::/pod/inner\n", {"cpu.max": "50000 100000\n"}, 0.5),  # a container that sees its own group as the root
+        ("0::/../other\n", {"cpu.max": "50000 100000\n"}, 0.5),  # a process from outside its namespace
         ("0::/\n", {"cpu.max": "max 100000\n"}, None),
         ("0::/pod\n", {"pod/cpu.max": "\n", "cpu.max": "50000 0\n"}, None),
         (V1, {"cpu/pod/inner/cpu.cfs_quota_us": "30000\n", "cpu/pod/inner/cpu.cfs_period_us": "100000\n"}, 0.3),

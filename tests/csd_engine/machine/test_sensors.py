@@ -1,4 +1,4 @@
-"""Sensors below a recorded /sys: this machine's own has none that measure power, so real ones are only looked for."""
+"""Sensors below a recorded /sys. Sensors of this machine are only looked for: it may have none that measure power."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.engine_process import until
 
 
 def write(root: Path, files: dict[str, object]) -> Path:
-    """Files below root; a link in /sys is a directory here."""
+    """Write files below root. A link in the real /sys is a directory here."""
     for name, content in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(f"{content}\n")
     return root
 
 
-# Of a laptop (one package, its memory, and the package once more under mmio) and a server's second package with two dies.
+# A laptop (one package, its memory, and the package again under mmio), and a server's second package with two dies.
 POWERCAP = {
     "class/powercap/intel-rapl/enabled": 1,
     "class/powercap/intel-rapl:0/name": "package-0",
@@ -76,7 +76,7 @@ def test_an_ina3221s_rails_are_volts_times_amperes(tmp_path):
         ("ina3221/VDD_IN", 6.0), ("ina3221/VDD_CPU", 1.5), ("ina3221/VIN_SYS_5V0", pytest.approx(0.49)),
         ("ina219/power1", 5.98),
     ]  # fmt: skip
-    assert [one.sensor for one in whole(readings)] == ["ina3221/VDD_IN"]  # the others hang on it
+    assert [one.sensor for one in whole(readings)] == ["ina3221/VDD_IN"]  # the other rails are fed by this one
     assert [one.sensor for one in whole(readings[1:])] == ["ina3221/VDD_CPU", "ina3221/VIN_SYS_5V0", "ina219/power1"]
     assert [one.sensor for one in whole(readings, ["ina219/power1"])] == ["ina219/power1"]
 
@@ -87,7 +87,7 @@ def test_what_sleeps_tells_nothing_and_comes_back(tmp_path):
     current.unlink()
     readings = sensors.read_all(found)
     assert readings[0] == Reading("ina3221/VDD_IN", "machine", None, None) and readings[1].watts == 1.5
-    assert whole(readings) == readings[:1], "the others do not stand in for it"
+    assert whole(readings) == readings[:1], "the other rails do not replace it"
     current.write_text("junk")
     assert sensors.read_all(found) == readings
     current.write_text("1000\n")
@@ -138,7 +138,7 @@ def test_an_engine_tells_what_its_sensors_say_now(start, recipe, tmp_path):
     until(lambda: whole(link.sensors())[0].watts == 10.0)
     for name in os.listdir(tree / "class/hwmon/hwmon2"):
         os.unlink(tree / "class/hwmon/hwmon2" / name)
-    assert [one.sensor for one in link.sensors()] == ["ina219/power1"]  # one that vanished
+    assert [one.sensor for one in link.sensors()] == ["ina219/power1"]  # one sensor has vanished
     link.close()
 
 
@@ -166,7 +166,7 @@ def test_an_engine_that_knows_no_sensors_is_not_asked(start, recipe):
 
 @pytest.mark.parametrize(("number", "left_out"), [(errno.EACCES, True), (errno.EPERM, False)])
 def test_what_may_not_be_read_is_left_out_and_a_suspended_card_is_not(monkeypatch, tmp_path, number, left_out):
-    """Only a real card answers EPERM, and a root's test may read everything: so the error is made here."""
+    """Only a real card answers EPERM, and root may read every file: so the test raises the error itself."""
     (found,) = sensors.hwmon(str(write(tmp_path, {
         "class/hwmon/hwmon0/name": "amdgpu", "class/hwmon/hwmon0/power1_average": 30000000,
     })))  # fmt: skip

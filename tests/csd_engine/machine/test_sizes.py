@@ -1,4 +1,4 @@
-"""Numbers of bytes as people read them."""
+"""Byte counts as text for people."""
 
 from __future__ import annotations
 

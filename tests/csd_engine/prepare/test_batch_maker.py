@@ -1,4 +1,4 @@
-"""The three ways to make a batch: which one is taken, that they give the same bits, and that each sample comes once."""
+"""The three ways to make a batch: which one is chosen, that they give the same bits, and that each sample comes once."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class OfArray(Reader):
 
 
 class OfFiles(Reader):
-    """With `whole` they can be opened by their paths."""
+    """With `whole`, it gives the files' paths."""
 
     def __init__(self, folder, whole):
         self._folder, self._whole = folder, whole
@@ -66,7 +66,7 @@ class OfFiles(Reader):
 
 
 class Memory(Destination):
-    """Room for all samples, or for as many as there are places; with a table also for what it makes of them."""
+    """Memory for all samples, or for `places` at a time; with a table, also for the finished numbers."""
 
     def __init__(self, samples, places=None, table=None):
         self.images, self.boxes = np.zeros((samples, *SHAPE), np.uint8), np.zeros((samples, 2, 4), np.int32)
@@ -159,7 +159,7 @@ def test_which_way_is_taken(readers, need_kernel):
     assert way("in bulk") is batch_maker._InBulk
     assert way("by files") is batch_maker._ByFiles
     assert way("one by one") is batch_maker._OneByOne
-    for reader in ("in bulk", "by files"):  # the memory is another pipeline's: the first sample says so
+    for reader in ("in bulk", "by files"):  # the memory has another pipeline's shape: the first sample raises
         assert way(reader, (20, 20, 3), 2) is way(reader, SHAPE, 1) is batch_maker._OneByOne
     assert way("in bulk", sources=SOURCES + 30) is batch_maker._OneByOne
 

@@ -1,4 +1,4 @@
-"""A batch of files in few calls: the same samples and errors as one by one, each file opened once, none left open."""
+"""A batch of files in few calls: same samples and errors as one by one, each file opened once, none left open."""
 
 import ctypes
 import os
@@ -47,7 +47,7 @@ def reader_of(folder, names, beneath=None):
 
 
 def together(reader, pipe, kernel, indices, table=None, channels_last=True, **more):
-    """Samples and boxes of one batch, and how many calls it took."""
+    """Samples and boxes of one batch, and the number of calls it took."""
     sources = np.array(indices, dtype=np.int64)
     occurrences = np.arange(len(sources), dtype=np.int64) % 3
     shape = SHAPES[pipe.mode] if channels_last else np.array(SHAPES[pipe.mode])[[2, 0, 1]]
@@ -87,7 +87,7 @@ def test_the_samples_are_those_made_one_by_one(kernel, folder, name, mode):
 @pytest.mark.parametrize("channels_last", [True, False])
 @pytest.mark.parametrize("dtype", [None, np.uint16, np.uint32])
 def test_they_come_in_the_batchs_type(kernel, folder, dtype, channels_last):
-    reader, pipe, indices = reader_of(folder, list(GOOD)), pipeline(TRAIN), list(range(len(GOOD)))  # some are Pillow's
+    reader, pipe, indices = reader_of(folder, list(GOOD)), pipeline(TRAIN), list(range(len(GOOD)))  # some are left to Pillow
     table = None if dtype is None else np.random.default_rng(0).integers(0, 60000, (3, 256)).astype(dtype)
     wanted, _ = one_by_one(reader, pipe, indices)
     if table is not None:
@@ -100,7 +100,7 @@ def test_many_are_made_by_one_call(kernel, folder, monkeypatch):
     reader, indices = reader_of(folder, ["plain.jpg", "444.jpg"]), [0, 1] * 20
     monkeypatch.setattr(filebatch, "ENOUGH_S", 60.0)
     assert together(reader, pipeline(TRAIN), kernel, indices)[2] == 1
-    monkeypatch.setattr(filebatch, "ENOUGH_S", 1e-9)  # there is time for one
+    monkeypatch.setattr(filebatch, "ENOUGH_S", 1e-9)  # time for one sample only
     assert together(reader, pipeline(TRAIN), kernel, indices)[2] == len(indices)
 
 
@@ -184,7 +184,7 @@ def test_nothing_stays_open_when_a_batch_is_broken_off(kernel, folder, monkeypat
 
 @pytest.mark.parametrize("free", [1, 2, 3, AHEAD])
 def test_files_that_cannot_be_opened_ahead_are_opened_at_their_turn(kernel, folder, free):
-    """The last descriptors go to the files that come next: none behind them takes what they need."""
+    """If few descriptors are left, the files that come next get them, not later ones."""
     reader, pipe = reader_of(folder, ["plain.jpg", "palette.png"]), pipeline(TRAIN)
     indices = [0, 0, 1] * AHEAD
     wanted, _ = one_by_one(reader, pipe, indices)
@@ -194,14 +194,14 @@ def test_files_that_cannot_be_opened_ahead_are_opened_at_their_turn(kernel, fold
 
 
 def test_what_goes_one_by_one(kernel, folder):
-    """Where there is no plan, and where a file's place cannot be given to C."""
+    """FileBatch is not used without a plan, or if a file's path cannot be passed to C."""
     pipe, zeros = pipeline(TRAIN), np.zeros(2, np.int64)
     plan = file_plan(pipe, kernel)
     of = lambda reader, plan=plan, index=0: FileBatch.of(reader, pipe, plan, zeros + index, zeros, SEED, EPOCH)  # noqa: E731
     reader = reader_of(folder, ["plain.jpg"])
     assert of(reader) is not None
     assert of(reader, None) is None
-    assert of(reader, index=7) is None  # there is none: its turn tells
+    assert of(reader, index=7) is None  # there is no sample 7: the error comes when it is its turn
     for path in ("plain.jpg\0.png", "no \ud800 file name.jpg"):
         reader.paths = lambda indices, path=path: ["plain.jpg"] * (len(indices) - 1) + [path]
         assert of(reader) is None
@@ -217,7 +217,7 @@ def test_files_lie_beneath_the_roots_whatever_links_say(kernel, folder):
     reader = reader_of(folder, ["one/image.jpg", "one/to two.jpg", "one/out.jpg", "one and more/image.jpg"], roots)
     found, _, _ = together(reader, pipe, kernel, [0, 1])
     assert np.array_equal(found, one_by_one(reader, pipe, [0, 1])[0])
-    with pytest.raises(SampleError, match="outside the roots"):  # of which there are none
+    with pytest.raises(SampleError, match="outside the roots"):  # an empty list of roots
         together(reader_of(folder, ["one/image.jpg"], []), pipe, kernel, [0])
     for outside in (2, 3):
         with pytest.raises(SampleError, match="RootNotAllowed.*outside the roots") as found:
@@ -238,7 +238,7 @@ def test_large_images_wait_for_their_turn(kernel, folder):
     reader, pipe, asked = reader_of(folder, names), pipeline(TRAIN), []
     memory = 6 * 150 * 117
     found, _, _ = together(reader, pipe, kernel, range(3), most_memory=memory, before_decoding=asked.append)
-    assert asked == [memory, (4 + 4) * 150 * 117]  # Pillow keeps CMYK, and RGB
+    assert asked == [memory, (4 + 4) * 150 * 117]  # Pillow holds the CMYK image and its RGB copy
     assert np.array_equal(found, one_by_one(reader, pipe, range(3))[0])
     asked.clear()
     together(reader, pipe, kernel, range(3), most_memory=memory + 1, before_decoding=asked.append)
@@ -258,7 +258,7 @@ def test_any_large_number_is_a_limit_that_the_kernel_keeps_to(kernel, folder, mo
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
     wanted, _, _ = together(reader, pipe, kernel, [0, 1])
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
-    monkeypatch.setattr(filebatch, "prepare_by_pillow", None)  # which would be called where the limit has become 0
+    monkeypatch.setattr(filebatch, "prepare_by_pillow", None)  # it would be called if the limit had overflowed to 0
     assert np.array_equal(together(reader, pipe, kernel, [0, 1])[0], wanted)
 
 
@@ -288,7 +288,7 @@ def test_threads_have_batches_of_their_own(kernel, folder):
         (np.zeros((1, 32, 24, 3), np.float32), None),
         (np.zeros((1, 32, 25, 3), np.uint8), None),
         (np.zeros((1, 32, 48, 3), np.uint8)[:, :, ::2], None),
-        (np.zeros((3, 32, 24, 3), np.uint8), None),  # more than there are files
+        (np.zeros((3, 32, 24, 3), np.uint8), None),  # more rows than files
         (np.zeros((1, 32, 24, 3), np.uint8), np.zeros((1, 2, 4), np.int64)),
     ],
 )

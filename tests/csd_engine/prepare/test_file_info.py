@@ -1,4 +1,4 @@
-"""A user's function behind other operators: it gets the image that Pillow would have given it, whoever has made the pixels."""
+"""A user's function behind other operators gets the image that Pillow would give it, also if the kernel made the pixels."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def made(reader, mode, mine, *before):
 
 @pytest.fixture
 def opened(monkeypatch):
-    """How often Pillow has opened a file."""
+    """Count how often Pillow opens a file."""
     calls, real = [], samples._opened
     monkeypatch.setattr(samples, "_opened", lambda *given: (calls.append(given), real(*given))[1])
     return calls
@@ -78,7 +78,7 @@ needs_kernel = pytest.mark.skipif(kernel() is None, reason="without a kernel Pil
 def test_it_gets_what_pillow_would_give(reader, mode, before, monkeypatch):
     def mine(image):
         found.append((type(image), image.mode, image.size, dict(image.info), dict(image.getexif())))
-        image.load()[3, 4] = image.load()[0, 0]  # it is the function's to draw on
+        image.load()[3, 4] = image.load()[0, 0]  # the function may draw on its image
         return image.rotate(90).rotate(-90)
 
     found: list = []

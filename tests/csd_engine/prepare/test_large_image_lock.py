@@ -1,4 +1,4 @@
-"""Large images one at a time, whatever becomes of who is inside."""
+"""Only one large image at a time is decoded, also if the process that holds the lock dies."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_second_one_waits_until_the_first_is_through_or_dead(tmp_path):
         second = entered(path, INSIDE.replace("t.acquire", "print(0, flush=True); t.acquire") + "t.release(); t.release()")
         assert second.stdout.readline() == b"0\n"
         small = LargeImageLock(str(path), 4000, 9000)
-        small.acquire(3999)  # not large: does not wait
+        small.acquire(3999)  # not large: it does not wait
         small.release()
         assert not select.select([second.stdout], [], [], 0.5)[0] and first.poll() is None
         end(first)
@@ -49,7 +49,7 @@ def test_without_a_lock_nobody_waits(tmp_path):
 def test_what_is_large_follows_from_the_memory():
     assert large_bytes(512 << 20, 2) == 32 << 20
     assert large_bytes(512 << 20, 64) == large_bytes(0, 1) == 16 << 20
-    assert large_bytes(16 << 30, 16) == 128 << 20  # photographs of 12 megapixels all at once
+    assert large_bytes(16 << 30, 16) == 128 << 20  # photographs of 12 megapixels are not large there
     assert most_bytes(512 << 20) == most_bytes(0) == 192 << 20 and most_bytes(16 << 30) == 4 << 30
 
 

@@ -1,4 +1,4 @@
-"""Files of operators: run from their bytes, called with checked results, taken from a directory that nobody else writes."""
+"""Files of operators: run from their bytes; results are checked; only read from a directory that nobody else can write to."""
 
 import os
 import pickle
@@ -67,7 +67,7 @@ def test_the_key_alone_decides():
 
 
 def test_a_files_path_is_not_told(tmp_path):
-    """It differs from side to side."""
+    """The path differs between host and engine."""
     image().save(tmp_path / "x.png")
     call = file("def f(image):\n    assert not hasattr(image, 'filename')\n    return image").call("f", {})
     with Image.open(tmp_path / "x.png") as source:

@@ -1,4 +1,4 @@
-"""One sample: the same pixels and the same errors, whether the kernel or Pillow makes it, and each file opened once."""
+"""One sample: the kernel and Pillow give the same pixels and the same errors, and each file is opened once."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def encoded(image, kind="JPEG", **options):
 
 
 def contents():
-    """Files by name, of every kind that a data set may hold: good ones, then bad ones."""
+    """Files by name, of every kind that a data set may hold: valid ones, then bad ones."""
     smooth = np.random.default_rng(3).integers(0, 256, (12, 15, 3), dtype=np.uint8)
     colour = Image.fromarray(smooth).resize((150, 117), 2)
     grey = colour.convert("L")
@@ -117,7 +117,7 @@ def sample(reader, pipe, index, occurrence=0):
 
 @pytest.fixture
 def both(monkeypatch, need_kernel):
-    """Give a function's result with the kernel, and without."""
+    """Return a function's result with the kernel and without."""
     def run(function):
         with_kernel = function()
         with monkeypatch.context() as without:
@@ -137,7 +137,7 @@ def test_kernel_and_pillow_make_the_same_pixels(both, reader, name, mode):
             assert type(ours[0]) is bytes and ours == pillows, list(GOOD)[index]
 
 
-def test_so_does_decoding_at_a_part_of_the_size(both, reader):
+def test_kernel_and_pillow_make_the_same_reduced_pixels(both, reader):
     pipe = pipeline(TRAIN, decode="fast")
     for index in range(len(GOOD)):
         for occurrence in range(6):
@@ -152,7 +152,7 @@ def test_kernel_and_pillow_give_the_same_errors(both, reader, name):
         for occurrence in range(4):
             ours, pillows = both(lambda: sample(reader, pipeline(ops), index, occurrence))  # noqa: B023
             assert ours == pillows
-            if name not in ("no end.jpg", "zeros inside.jpg"):  # which Pillow may take
+            if name not in ("no end.jpg", "zeros inside.jpg"):  # Pillow may take these
                 assert name in ours[1]
 
 
@@ -168,8 +168,8 @@ def test_a_disk_that_does_not_read_is_told_alike(both, reader, monkeypatch, numb
 
 
 def test_the_kernel_does_what_it_is_for(both, reader, monkeypatch):
-    """Without this all of the above would pass with a kernel that refuses everything."""
-    monkeypatch.setattr(samples, "open_image", None)  # Pillow's turn would raise
+    """Without this test the others would also pass with a kernel that refuses everything."""
+    monkeypatch.setattr(samples, "open_image", None)  # using Pillow raises
     for name in ("plain.jpg", "444.jpg", "progressive.jpg", "grey.jpg", "profile.jpg"):
         for ops in ("train", "evaluation", "a step for Pillow behind", "nearest", "masks"):
             result = sample(reader, pipeline(PIPELINES[ops]), list(GOOD).index(name))
@@ -188,7 +188,7 @@ def test_each_file_is_opened_once_and_closed(reader, monkeypatch, setting):
         monkeypatch.setattr(samples, "kernel", lambda: None)
     opened = []
     right = os.open
-    sample(reader, pipeline(TRAIN), 0)  # what is opened once in a process is open now
+    sample(reader, pipeline(TRAIN), 0)  # files that are opened once per process are open from here on
     monkeypatch.setattr(os, "open", lambda path, *more: opened.append(path) or right(path, *more))
     before = descriptors()
     for index in range(len(GOOD) + len(BAD)):
@@ -209,5 +209,5 @@ def test_what_must_wait_is_told_its_memory(reader, monkeypatch):
         without.setattr(samples, "kernel", lambda: None)
         assert prepare("plain.jpg") == [4 * 150 * 117]
     if kernel() is not None:
-        assert prepare("plain.jpg") == []  # a band of rows
+        assert prepare("plain.jpg") == []  # the kernel needs only a band of rows
         assert prepare("progressive.jpg") == [6 * 150 * 117] and prepare("cmyk.jpg") == [(4 + 4) * 150 * 117]

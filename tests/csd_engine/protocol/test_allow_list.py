@@ -1,4 +1,4 @@
-"""Which hosts may connect and what each may read, by the files of a key directory."""
+"""Which hosts may connect and what each may read: the files of a key directory decide."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_roots_that_make_no_sense_allow_nothing(tmp_path: Path, text: str | byte
     key, other = listed(tmp_path, "a", text), listed(tmp_path, "b", "[]")
     assert allowed_clients(tmp_path) == {key: (), other: ()}
     (tmp_path / "clients" / "b.roots").unlink()
-    assert allowed_clients(tmp_path) == {key: (), other: ()}, "and the others no more than that"
+    assert allowed_clients(tmp_path) == {key: (), other: ()}, "the other hosts may read no more than they list"
 
 
 def test_what_is_no_key_is_left_out(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_where_descriptors_or_memory_are_short_the_last_keys_hold(tmp_path: Path
         monkeypatch.undo()
         (tmp_path / "clients" / "a.key").write_text("no key any more")
         allowed.refresh()
-        assert key not in allowed, "read as soon as that can be"
+        assert key not in allowed, "read once the files can be read again"
 
 
 def test_the_files_are_read_again_only_where_one_has_changed(tmp_path: Path, monkeypatch) -> None:
@@ -101,7 +101,7 @@ def test_the_files_are_read_again_only_where_one_has_changed(tmp_path: Path, mon
     assert allowed.roots(second) == (("/a", "/b"),) and len(reads) == 3
     status = (tmp_path / "clients" / "b.roots").stat()
     (tmp_path / "clients" / "b.roots").write_text('[["/a", "/c"]]')
-    os.utime(tmp_path / "clients" / "b.roots", ns=(status.st_atime_ns, status.st_mtime_ns + 1))  # as long as before
+    os.utime(tmp_path / "clients" / "b.roots", ns=(status.st_atime_ns, status.st_mtime_ns + 1))  # the same size as before
     allowed.refresh()
     assert allowed.roots(second) == (("/a", "/c"),)
     (tmp_path / "clients" / "a.key").unlink()
@@ -109,13 +109,13 @@ def test_the_files_are_read_again_only_where_one_has_changed(tmp_path: Path, mon
     assert set(allowed.keys) == {second}
     (tmp_path / "clients").rename(tmp_path / "elsewhere")
     allowed.refresh()
-    assert not allowed.keys, "without the directory nobody may connect"
+    assert not allowed.keys, "without the directory no host may connect"
 
 
 def test_a_file_that_goes_while_it_is_looked_at_is_gone(tmp_path: Path, monkeypatch) -> None:
     key = listed(tmp_path, "a")
     allowed = AllowList(tmp_path)
-    (tmp_path / "clients" / "a.roots").symlink_to("nowhere")  # listed, and has no status
+    (tmp_path / "clients" / "a.roots").symlink_to("nowhere")  # listed, but stat fails
     allowed.refresh()
     assert key in allowed and allowed.roots(key) is None
 

@@ -1,4 +1,4 @@
-"""Each check at its limits: what it takes, what it makes of that, and what it says of the rest."""
+"""Each check at its limits: what it accepts, what it returns, and what it says about the rest."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_lease_has_so_many_samples_at_most():
 
 @pytest.mark.parametrize("value", [[], [[1, 2]], [[1, 2]] * 3, [(0, BIG), [0, 0]]])
 def test_honest_pairs_are_not_checked_one_by_one(value, monkeypatch):
-    """A board's CPU checks them, of each sample."""
+    """A board's slow CPU checks the pair of each sample."""
     single = []
 
     def watched(*checks):

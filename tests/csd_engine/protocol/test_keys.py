@@ -35,6 +35,6 @@ def test_from_the_command_line(tmp_path: Path) -> None:
 
 
 def test_to_make_them_imports_no_engine() -> None:
-    """On a small board numpy and the rest take seconds to import."""
+    """On a small board, importing numpy and the rest takes seconds."""
     code = "import sys, csd_engine.__main__; print([m for m in ('numpy', 'PIL') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -1,4 +1,4 @@
-"""A peer's text in a log or on a terminal."""
+"""A peer's text, made safe for a log or a terminal."""
 
 from __future__ import annotations
 

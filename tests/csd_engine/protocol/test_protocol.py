@@ -1,4 +1,4 @@
-"""Messages: each goes round, and nothing malformed comes in."""
+"""Messages: each survives encoding and decoding, and nothing malformed is accepted."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_what_is_too_long_is_refused_before_it_is_parsed(frames, monkeypatch):
 
 
 def test_long_numbers_take_no_quadratic_time(monkeypatch):
-    monkeypatch.setattr(say, "_LONG_NUMBER", re.compile(rb"[0-9]{400}"))  # as in Pythons that have no limit of their own
+    monkeypatch.setattr(say, "_LONG_NUMBER", re.compile(rb"[0-9]{400}"))  # some Pythons have no limit of their own
     monkeypatch.setattr(say, "_FROM_JSON", parsed_nothing)
     with pytest.raises(BadMessage, match="digits"):
         say.decode([b'{"say":"Lease","lease":%s}' % (b"1" * 1_000_000)])
@@ -243,7 +243,7 @@ def test_a_message_is_as_short_as_json_can_be_and_its_texts_are_kept():
 
 
 def long_message(name, most):
-    """A message of so many bytes, whose text is all that is wrong with it."""
+    """A message of `most` bytes that is valid except for its field "x"."""
     head = b'{"say":"%s","x":"' % name
     return head + b"x" * (most - len(head) - 2) + b'"}'
 
@@ -263,7 +263,7 @@ def test_each_message_has_its_greatest_length(name, most):
 def test_a_long_message_says_first_which_it_is():
     text = b'{"waiting":[%s"x"],"say":"Ping"}'
     short = b'"x",' * 5
-    assert say.decode([text % short])[0] == say.Ping(("x",) * 6), "a short one need not"
+    assert say.decode([text % short])[0] == say.Ping(("x",) * 6), "in a short message `say` need not come first"
     padded = b" " * (4096 - len(text % short))
     assert say.decode([(text % short) + padded])[0] == say.Ping(("x",) * 6)
     refused = refusal_of((text % short) + padded + b" ")

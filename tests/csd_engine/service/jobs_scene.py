@@ -1,4 +1,4 @@
-"""A board of jobs with its spool and workers, on a clock of its own: for tests of who is served next."""
+"""A queue of jobs with a spool and workers, on a simulated clock: for tests of which job is served next."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ FREE = ""
 
 
 class Scene:
-    """A board with its spool and workers, on a clock of its own."""
-
     def __init__(self, quota: Quota, workers: int = 1) -> None:
         self.queue, self.quota, self.workers = FairQueue(), quota, workers
         self.now = 0.0
@@ -74,6 +72,6 @@ class Scene:
 
 
 def backlog(scene: Scene, jobs: list[Job]) -> None:
-    """Each keeps two leases waiting, as a host does."""
+    """Keep two leases of each job waiting, as a host does."""
     for job in jobs:
         scene.ask(job, 2 - len(job.queue))

@@ -1,4 +1,4 @@
-"""The engine's socket with a host on the other end."""
+"""The engine's socket, with a host at the other end."""
 
 from __future__ import annotations
 

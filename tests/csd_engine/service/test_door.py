@@ -1,4 +1,4 @@
-"""What peers do at the engine's door ends no engine: connections without a word, many of them, and keys that were withdrawn."""
+"""Nothing that peers do to the engine's socket ends it: silent connections, very many of them, hosts with withdrawn keys."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TCP = "tcp://127.0.0.1:0"
 
 
 def few(descriptors: int) -> tuple[str, ...]:
-    """A command that runs another one which may open so many files; the soft limit and the hard one."""
+    """A command prefix that limits the open files of the command after it, as soft and hard limit."""
     return ("sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "few")
 
 
@@ -133,7 +133,7 @@ def test_a_handshake_that_does_not_end_is_ended(door: Callable[..., Door]) -> No
     with HostileClient(one.address, one.keys) as host, silent_connections(one.address, 5) as held:
         for connection in held[:2]:
             connection.setblocking(True)
-            connection.sendall(b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x01CURVE" + bytes(47))  # a greeting, and then nothing
+            connection.sendall(b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x01CURVE" + bytes(47))  # a greeting, and then silence
         until(lambda: all(map(closed_by_the_engine, held)))
         host.ping()
 
@@ -149,7 +149,7 @@ def test_a_withdrawn_key_ends_its_connection(door: Callable[..., Door], home: Pa
         goes.ping()
         withdraw_client(one.keys, "second")
         until(lambda: one.withdrawn)
-        goes.send(say.Ping(()))  # libzmq connects again, and is refused
+        goes.send(say.Ping(()))  # libzmq connects again, and the engine refuses it
         assert not goes.hears(0.3)
         list_client(one.keys, "third")
         stays.ping()
@@ -191,7 +191,7 @@ def test_the_allow_list_follows_its_files(home: Path) -> None:
     pair = list_client(keys, "second")
     allowed.refresh()
     assert len(first) == 1 and len(allowed.keys) == 2 and first < set(allowed.keys)
-    (keys / "clients" / "second.key").write_text("no key any more")  # written in place
+    (keys / "clients" / "second.key").write_text("no key any more")  # overwritten, not replaced
     allowed.refresh()
     assert set(allowed.keys) == first
     (keys / "clients" / "second.key").write_bytes(pair.read_bytes())

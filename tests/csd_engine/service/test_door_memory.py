@@ -1,4 +1,4 @@
-"""What a listed host may take of the engine's memory and time: large messages, endless ones, answers that it never reads."""
+"""What a listed host can cost the engine in memory and time: large messages, endless ones, answers that it never reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.hostile_client import HostileClient, list_client
 TCP = "tcp://127.0.0.1:0"
 LARGEST = 4 << 20  # bytes of a frame
 BOARD = ("--memory", "512M")
-ALLOWED_BYTES = 400 << 20  # a host's 64 MiB, 64 more before anybody looks, and what comes between two looks
+ALLOWED_BYTES = 400 << 20  # 64 MiB a host, 64 more until the engine looks, and what arrives between two looks
 
 
 @pytest.fixture
@@ -25,13 +25,13 @@ def engine(recipe: Recipe, start: Callable[..., EngineProcess]) -> EngineProcess
 
 
 def peak(engine: EngineProcess) -> int:
-    """The most bytes that the service was resident with."""
+    """The largest resident size of the service in bytes."""
     lines = Path(f"/proc/{engine.process.pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
 
 
 class Beside:
-    """An honest host beside the hostile one: it gets its answers all the time."""
+    """An honest host beside the hostile one, which gets its answers all the time."""
 
     def __init__(self, engine: EngineProcess) -> None:
         self._engine = engine
@@ -87,13 +87,13 @@ def test_answers_that_are_not_read(recipe: Recipe, engine: EngineProcess) -> Non
         for number in range(600):
             hostile.send(say.Fetch(number, "j", 1, 0, 1 << 20))
             beside.ping()
-        assert hostile.wait_for(say.Part).number == 0  # what it asked for is still there
+        assert hostile.wait_for(say.Part).number == 0  # the answers that it asked for are still in the queue
 
 
 def test_a_stranger_with_a_handshake_without_end(engine: EngineProcess) -> None:
     host, _, port = engine.address[len("tcp://") :].rpartition(":")
     greeting = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x01CURVE" + bytes(47)
-    announced = b"\x06" + (LARGEST - 1).to_bytes(8, "big")  # a long command
+    announced = b"\x06" + (LARGEST - 1).to_bytes(8, "big")  # a long ZMTP command
     with Beside(engine) as beside:
         held = []
         for _ in range(200):

@@ -1,4 +1,4 @@
-"""The engine as hosts meet it: real processes, sockets and files."""
+"""The engine as hosts see it: real processes, sockets and files."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_two_jobs_of_two_hosts_share_the_engine(start, recipe, tmp_path):
 
 
 def test_a_file_that_is_gone_is_not_waited_for_when_nobody_wants_it(start, recipe, monkeypatch):
-    """The host was first with the batch, and its file went: it is not late, as on a network file system."""
+    """The host prepared the batch first, so its file was removed. It does not wait for the file as on a network file system."""
     _, link, events, job = recipe.at_work(start)
     items = recipe.lease(job, 4)
     path = wait_for(events, LeasePublished).path
@@ -109,19 +109,19 @@ def test_jobs_that_cannot_be_are_refused_with_the_reason(start, recipe, tmp_path
     refused("Eval", pipeline=Strange())
     refused("outside the roots", dataset=FileSet("/etc", recipe.dataset.manifest, recipe.dataset.count))
     refused("outside the roots", dataset=FileSet(f"{recipe.root}-other", recipe.dataset.manifest, 1))
-    arrays = engine.spool / "arrays"  # somebody's own, with the files of the user who runs the engine
+    arrays = engine.spool / "arrays"  # another person's directory; the user who runs the engine owns its files
     refused("no array that a host has sent", dataset=ArraySet(str(arrays / "salaries.npy"), "0" * 32, (4, 40, 40, 3)))
     refused("no array that a host has sent", dataset=FileSet(str(arrays), recipe.dataset.manifest, recipe.dataset.count))
     refused("layout says", layout=Layout(8, 16, 16, 3))
     refused("quota", layout=Layout(800, 32, 32, 3))
     refused("manifest received", dataset=FileSet(str(recipe.root), "0" * 32, recipe.dataset.count))
-    job = recipe.open(link, SimpleQueue())  # and the link is none the worse
+    job = recipe.open(link, SimpleQueue())  # the link still works
     job.close(2)
     link.close()
 
 
 def test_each_host_reads_the_roots_that_it_was_deployed_with(start, recipe, tmp_path):
-    """Two hosts call two directories on the device by one path; a third has a list that makes no sense."""
+    """Two hosts call two directories on the device by the same path; a third host's list is invalid."""
     other = tmp_path / "other"
     shutil.copytree(recipe.root, other)
     files = sorted(other.rglob("*.jpg"))
@@ -147,7 +147,7 @@ def test_each_host_reads_the_roots_that_it_was_deployed_with(start, recipe, tmp_
             links[name].open_job(
                 recipe.pipeline, dataclasses.replace(recipe.dataset, root=root), recipe.layout, lambda _: recipe.manifest, print
             )
-    (clients / "third.roots").write_text(json.dumps([["/etc", "/etc"], ["/data", str(other)]]))  # no root of the engine's
+    (clients / "third.roots").write_text(json.dumps([["/etc", "/etc"], ["/data", str(other)]]))  # no root of the engine
 
     def opened():
         with contextlib.suppress(EngineRefused):
@@ -224,7 +224,7 @@ def test_the_reserve_of_free_space_is_kept(start, recipe):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
-@pytest.mark.parametrize("limit", ["size=512k", "nr_inodes=40"])  # the second is met by the worker alone
+@pytest.mark.parametrize("limit", ["size=512k", "nr_inodes=40"])  # only the worker notices the second
 def test_a_full_disk_holds_leases_back(limit, start, recipe, home):
     (home / "spool").mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", limit, "none", str(home / "spool")], capture_output=True)
@@ -263,7 +263,7 @@ def test_cancel_stops_between_samples_and_leaves_nothing(start, recipe):
     progress = wait_for(events, LeaseProgress)
     assert 0 in progress.samples and 1 not in progress.samples
     assert len(batch_files(engine.spool)) == 1 and batch_files(engine.spool)[0].endswith(".part")
-    for lease in (1, 0, 77):  # waiting, at work, never heard of
+    for lease in (1, 0, 77):  # waiting, at work, unknown
         job.cancel(lease)
     items = recipe.lease(job, 2)
     while 2 not in progress.samples:
@@ -289,7 +289,7 @@ def test_a_killed_worker_fails_its_lease_and_is_replaced(start, recipe):
 
 
 def test_a_worker_that_hangs_while_it_starts_dies_with_its_engine(start):
-    """It is stopped amid its imports, as by a file system that does not answer."""
+    """SIGSTOP stops it while it imports, like a file system that does not answer."""
     engine = start("--root", "/")
     (worker,) = until(engine.children)
     until(lambda: "numpy" in Path(f"/proc/{worker}/maps").read_text())
@@ -303,7 +303,7 @@ def test_a_worker_that_hangs_while_it_starts_dies_with_its_engine(start):
 
 
 def _two_free(pid):
-    """The limit at which a process can open two files more: a worker takes six, of which a dead one leaves two."""
+    """The limit with which a process can open two files more. Starting a worker takes six; a dead one frees two."""
     held = {int(number) for number in os.listdir(f"/proc/{pid}/fd")}
     most = max(held) + 1
     while len(set(range(most)) - held) > 2:
@@ -366,7 +366,7 @@ def test_leases_that_cannot_be_fail(start, recipe):
 
 
 def test_a_short_and_a_long_batch(start, recipe):
-    """The last batch of an epoch is shorter, a user's batch sampler may give any size."""
+    """An epoch's last batch is shorter; a user's batch sampler may give any size."""
     _, link, events, job = recipe.at_work(start)
     for number, size in ((1, 3), (2, 20)):
         items = [(step, 0) for step in range(size)]

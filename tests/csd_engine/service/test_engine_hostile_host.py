@@ -66,7 +66,7 @@ class Contest:
         self.recipe.lease(self.job, number, number)
 
     def share(self, attack: Callable[[Contest], None], samples: int) -> float:
-        """Return the honest host's part of all samples. The attack counts `hostile_samples`, and ends at `stop`."""
+        """Return the honest host's part of all samples. The attack counts `hostile_samples`, and ends when `stop` is set."""
         attacking = threading.Thread(target=attack, args=(self,))
         attacking.start()
         try:
@@ -91,7 +91,7 @@ class Contest:
 
 @pytest.fixture
 def slow_recipe(tmp_path, monkeypatch) -> Recipe:
-    """Samples that take about 5 ms each: much longer than messages do."""
+    """Samples that take about 5 ms each: much longer than messages."""
     monkeypatch.setenv("DDLP_KERNEL", "off")
     root = tmp_path / "large"
     root.mkdir()
@@ -175,7 +175,7 @@ def test_work_that_comes_to_nothing_is_paid_for(attack, start, slow_recipe, tmp_
 
 
 def bad_arrays(contest: Contest) -> None:
-    """Send arrays with headers that numpy's parser chokes on, and lease their samples."""
+    """Send arrays with headers on which numpy's parser fails, and lease their samples."""
     events: SimpleQueue = SimpleQueue()
     for number, text in enumerate((b"{'descr': (((", b"{" * 9000, b"(" * 3000, b"{'descr': 1, 'fortran_order': []}")):
         content = b"\x93NUMPY\x01\0" + len(text).to_bytes(2, "little") + text + bytes([number])
@@ -203,7 +203,7 @@ def test_a_bad_array_fails_its_samples_alone(start, recipe, tmp_path):
 
 
 def large_png(path: Path, megapixels: int) -> None:
-    """Write a small file of a large image, by its rows: the test itself must not hold it."""
+    """Write a small file of a large image row by row: the test itself must not hold the image in memory."""
     width, height = 10_000, megapixels * 100
     row = zlib.compressobj(1)
     data = b"".join(row.compress(bytes(1 + 4 * width)) for _ in range(height)) + row.flush()
@@ -239,7 +239,7 @@ def test_no_image_and_no_pipeline_takes_a_small_boards_memory(start, slow_recipe
 
 
 def test_one_host_takes_no_others_jobs_or_memory(start, recipe, tmp_path):
-    """Jobs, their descriptions, leases and samples that wait are counted for each host, over all its jobs."""
+    """The engine counts a host's jobs, descriptions, leases and waiting samples over all its jobs."""
     contest = Contest(start, recipe, tmp_path, "--memory", "512M")
     link, events = contest.hostile, SimpleQueue()
     large = dataclasses.replace(recipe.layout, batch=MAX_ITEMS)

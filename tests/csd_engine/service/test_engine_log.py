@@ -1,4 +1,4 @@
-"""The engine's log under what peers send: one line a record, short, and not many of them."""
+"""Whatever peers send, each log record is one short line, and there are few of them."""
 
 from __future__ import annotations
 

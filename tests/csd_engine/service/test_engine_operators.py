@@ -1,4 +1,4 @@
-"""Users' operators on a real engine: found by hash in its directory, run by its workers only, refused with the way out."""
+"""Users' operators on a real engine: found by hash in its directory, run by workers only; a refusal says what to do."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def put(file, directory):
 
 
 def use(recipe, file, function, run_here=True, **parameters):
-    """Have the recipe run a function of the file last; ``run_here=False`` where this process can't load the file."""
+    """Append a function of the file to the recipe's pipeline. ``run_here=False`` if this process can't load the file."""
     data = PLAIN.to_data()
     user = {"op": "User", "file": file.hash, "function": function, "parameters": parameters, "size": None}
     data["ops"] = [*data["ops"], user]
@@ -94,7 +94,7 @@ def test_a_changed_file_is_not_run(start, recipe, operators, tmp_path):
 
 
 def test_changed_between_job_and_worker_is_not_run_either(start, recipe, operators, tmp_path):
-    """The service looks, the worker that runs it looks again."""
+    """The service checks the file, and the worker that runs it checks it again."""
     engine = start("--root", str(recipe.root), "--operators", str(operators))
     file = OperatorFile(MY_OPS.read_bytes(), str(MY_OPS))
     path = put(file, operators)
@@ -133,7 +133,7 @@ def test_what_its_worker_cannot_load_is_refused_with_the_line(start, recipe, ope
 
 
 def test_prints_and_a_forgotten_breakpoint_do_not_garble_the_protocol(start, recipe, operators):
-    """What it prints is in the engine's log; what it reads is empty, not the service's commands."""
+    """What it prints goes to the engine's log. Its standard input is empty: it does not read the service's commands."""
     text = (
         "import os, sys\n"
         "def f(image):\n"
@@ -167,7 +167,7 @@ def test_prints_and_a_forgotten_breakpoint_do_not_garble_the_protocol(start, rec
 
 
 def test_one_that_never_ends_costs_its_worker(start, recipe, operators):
-    """The worker is killed, another takes its place, and other jobs go on."""
+    """The worker is killed and replaced, and other jobs go on."""
     engine = start("--root", str(recipe.root), "--operators", str(operators), "--worker-timeout", "1")
     file = OperatorFile(b"def f(image):\n    while True: pass\n", "my_ops.py")
     put(file, operators)

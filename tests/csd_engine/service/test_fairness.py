@@ -1,4 +1,4 @@
-"""Two hosts on one engine, over real connections: the keys tell which connections are one host's."""
+"""Two hosts on one engine, over real connections: the engine tells by its key which host a connection belongs to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.engine_process import wait_for
 
 
 def test_a_host_with_four_connections_gets_no_more_than_one_with_one(start, recipe, tmp_path, monkeypatch):
-    monkeypatch.setenv("DDLP_KERNEL", "off")  # batches must take longer than it takes all to ask
+    monkeypatch.setenv("DDLP_KERNEL", "off")  # batches must take longer than all jobs' requests
     engine = start("--root", str(recipe.root), "--slowdown", "5", listen="tcp://127.0.0.1:*")
     other = make_keys(tmp_path / "other")
     (engine.keys / "clients" / "other.key").write_bytes((other / "host.key").read_bytes())
@@ -33,7 +33,7 @@ def test_a_host_with_four_connections_gets_no_more_than_one_with_one(start, reci
     for job in jobs:
         for number in range(40):
             recipe.lease(job, number, number)
-    hosts = [wait_for(events, tuple)[0] for _ in range(50)][10:]  # the first ones were begun before all had asked
+    hosts = [wait_for(events, tuple)[0] for _ in range(50)][10:]  # the first ones began before every host had asked
     assert 16 <= hosts.count("one") <= 24, hosts
     for link in links:
         link.close()

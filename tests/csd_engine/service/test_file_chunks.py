@@ -1,4 +1,4 @@
-"""Batches over the socket, as an engine and a link do it: real processes, sockets and files."""
+"""Batches over the socket between an engine and a link: real processes, sockets and files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def large(jpegs, tmp_path):
 
 
 def receive(recipe, job, number, items):
-    """The batch, checked; also that it is the one asked for."""
+    """Receive the batch, and check that it is the one that was asked for."""
     receiver = BatchReceiver(recipe.identity(items), number, recipe.layout)
     with contextlib.closing(job.fetch(number, recipe.layout.file_bytes)) as parts:
         for part in parts:
@@ -42,7 +42,7 @@ def receive(recipe, job, number, items):
 
 @contextlib.contextmanager
 def waiting(start, recipe, heartbeat_timeout_s, timeout_s):
-    """(engine, link, job, lease's number, items, file) of a batch that waits in a spool."""
+    """(engine, link, job, lease's number, items, file) of a batch that waits in the spool."""
     engine = start("--root", str(recipe.root), listen=TCP)
     link = engine.link(heartbeat_s=0.1, heartbeat_timeout_s=heartbeat_timeout_s)
     events = SimpleQueue()
@@ -61,7 +61,7 @@ def published(start, recipe):
 
 def test_a_batch_comes_over_the_socket(published, recipe):
     _, _, job, number, items, _ = published
-    for _ in range(2):  # it stays until it is released
+    for _ in range(2):  # it stays until the host releases it
         assert np.array_equal(receive(recipe, job, number, items).images, recipe.expected(items))
 
 
@@ -89,7 +89,7 @@ def test_what_is_not_the_batch_is_found(published, recipe, harm, said):
     harm(path)
     with pytest.raises(DamagedBatch, match=said):
         receive(recipe, job, number, items)
-    items = recipe.lease(job, 2, 4)  # and the link is none the worse
+    items = recipe.lease(job, 2, 4)  # the link still works
     until(lambda: list(path.parent.glob("*.2.safetensors")))
     assert len(receive(recipe, job, 2, items).images) == 8
 
@@ -111,7 +111,7 @@ def test_other_identities_and_unknown_leases(published, recipe):
 
 @pytest.fixture
 def large_published(start, large):
-    """As `published`, of 38.5 MB."""
+    """Like `published`, with batches of 38.5 MB."""
     with waiting(start, large, 1.5, 60.0) as batch:
         yield batch
 
@@ -122,10 +122,10 @@ def memory_kib(pid, name="RssAnon"):
 
 
 def test_a_slow_reader_costs_neither_side_memory(large_published, large, monkeypatch):
-    """Nor does one that breaks off: parts asked for and not used are bounded over all batches on the way."""
+    """Nor does a reader that breaks off: the parts asked for and not yet used are limited over all batches together."""
     engine, link, job, number, items, _ = large_published
     size = large.layout.file_bytes
-    receive(large, job, number, items)  # buffers made, libzmq's too
+    receive(large, job, number, items)  # allocate all buffers first, libzmq's too
     before = memory_kib(os.getpid()), memory_kib(engine.process.pid)
     for _ in range(10):
         parts = job.fetch(number, size)
@@ -151,7 +151,7 @@ def test_two_batches_at_once(large_published, large):
 
 
 def break_off(parts, kind, match, within_s):
-    """Whoever fetches hears of it in time."""
+    """Assert that fetching raises in time."""
     began = time.monotonic()
     with pytest.raises(kind, match=match):
         for _ in parts:
@@ -179,7 +179,7 @@ def test_a_job_that_is_closed_in_mid_fetch(large_published, large):
     engine, link, job, lease, _, _ = large_published
     parts = job.fetch(lease, large.layout.file_bytes)
     next(parts)
-    engine.process.send_signal(signal.SIGSTOP)  # nothing more will come
+    engine.process.send_signal(signal.SIGSTOP)  # no more parts will come
     threading.Timer(0.2, job.close).start()
     try:
         break_off(parts, EngineGone, "closed", 1.2)
@@ -196,7 +196,7 @@ def test_a_batch_that_is_released_in_mid_fetch(large_published, large):
 
 
 def test_a_host_that_asks_and_does_not_listen_stalls_nobody(large_published, large):
-    """Its questions wait in the engine."""
+    """Its requests wait in the engine."""
     engine, link, job, lease, items, _ = large_published
     greedy = engine.link(heartbeat_s=0.1)
     events = SimpleQueue()

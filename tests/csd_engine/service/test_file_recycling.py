@@ -1,4 +1,4 @@
-"""Which removed files are written over: those that no process has, as the kernel tells."""
+"""Which removed files are used again: those that no process has open or mapped, as the Linux kernel says."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ BYTES = 1 << 14
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """On a file system that can be asked, whatever the temporary directory is on."""
+    """A directory on a file system that supports write leases, wherever the temporary directory is."""
     with tempfile.TemporaryDirectory(prefix="ddlp-test-", dir="/dev/shm") as found:
         yield Path(found)
 
 
 def removed(kept: RecycledFiles, directory: Path, number: int) -> int:
-    """Put one file more; its inode."""
+    """Remove one more file; returns its inode."""
     path = directory / f"batch-{number}"
     path.write_bytes(bytes([number]) * BYTES)
     kept.put(Entry(Directory(str(directory)), path.name), BYTES)
     assert not path.exists()
-    return next(directory.glob(f"spare-{number + 2}-*")).stat().st_ino  # the first name is the trial's
+    return next(directory.glob(f"spare-{number + 2}-*")).stat().st_ino  # the file system's check took the first name
 
 
 def given(kept: RecycledFiles, directory: Path) -> int | None:
-    """The inode of the file that is given; None where none is."""
+    """The inode of the file that is given, or None if there is none."""
     path = directory / "begun"
     if not kept.give(Entry(Directory(str(directory)), path.name)):
         assert not path.exists()
@@ -51,7 +51,7 @@ def given(kept: RecycledFiles, directory: Path) -> int | None:
 
 
 def mapped(directory: Path, number: int) -> torch.Tensor:
-    """As a host has it: private, and no descriptor is open."""
+    """Map the file as a host does: private, without an open descriptor."""
     path = next(directory.glob(f"spare-{number + 2}-*"))
     return torch.from_file(str(path), shared=False, size=BYTES, dtype=torch.uint8)
 
@@ -77,7 +77,7 @@ def test_a_file_that_is_mapped_is_not_given_before_it_is_dropped(directory: Path
     assert given(kept, directory) == inode
 
 
-def test_nor_one_that_is_open(directory: Path) -> None:
+def test_a_file_that_is_open_is_not_given(directory: Path) -> None:
     kept = RecycledFiles(Directory(str(directory)))
     inode = removed(kept, directory, 0)
     with open(next(directory.glob("spare-*")), "rb"):
@@ -85,7 +85,7 @@ def test_nor_one_that_is_open(directory: Path) -> None:
     assert given(kept, directory) == inode
 
 
-def test_nor_one_that_only_a_forked_process_still_has(directory: Path) -> None:
+def test_a_file_that_a_forked_process_has_mapped_is_not_given(directory: Path) -> None:
     kept = RecycledFiles(Directory(str(directory)))
     inode = removed(kept, directory, 0)
     batch = mapped(directory, 0)
@@ -106,7 +106,7 @@ def test_nor_one_that_only_a_forked_process_still_has(directory: Path) -> None:
 
 
 def test_a_batch_that_its_user_keeps_is_removed_once_six_others_were(directory: Path) -> None:
-    """Its pages stay the user's; the others are given."""
+    """The user's pages stay unchanged; the other files are given."""
     kept = RecycledFiles(Directory(str(directory)))
     removed(kept, directory, 0)
     batch = mapped(directory, 0)
@@ -118,7 +118,7 @@ def test_a_batch_that_its_user_keeps_is_removed_once_six_others_were(directory: 
 
 
 def test_where_the_kernel_does_not_tell_none_is_given(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # As an overlay answers of a file that is mapped.
+    # An overlay file system says so even of a mapped file.
     monkeypatch.setattr(file_recycling, "_is_unused", lambda directory, name: True)
     kept = RecycledFiles(Directory(str(directory)))
     for number in range(8):
@@ -130,7 +130,7 @@ def test_where_the_kernel_does_not_tell_none_is_given(directory: Path, monkeypat
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount an overlay")
-def test_an_overlay_is_found_out(tmp_path: Path) -> None:
+def test_an_overlay_file_system_is_detected(tmp_path: Path) -> None:
     for name in ("lower", "upper", "work", "merged"):
         (tmp_path / name).mkdir()
     options = ",".join(f"{name}dir={tmp_path / name}" for name in ("lower", "upper", "work"))

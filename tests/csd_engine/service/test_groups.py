@@ -1,4 +1,4 @@
-"""The order in which the ranks of a run are served, and what they learn from each other: the pure rules."""
+"""In which order the ranks of a run are served, and which measurements they share: the pure rules."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def served(scene: Scene, jobs: list[Job], steps: int) -> list[str]:
 @FEW
 @given(st.permutations(range(4)))
 def test_one_ranks_directory_is_filled_before_the_next_ones(opened):
-    """In whichever order they have come: the lowest rank as long as it wants anything, then the next."""
+    """In whatever order the ranks opened: the lowest rank is served as long as it wants anything, then the next."""
     scene = Scene(LARGE)
     jobs = {number: rank(scene, number) for number in opened}
     for job in jobs.values():
@@ -57,7 +57,7 @@ def test_the_one_that_is_waited_for_goes_first():
     first, second = rank(scene, 0), rank(scene, 1)
     second.waiting = True
     assert served(scene, [first, second], 4) == [second.key] * 4
-    first.waiting = True  # both: in turn
+    first.waiting = True  # both wait: they take turns
     assert len(set(served(scene, [first, second], 2))) == 2
     first.waiting = second.waiting = False
     assert served(scene, [first, second], 4) == [first.key] * 4
@@ -66,7 +66,7 @@ def test_the_one_that_is_waited_for_goes_first():
 @settings(FEW, max_examples=20)
 @given(st.integers(1, 4), st.integers(0, 3))
 def test_a_run_does_not_shut_out_other_jobs_of_its_host(ranks, before):
-    """An evaluation beside it, opened before, between or after the ranks: every second batch is its own."""
+    """An evaluation job beside the run, opened before, between or after the ranks, gets every second batch."""
     scene = Scene(LARGE)
     jobs: list[Job] = []
     other = None
@@ -82,7 +82,7 @@ def test_a_run_does_not_shut_out_other_jobs_of_its_host(ranks, before):
 
 
 def test_a_full_first_rank_leaves_the_spool_to_the_others():
-    """It may take more than its share, but not what another one waits for."""
+    """It may take more than its share, but not what another rank waits for."""
     scene = Scene(Quota(32, 1 << 30))
     first, second = rank(scene, 0), rank(scene, 1)
     for _ in range(64):
@@ -107,7 +107,7 @@ def test_groups_are_told_apart():
 
 
 def test_all_ranks_know_the_speed_that_one_has_seen():
-    """As many measurements as make a rate known; a rank that joins later is told at once."""
+    """Each rank is told as many measurements as a known rate needs; a rank that joins later gets them at once."""
     scene = Scene(LARGE)
     jobs = [rank(scene, number) for number in range(3)]
     told = {job.key: 0 for job in jobs}

@@ -1,4 +1,4 @@
-"""Who is served next, and who may fill the spool: properties of the pure rules."""
+"""Which job is served next, and which may fill the spool: properties of the pure rules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ counts = st.integers(1, 4)
     st.lists(st.lists(st.tuples(costs, st.integers(1, 8)), min_size=1, max_size=4), min_size=2, max_size=4), counts
 )
 def test_hosts_get_equal_time(hosts, workers):
-    """However many jobs each has, and whatever its batches cost; to within a lease of each worker."""
+    """Up to one lease per worker, however many jobs a host has, and whatever its batches cost."""
     scene = Scene(LARGE, workers)
     jobs = [scene.job(f"host{k}", s, batch) for k, own in enumerate(hosts) for s, batch in own]
     longest = max(s * batch for own in hosts for s, batch in own)
@@ -28,7 +28,7 @@ def test_hosts_get_equal_time(hosts, workers):
         backlog(scene, jobs)
         scene.step()
     used = {**begun, **scene.used}
-    # Each host's first leases are charged by a guess, and corrected when they end.
+    # A host's first leases are charged an estimate, which is corrected when they end.
     assert max(used.values()) - min(used.values()) <= 2 * (workers + 1) * longest + 1e-6
 
 
@@ -60,7 +60,7 @@ def test_the_job_whose_training_waits_goes_first_within_its_host_alone():
 
 
 def test_what_was_not_wanted_is_not_made_up_for():
-    """A host that comes back after a while neither takes all the time until it has had as much as the other, nor pays."""
+    """A host that was idle for a while gets half of the time from then on: no more to catch up, and no less."""
     scene = Scene(LARGE)
     one, two = scene.job("a"), scene.job("b")
     for _ in range(50):
@@ -74,7 +74,7 @@ def test_what_was_not_wanted_is_not_made_up_for():
 
 
 def test_a_new_job_is_no_new_credit():
-    """Nor is the host forgotten that closes a job and opens the next one."""
+    """A host that closes a job and opens the next one keeps its account."""
     scene = Scene(LARGE)
     two = scene.job("b")
     served = []
@@ -84,7 +84,7 @@ def test_a_new_job_is_no_new_credit():
         for _ in range(2):
             served.append(scene.step().host)
         scene.queue.remove(one)
-    assert served.count("a") <= 13, served  # of 40, each three times as long
+    assert served.count("a") <= 13, served  # of 40; each of a's takes three times as long
 
 
 def test_what_fails_or_is_cancelled_is_charged():
@@ -114,11 +114,11 @@ def test_probes_are_charged_and_come_before_the_hosts_own_leases_alone():
     scene.queue.probed(one, 10.0)
     backlog(scene, [two])
     assert scene.queue.next_probe(in_turn=True) is None
-    assert scene.queue.next_probe(in_turn=False) == (one, probe)  # nothing else can be done
+    assert scene.queue.next_probe(in_turn=False) == (one, probe)  # there is nothing else to do
 
 
 def test_a_host_whose_queue_is_empty_for_a_moment_keeps_what_is_due_to_it():
-    """Its next leases come when it hears of the first; beside it, one host's lease takes long."""
+    """It asks for more leases when its first ones end. Meanwhile a lease of the other host takes long."""
     scene = Scene(LARGE, workers=2)
     long, short = scene.job("a", sample_s=20.0), scene.job("b")
     scene.ask(short, 2)
@@ -154,7 +154,7 @@ def test_one_job_alone_fills_what_it_is_told_that_it_may(quota, size):
 @FEW
 @given(quotas, st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 12), st.integers(0, 30)), min_size=1, max_size=8))
 def test_there_is_always_somebody_to_serve(quota, jobs):
-    """While the spool is not three quarters full: no rule of fairness leaves a worker idle, whatever is not drained."""
+    """While less than three quarters of the spool are full, no rule of fairness leaves a worker idle. No job is drained."""
     scene = Scene(quota)
     made = []
     for host, size, leases in jobs:
@@ -172,7 +172,7 @@ def test_there_is_always_somebody_to_serve(quota, jobs):
 @FEW
 @given(st.integers(8, 64), st.integers(1, 6), st.integers(0, 1))
 def test_a_job_that_is_not_drained_shuts_nobody_out(batches, jobs, drained):
-    """Whatever one host has piled up: another host begins at once, and so does another job of the same host."""
+    """However much one host has in the spool, another host begins at once, and so does another job of the same host."""
     quota = Quota(batches, 1 << 40)
     scene = Scene(quota)
     hoard = [scene.job("a") for _ in range(jobs)]
@@ -187,7 +187,7 @@ def test_a_job_that_is_not_drained_shuts_nobody_out(batches, jobs, drained):
     stranger.queue.clear()
     stranger.work.clear()
     scene.ask(sibling, 1)
-    if not drained:  # two jobs that pile up leave nothing for a third of the same host but the kept part
+    if not drained:  # two jobs that fill the spool leave nothing to a third job of their host but the part that is kept free
         assert scene.step(drain=False) is sibling
 
 
@@ -208,7 +208,7 @@ def test_the_quota_is_shared_while_it_lasts(batches, hosts, data):
 
 
 def test_a_share_of_whole_batches_is_a_limit():
-    """4 / 14 is less than (1 - 2 / 14) / 3 for a computer: a fast host takes no fifth batch before a slow one's fourth."""
+    """4 / 14 < (1 - 2 / 14) / 3 in floating point. Still a fast host may not take a fifth batch before a slow one's fourth."""
     scene = Scene(Quota(14, 1 << 40))
     jobs = [scene.job(host, sample_s) for host, sample_s in (("a", 1.0), ("b", 1.0), ("c", 3.0))]
     for job in jobs:
@@ -219,7 +219,7 @@ def test_a_share_of_whole_batches_is_a_limit():
 
 
 def test_a_share_is_had_back_as_the_spool_drains():
-    """Not first come, first served: what the first one fetches goes to the second until both hold as much."""
+    """What the first host fetches is given to the second, until both hold the same."""
     scene = Scene(Quota(32, 1 << 40))
     first, second = scene.job("a"), scene.job("b")
     scene.ask(first, 200)
@@ -246,7 +246,7 @@ def test_a_jobs_counts_follow_every_step():
     job.step(second, LeaseState.QUEUED)  # the disk was full
     assert job.queue[0] == second.lease.lease and job.next_bytes() == size
     assert (job.wants, job.holds, job.unfetched, job.working) == ((3, 3 * size), (1, size), 1, False)
-    assert job.items == 3 and first.lease.items == () and second.lease.items == ((0, 0),)  # what is published takes no memory
+    assert job.items == 3 and first.lease.items == () and second.lease.items == ((0, 0),)  # published: no items are kept
     for work in list(job.work.values()):
         job.drop(work)
     assert job.items == 0

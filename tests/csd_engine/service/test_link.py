@@ -1,4 +1,4 @@
-"""The connection to an engine: made, refused, lost, and what is said on it when."""
+"""The connection to an engine: opened, refused, lost, and when it sends what."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_link_that_is_closed_while_it_opens(start, recipe, monkeypatch):
 
     class Closed(threading.Thread):
         def start(self) -> None:
-            link.close()  # by another thread, just then
+            link.close()  # closed by another thread at this moment
             super().start()
 
     with monkeypatch.context() as patch:
@@ -45,7 +45,7 @@ def test_a_release_goes_with_the_next_message_or_heartbeat(start, recipe):
         job = recipe.open(link, events)
         recipe.lease(job, 1)
         path = wait_for(events, LeasePublished).path
-        time.sleep(0.2)  # the link rests
+        time.sleep(0.2)  # the link's thread is idle now
         job.release(1)
         if slow:
             time.sleep(0.5)
@@ -58,7 +58,7 @@ def test_a_release_goes_with_the_next_message_or_heartbeat(start, recipe):
 def test_waiting_is_told_at_once_but_not_each_time(start, recipe, monkeypatch):
     engine = start("--root", str(recipe.root))
     link = engine.link(heartbeat_s=30, heartbeat_timeout_s=100)
-    job = recipe.open(link, SimpleQueue())  # the first heartbeat has just been sent
+    job = recipe.open(link, SimpleQueue())  # the first heartbeat was sent just before
     told = []
     encode = protocol.encode
     monkeypatch.setattr(protocol, "encode", lambda message: told.append((time.monotonic(), message)) or encode(message))
@@ -83,7 +83,7 @@ def test_a_wrong_server_key_is_refused(start, recipe, tmp_path):
 
 
 def test_a_relay_without_an_engine_is_one_that_does_not_answer(home):
-    """A tunnel's end takes the connection and closes it, which looks to libzmq as an engine does that refuses a key."""
+    """A tunnel's end accepts the connection and closes it. To libzmq this looks like an engine that refuses a key."""
     pair = load_pair(make_keys(home / "keys") / "host.key_secret")
     with socket.create_server(("127.0.0.1", 0)) as relay:
         taken = []
@@ -139,7 +139,7 @@ def test_a_killed_engine_is_noticed_and_its_workers_end(start, recipe):
     assert wait_for(events, EngineLost)
     until(lambda: not any(map(alive, workers)))
     link.close()
-    again = start("--root", str(recipe.root), keys=engine.keys)  # takes over the spool and clears it
+    again = start("--root", str(recipe.root), keys=engine.keys)  # it takes over the spool and clears it
     assert batch_files(again.spool) == []
 
 
@@ -150,14 +150,14 @@ def test_a_stopped_engine_is_lost_after_the_heartbeat_timeout(start, recipe):
         assert "silent" in wait_for(events, EngineLost).reason
     finally:
         engine.process.send_signal(signal.SIGCONT)
-    job.release(1)  # harmless
+    job.release(1)  # no error
     with pytest.raises(EngineGone):
         recipe.open(link, events)
     link.close()
 
 
 def test_messages_wait_for_an_engine_that_does_not_read(start, recipe):
-    """Few of them wait in libzmq, so that nobody makes it hold more; all arrive."""
+    """Only few messages wait in libzmq, so a host does not make it hold many; all arrive."""
     engine, link, events, job = recipe.at_work(start, heartbeat_s=0.1, heartbeat_timeout_s=60)
     part = protocol.encode(protocol.FilePart("array", "0" * 32, 0, 1 << 20), bytes(1 << 20))  # not asked for
     engine.process.send_signal(signal.SIGSTOP)
@@ -167,10 +167,10 @@ def test_messages_wait_for_an_engine_that_does_not_read(start, recipe):
         recipe.lease(job, 1)
         until(lambda: len(link._outbox) < 120)
         time.sleep(0.5)
-        assert link._outbox, "not all of it is libzmq's"
+        assert link._outbox, "libzmq must not hold all messages"
         began = time.process_time()
         time.sleep(0.5)
-        assert time.process_time() - began < 0.4, "nor does the thread ask again and again"
+        assert time.process_time() - began < 0.4, "the thread must not poll"
     finally:
         engine.process.send_signal(signal.SIGCONT)
     assert wait_for(events, LeasePublished, 60).lease == 1 and not link._outbox

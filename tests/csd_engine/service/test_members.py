@@ -1,4 +1,4 @@
-"""A directory that several processes share, and that goes with the last of them."""
+"""A directory that several processes share; the last one removes it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_the_last_one_removes_it(tmp_path: Path) -> None:
     assert not second.remove() and not second.alone()
 
 
-def test_who_looks_on_is_none_of_them(tmp_path: Path) -> None:
+def test_an_observer_is_no_member(tmp_path: Path) -> None:
     one, watch = Members.join(tmp_path / "d"), Members.look_on(tmp_path / "d")
     assert not watch.alone()
     one.close()
@@ -30,7 +30,7 @@ def test_who_looks_on_is_none_of_them(tmp_path: Path) -> None:
 
 
 def test_who_comes_in_while_it_is_removed_gets_a_new_one(tmp_path: Path) -> None:
-    """It waits at the old lock file, and must not take that for the lock of what then has this name."""
+    """It waits for the old lock file, and must not take it for the new one of the same name."""
     one, watch = Members.join(tmp_path / "d"), Members.look_on(tmp_path / "d")
     (tmp_path / "d" / "old").touch()
     one.close()

@@ -1,4 +1,4 @@
-"""An engine's memory: its processes together add under 100 MB to interpreters that merely made the same imports."""
+"""An engine's processes together need less than 100 MB more than interpreters that only made the same imports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def root(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def bare():
-    """(resident, private) bytes of interpreters that made the engine's imports, all at once."""
+    """(resident, private) bytes of interpreters that only made the engine's imports, all at the same time."""
     environment = child_environment()
     scripts = [SERVICE_IMPORTS] + [WORKER_IMPORTS] * WORKERS
     started = [
@@ -65,12 +65,12 @@ def test_it_stays_small(start, root, bare, tmp_path, monkeypatch, batches, files
     print(f"batches of {batches}, {files} files: added {added[0] / 1e6:.0f} MB resident, {added[1] / 1e6:.0f} MB private, "
           f"{peak.samples} samples; bare interpreters {bare[0] / 1e6:.0f} and {bare[1] / 1e6:.0f} MB")  # fmt: skip
     assert peak.samples > 20 and max(added) < LIMIT_BYTES
-    assert (added[0] > 49_000_000) == (way == "pillow")  # the largest image was seen in memory; a kernel has a band of it
+    assert (added[0] > 49_000_000) == (way == "pillow")  # the kernel holds only a band of the largest image
 
 
 @pytest.mark.parametrize("when", ["it imports", "it starts"])
 def test_a_worker_without_memory_says_one_line(tmp_path, when):
-    """Where the worker, and not a sample, runs out of memory there is nobody to report to."""
+    """If the worker itself runs out of memory, and not a sample, it can report to nobody."""
     (tmp_path / "sitecustomize.py").write_text(
         "import csd_engine.kernels as kernels\n"
         f"imports = {when == 'it imports'}\n"

@@ -1,4 +1,4 @@
-"""Images a second over the last seconds."""
+"""Images per second over the last seconds."""
 
 from __future__ import annotations
 

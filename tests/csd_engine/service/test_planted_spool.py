@@ -1,4 +1,4 @@
-"""A spool that another user has prepared, or in which he swaps things while the engine works: it leads the engine nowhere."""
+"""A spool that another user has prepared, or changes while the engine runs: the engine touches no file outside of it."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def test_an_engine_does_not_start_in_another_users_directory(home):
     [
         (0o777, None, "chmod o-w"),
         (0o775, STRANGER, "chmod g-w"),
-        (0o775, None, ""),  # a group of the engine's own
-        (0o1777, None, ""),  # as a tmpfs has it: nobody can swap what another one has made
+        (0o775, None, ""),  # the engine's own group
+        (0o1777, None, ""),  # like a tmpfs: nobody can replace another user's files
         (0o700, STRANGER, ""),
     ],
 )
@@ -106,7 +106,7 @@ def test_links_in_a_spool_lead_nowhere(tmp_path, name, there):
 
 @as_root
 @pytest.mark.parametrize("name", ["files", "manifests", "arrays", MARK])
-def test_nor_does_what_another_user_has_made_there(tmp_path, name):
+def test_what_another_user_has_made_in_a_spool_is_refused(tmp_path, name):
     tmp_path.chmod(0o1777)
     path = tmp_path / name
     if name == MARK:
@@ -142,7 +142,7 @@ def test_the_lock_of_large_images_makes_no_file_elsewhere(tmp_path):
 
 @pytest.mark.parametrize("swapped", ["a link", "another directory"])
 def test_a_job_directory_that_is_swapped(start, recipe, home, swapped):
-    """Nothing is made, read or removed elsewhere; the engine goes on."""
+    """The engine creates, reads and removes nothing elsewhere, and goes on."""
     engine, link, events, job = recipe.at_work(start)
     (directory,) = engine.spool.glob("job-*")
     elsewhere = home / "elsewhere"

@@ -1,4 +1,4 @@
-"""How a removed batch's place is used again. And which directories are taken for a spool."""
+"""How the file of a removed batch is used again, and which directories may be a spool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine tells of itself: jobs, rates, memory, spool."""
+"""What the engine reports of itself: jobs, rates, memory, spool."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_jobs_memory_and_spool(start, recipe, tmp_path):
     assert abs(status.private_bytes - private) < 4 << 20 and abs(status.resident_bytes - resident) < 4 << 20
 
     job.release(0)
-    until(lambda: link.status().images == 32)  # a fourth batch found room
+    until(lambda: link.status().images == 32)  # there was room for a fourth batch
     job.close(5)
     left = link.status()
     assert [one.job for one in left.jobs] == [idle.directory.name] and left.images == 32

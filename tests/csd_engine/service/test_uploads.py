@@ -1,4 +1,4 @@
-"""What hosts send: received in parts, verified, cached, and cheap in memory."""
+"""Files that hosts send: received in parts, verified, cached, with little memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.engine_process import Recipe, until
 
 
 def receive(cache, path, fingerprint, source="host", in_use=(), kind=MANIFEST, host=None):
-    """Without `host`, each file is another host's."""
+    """Send a file to the cache part by part. Without `host`, each file comes from another host."""
     offset = 0
     while offset is not None:
         assert cache.wanted(source, fingerprint) == offset
@@ -53,7 +53,7 @@ def test_parts_make_the_manifest(tmp_path):
 
 
 def test_a_directory_that_is_removed_is_made_again(tmp_path):
-    """Somebody clears the spool while the engine runs."""
+    """A user clears the spool while the engine runs."""
     cache = cache_of(tmp_path / "c")
     first, second = (write_manifest(tmp_path / name, [name]) for name in ("a", "b"))
     receive(cache, tmp_path / "a", first)
@@ -102,7 +102,7 @@ def array_file(path, number, size):
 
 
 def test_arrays_come_unpacked_and_keep_to_their_limits(tmp_path):
-    """By a size limit and by the disk's free space; what jobs use stays, what is on its way counts."""
+    """The cache keeps its size limit and leaves disk space free. Files that jobs use stay, and files on their way count."""
     names = [array_file(tmp_path / str(number), number, 2 * MAX_PART_BYTES + number) for number in range(4)]
     room = [1 << 40]
     (tmp_path / "c").mkdir()
@@ -121,7 +121,7 @@ def test_arrays_come_unpacked_and_keep_to_their_limits(tmp_path):
     room[0] = 1 << 40
     part, total = read_part(tmp_path / "3", 0)
     assert cache.add("slow host", names[3], 0, total, part, tuple, "slow host") == MAX_PART_BYTES
-    with pytest.raises(SpoolError):  # what has come from the slow host counts
+    with pytest.raises(SpoolError):  # the bytes that came from the slow host count
         receive(cache, tmp_path / "1", names[1], in_use=names[2:3], kind=ARRAY)
     cache.forget("slow host", names[3:])
     assert cache.wanted("slow host", names[3]) == MAX_PART_BYTES
@@ -135,7 +135,7 @@ def test_arrays_come_unpacked_and_keep_to_their_limits(tmp_path):
 def test_a_host_has_its_share_and_an_announced_file_takes_nothing(tmp_path):
     names = [array_file(tmp_path / str(number), number, MAX_PART_BYTES + 1 + number) for number in range(6)]
     cache = cache_of(tmp_path / "c", ARRAY, 5 * MAX_PART_BYTES)
-    for number in range(5):  # each announces two parts' bytes and sends half of them
+    for number in range(5):  # each host announces two parts and sends one
         part, total = read_part(tmp_path / str(number), 0)
         kept = f"hostile {number % 2}"
         if number < 4:
@@ -148,13 +148,13 @@ def test_a_host_has_its_share_and_an_announced_file_takes_nothing(tmp_path):
     for number in range(3):
         receive(cache, tmp_path / str(number), names[number], kind=ARRAY, host="hostile")
         os.utime(cache.path(names[number]), (number, number))
-    assert [cache.path(name).exists() for name in names[:3]] == [False, True, True]  # its own, the oldest first
+    assert [cache.path(name).exists() for name in names[:3]] == [False, True, True]  # its own file was removed, the oldest
     with pytest.raises(SpoolError, match="one host may"):
         receive(cache, tmp_path / "0", names[0], kind=ARRAY, host="hostile", in_use=names[1:3])
     for number in (3, 4):
         receive(cache, tmp_path / str(number), names[number], kind=ARRAY, host="honest", in_use=names[1:3])
     assert [cache.path(name).exists() for name in names[1:5]] == [True] * 4
-    again = cache_of(tmp_path / "c", ARRAY, 5 * MAX_PART_BYTES)  # after a new start, files are those of who uses them
+    again = cache_of(tmp_path / "c", ARRAY, 5 * MAX_PART_BYTES)  # after a restart, a file belongs to the host that uses it
     assert again.has(names[1], "hostile") and again.has(names[2], "hostile")
     with pytest.raises(SpoolError, match="one host may"):
         receive(again, tmp_path / "0", names[0], kind=ARRAY, host="hostile", in_use=names[1:3])
@@ -179,7 +179,7 @@ def test_a_quarter_of_the_disk_stays_for_batches(tmp_path):
 
 
 def test_the_number_of_files_is_limited(tmp_path, monkeypatch):
-    """Small files take more than their bytes: names, blocks, time to look through them."""
+    """Small files cost more than their bytes: names, blocks, time to look through them."""
     monkeypatch.setattr(uploads, "_MAX_FILES", 6)
     cache, kept = cache_of(tmp_path / "c", ARRAY), []
     for number in range(5):
@@ -191,7 +191,7 @@ def test_the_number_of_files_is_limited(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("kind", [MANIFEST, ARRAY])
 def test_what_is_not_the_caches_stays_and_takes_no_room(tmp_path, kind):
-    """Somebody's own directory of that name: old, large files with names that are nearly ours."""
+    """A user's directory of the same name, with old, large files whose names look like the cache's."""
     directory, source, names = tmp_path / "c", tmp_path / "source", []
     directory.mkdir()
     other = "1" * 32 + (".npy" if kind == MANIFEST else "")
@@ -199,7 +199,7 @@ def test_what_is_not_the_caches_stays_and_takes_no_room(tmp_path, kind):
     for name in foreign:
         (directory / name).write_bytes(bytes(5000))
         os.utime(directory / name, (1, 1))
-    (directory / ("0" * 32 + ".7.part")).touch()  # what an engine that was killed has left
+    (directory / ("0" * 32 + ".7.part")).touch()  # a killed engine left it
     cache = cache_of(directory, kind, limit_bytes=1500)
     assert sorted(os.listdir(directory)) == sorted(foreign)
     for number in range(1, 4):
@@ -223,7 +223,7 @@ def test_imagenets_names_cost_little_and_a_second_job_starts_at_once(start, reci
     engine = start("--root", str(recipe.root))
     link = engine.link()
     small = recipe.open(link, SimpleQueue())
-    small.probe(1, 1, [(0, 0)])  # decoders loaded, everything at work
+    small.probe(1, 1, [(0, 0)])  # decoders are loaded and everything runs
 
     def memory():
         return sum(map(private_dirty_kib, [engine.process.pid, *engine.children()]))

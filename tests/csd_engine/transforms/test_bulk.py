@@ -1,4 +1,4 @@
-"""Batches of equal images in bulk are, value for value, what the pipeline makes of each by itself."""
+"""Bulk processing of equally large images gives, value for value, what the pipeline makes of each alone."""
 
 import numpy as np
 import pytest
@@ -89,7 +89,7 @@ def test_colour_borders_and_sizes_that_are_not_square():
 
 @pytest.mark.parametrize("ops", [[CROP, FLIP], [FLIP]], ids=["with borders", "without"])
 def test_rows_that_are_not_contiguous(ops):
-    """As torchvision's CIFAR-10 has them: planes, seen as pixels."""
+    """torchvision's CIFAR-10 is stored so: one plane per channel, seen as pixels through a transpose."""
     planes = np.random.default_rng(3).integers(0, 256, (30, 3, 32, 32), dtype=np.uint8)
     assert_same(pipeline(*ops), planes.transpose(0, 2, 3, 1))
 
@@ -108,7 +108,7 @@ def test_rows_that_are_not_contiguous(ops):
     ),
     st.sampled_from([[], [CUTOUT], [ERASING], [ERASING, CUTOUT]]),
 )
-def test_whatever_it_takes_it_makes_alike(size, moves, last):
+def test_what_bulk_accepts_equals_the_pipeline(size, moves, last):
     made, rows = pipeline(*moves, *last), images(7, *size)
     if Bulk.of(made, rows) is not None:
         assert_same(made, rows, n=12)
@@ -123,7 +123,7 @@ def test_whatever_it_takes_it_makes_alike(size, moves, last):
         [pad(2, 2, 2, 2, fill=(1,)), pad(2, 2, 2, 2, fill=(2,))],
         [{"op": "Resize", "size": [8, 8], "max_size": None, "interpolation": "bilinear"}],
         [{"op": "RandomApply", "ops": [FLIP], "p": 0.5}],
-        [CROP | {"size": [41, 41]}],  # larger than the padded image: its sample says so
+        [CROP | {"size": [41, 41]}],  # larger than the padded image: the single sample raises
     ],
     ids=lambda ops: " ".join(op["op"] for op in ops),
 )
@@ -133,7 +133,7 @@ def test_what_it_leaves_to_the_pipeline(ops):
 
 def test_data_that_it_leaves_to_the_pipeline():
     assert Bulk.of(pipeline(FLIP), None) is None
-    assert Bulk.of(pipeline(FLIP), images(channels=1)) is None  # grey rows of an RGB pipeline
+    assert Bulk.of(pipeline(FLIP), images(channels=1)) is None  # grey rows with an RGB pipeline
     bulk = Bulk.of(pipeline(FLIP), images(40))
     assert bulk.takes(np.array([0, 39])) and not bulk.takes(np.array([0, 40])) and not bulk.takes(np.array([-1]))
 

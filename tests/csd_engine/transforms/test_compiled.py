@@ -1,4 +1,4 @@
-"""A compiled plan means what the plan means: its job, carried out with Pillow, and the rest give the plan's pixels."""
+"""A compiled plan gives the plan's pixels: Pillow carries out its job, then the remaining steps run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def pipeline(*ops, order="pillow13", mode="RGB"):
 
 
 def carried_out(job, image):
-    """What a kernel does for a job, by Pillow on a decoded image."""
+    """Carry out a kernel's job with Pillow on a decoded image."""
     names = {number: name for name, number in FILTERS.items()}
     image = image.crop((job.left, job.top, job.left + job.width, job.top + job.height))
     if job.filter:
@@ -42,7 +42,7 @@ def carried_out(job, image):
 
 @st.composite
 def plans(draw):
-    """Primitives in any order, each valid where it stands."""
+    """Primitive steps in any order, each valid at its place."""
     width, height = SIZE
     steps = []
     for kind in draw(st.lists(st.sampled_from(["crop", "crop", "resize", "flip", "pad", "gray"]), max_size=6)):

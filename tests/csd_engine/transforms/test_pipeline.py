@@ -143,7 +143,7 @@ def test_deep_nesting_is_refused():
 
 
 def test_the_shape_of_nested_random_orders_takes_few_steps(monkeypatch):
-    """The engine's service looks for it, and all hosts wait meanwhile. Without a memory it took six times as many a level."""
+    """The engine's service computes it while all hosts wait. Without a cache each level took six times as many steps."""
     grey, calls = {"op": "Grayscale", "channels": 1}, []
     nested = [CENTER, grey]
     for _ in range(8):
@@ -221,7 +221,7 @@ def containers(inner):
 
 
 def sizes_after(plan, size):
-    """(width, height) behind each step."""
+    """(width, height) after each step."""
     for step in plan.primitives:
         if isinstance(step, primitives.Pad):
             size = (size[0] + step.left + step.right, size[1] + step.top + step.bottom)

@@ -62,7 +62,7 @@ def test_only_a_jpeg_can_be_decoded_at_a_part_of_its_size():
     Image.new("RGB", (64, 64)).save(stream, "PNG")
     with pytest.raises(ValueError, match="PNG of 64x64"):
         draft(Image.open(stream), 2)
-    assert (run(pipeline("fast", RRC), stream.getvalue()) == 0).all()  # and the pipeline does not try
+    assert (run(pipeline("fast", RRC), stream.getvalue()) == 0).all()  # the pipeline does not try
 
 
 def test_close_to_exact_and_the_same_where_the_crop_is_small():

@@ -8,7 +8,7 @@ from PIL import Image
 from csd_engine.transforms import native_order, resample
 from csd_engine.transforms.resample import FILTERS, ORDERS, crop_resize, resize
 
-# (width, height) -> (width, height): kinds that both orders treat alike, and kinds where Pillow 13 begins vertically.
+# (width, height) -> (width, height): sizes for which both orders agree, and sizes for which Pillow 13 begins vertically.
 SHAPES = [
     ((61, 40), (32, 32)), ((40, 90), (33, 31)), ((30, 90), (64, 20)), ((90, 41), (33, 41)), ((50, 50), (70, 81)),
     ((50, 60), (40, 40)), ((50, 60), (40, 39)), ((50, 60), (40, 35)), ((50, 60), (52, 59)), ((50, 60), (52, 60)),
@@ -31,7 +31,7 @@ def test_the_native_order_is_this_pillow(source, target, name, mode):
 @pytest.mark.parametrize("name", ["bilinear", "bicubic", "lanczos", "box", "hamming"])
 @pytest.mark.parametrize("source, target", SHAPES)
 def test_either_order_comes_out_of_any_pillow(monkeypatch, source, target, name):
-    """Believing that Pillow does the other order forces two passes wherever the two orders differ."""
+    """With a wrong assumption about Pillow's order, two passes are forced wherever the orders differ."""
     image = noise(source)
     native = native_order()
     other = "pillow12" if native == "pillow13" else "pillow13"
@@ -106,4 +106,4 @@ print(peak_kib() - before)
 @pytest.mark.parametrize("size", [(4288, 2848), (2000, 6000)])
 def test_a_large_crop_takes_little_memory_beside_the_image(size):
     done = subprocess.run([sys.executable, "-c", MEMORY, *map(str, size)], capture_output=True, text=True, check=True)
-    assert int(done.stdout) < 10 << 10  # in one piece 48 MB
+    assert int(done.stdout) < 10 << 10  # 48 MB in one piece

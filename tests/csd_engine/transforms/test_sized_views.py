@@ -1,4 +1,4 @@
-"""Views of several sizes in one row: the kernel makes Pillow's pixels of one decoded image. What may be such a row."""
+"""Views of several sizes in one row: the kernel makes Pillow's pixels from one decoded image. Which views may form a row."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pipeline(*ops, **more):
 
 GROUPS = [[crop(32, 0.4, 1.0), FLIP], [crop(32, 0.4, 1.0), GREY], [WINDOW], [crop(13, 0.05, 0.4), FLIP, GREY]]
 ROW = pipeline({"op": "SizedViews", "groups": GROUPS})
-SHAPE = (76, 32, 3)  # 32 x 32 twice, 17 x 11 and 13 x 13: 2,404 pixels in lines of 32
+SHAPE = (76, 32, 3)  # two of 32 x 32, 17 x 11 and 13 x 13: 2,404 pixels in lines of 32
 
 
 def picture():

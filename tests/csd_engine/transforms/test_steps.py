@@ -1,4 +1,4 @@
-"""Every step gives the same bits by the kernel as by Pillow, on odd images of all sizes."""
+"""The kernel gives the same bits as Pillow for every step, on images of all sizes."""
 
 import math
 import random
@@ -156,7 +156,7 @@ def test_what_does_not_fit_is_refused():
 
     assert done(Crop(0, 0, 8, 4), (8, 4, 3))
     for step, shape in (
-        (Crop(0, 0, 8, 4), (8, 8, 3)),  # another size comes out
+        (Crop(0, 0, 8, 4), (8, 8, 3)),  # the result has another size
         (Crop(0, 5, 8, 4), (8, 4, 3)),
         (Crop(-1, 0, 8, 4), (8, 4, 3)),
         (Blur((17, 3), (1.0, 1.0)), (8, 8, 3)),  # wider than the reflected border

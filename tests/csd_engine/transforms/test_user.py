@@ -1,4 +1,4 @@
-"""A user's function in a pipeline: hostile data, where it may stand, what it draws."""
+"""A user's function in a pipeline: hostile data, where it may stand, which random numbers it draws."""
 
 import json
 from pathlib import Path
@@ -55,7 +55,7 @@ def test_data_go_round_and_the_digest_holds_the_file_and_all_parameters():
         assert again == pipe and again.digest == pipe.digest
         digests.add(pipe.digest)
     assert len(digests) == len(ops)
-    assert pipeline(user(), calls=None) == pipeline(user())  # whether it is loaded is no part of it
+    assert pipeline(user(), calls=None) == pipeline(user())  # equality does not depend on whether it is loaded
 
 
 HOSTILE = [
@@ -125,7 +125,7 @@ def test_draws_follow_from_the_key_and_change_nothing_behind_them():
     both = pipeline(user("vignette", strength=0.9), user("noise"), CENTER, FLIP)
     assert (run(both, key=(1, 2, 3, 0)) == run(both, key=(1, 2, 3, 0))).all()
     assert (run(both, key=(1, 2, 3, 0)) != run(both, key=(1, 2, 3, 1))).any()
-    # Neither how much a function draws nor whether it does moves the flip behind it.
+    # The flip after a function does not change with how much the function draws, or whether it draws.
     flips = [
         [pipeline(user(name), CENTER, FLIP).draw((50, 41), Keyed(0, 0, k, 0)).primitives[-1] for k in range(20)]
         for name in ("vignette", "noise", "invert")

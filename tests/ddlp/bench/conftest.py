@@ -1,4 +1,4 @@
-"""A set for the benchmarks, small and made in no time."""
+"""Data sets for the benchmarks, small and quickly made."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ddlp.sampledata.jpegkinds import encode_kind, picture
 
 @pytest.fixture(scope="session")
 def small_sets(tmp_path_factory):
-    """The benchmarks' directory with 24 small JPEG files, taken for a finished set of 110 kB files, and a CIFAR-10."""
+    """The benchmarks' directory with a CIFAR-10, and 24 small JPEG files in place of the finished set of 110 kB files."""
     root = tmp_path_factory.mktemp("bench")
     for number in range(24):
         folder = root / "110kb" / "train" / "ab"[number % 2]

@@ -1,4 +1,4 @@
-"""Turns, processes, machine and output: what all benchmarks stand on."""
+"""What all benchmarks use: turns, processes, the machine, output."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""`ddlp bench engine`, run small: on this computer, and on a device that is reached over SSH."""
+"""`ddlp bench engine`, run small: on this computer, and on a device over SSH."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_on_this_computer(images, capsys):
 
 @pytest.fixture
 def device(images, tmp_path, monkeypatch) -> Iterator[EngineProcess]:
-    """csd0: an engine of two workers that knows the images under another path, on a computer reached by ssh."""
+    """csd0: an engine of two workers on a computer that is reached by SSH. Its path of the images differs from the host's."""
     if SSHD is None:
         pytest.skip("no sshd on this machine: apt install openssh-server")
     there = tmp_path / "there"
@@ -72,17 +72,17 @@ def device(images, tmp_path, monkeypatch) -> Iterator[EngineProcess]:
 def test_on_a_device(device, images, tmp_path, capsys, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    for path in images.rglob("*.jpg"):  # only the names are read here: both sides run over there
+    for path in images.rglob("*.jpg"):  # the host reads only the names: both sides of the comparison run on the device
         path.write_bytes(b"")
     assert check(capsys, "csd0", "--images", str(images / "class1"))["workers"] == 2
-    assert check(capsys, "csd0")["workers"] == 2  # of the first root that has any
+    assert check(capsys, "csd0")["workers"] == 2  # uses the first root that has images
     for elsewhere in (tmp_path / "there", IMAGES):
         assert cli.main(["bench", "engine", "csd0", "--images", str(elsewhere), *SMALL]) == 1
         assert "below none of csd0's roots" in capsys.readouterr().err
     shutil.rmtree(images)
     assert cli.main(["bench", "engine", "csd0", *SMALL]) == 1
     assert f"({tmp_path / 'labels'}, {images}). Mount them" in capsys.readouterr().err
-    assert list(Path().iterdir()) == [], "images were made"
+    assert list(Path().iterdir()) == [], "the command made images"
 
 
 def test_what_is_missing_is_said(tmp_path, capsys):

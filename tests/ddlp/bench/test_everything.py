@@ -1,4 +1,4 @@
-"""`ddlp bench --all`: the parts that the benches ask for, one document, and what was finished is kept."""
+"""`ddlp bench --all`: all parts of the benches, one document; finished parts are kept."""
 
 import contextlib
 import json
@@ -32,7 +32,7 @@ def test_every_bench_has_parts_that_its_own_options_take():
 
 @pytest.mark.parametrize("bench", _BENCHES)
 def test_every_bench_saves_its_figures(bench):
-    """--all has each of them do so."""
+    """`--all` uses this option of each."""
     given = ["bench", bench, "--save", "figures.json"]
     assert make_parser(given).parse_args(given).save == Path("figures.json")
 
@@ -55,14 +55,14 @@ def test_the_document_and_what_was_kept(tmp_path, capsys, monkeypatch):
 
 
 def commands_with(scratch):
-    """Of the processes that still run and have this directory for temporary files."""
+    """Command lines of the running processes whose temporary files go to this directory."""
     return [process.command for process in processes() if f"TMPDIR={scratch}\0" in process.environment]
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs, one for each side")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_ended_by_a_signal_it_leaves_nothing_running_and_no_file(small_sets, tmp_path, number):
-    """SIGTERM comes to the process alone, as from kill; Ctrl-C to all."""
+    """SIGTERM goes to the one process, as from kill; Ctrl-C goes to all."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "bench").symlink_to(small_sets)
     scratch = tmp_path / "tmp"
@@ -95,7 +95,7 @@ def test_without_all_it_says_what_to_give(capsys):
 
 
 def test_a_part_of_another_machine_names_it():
-    """And one of this machine, which stands at the top, does not, whatever its date."""
+    """A part of this machine, which is described at the top, names none, whatever its date."""
     found = machine()
     here, other = machine_line({**found, "date": "earlier"}), machine_line({**found, "versions": {"torch": "2.1"}})
     both = (("a", here), ("b", other))

@@ -1,4 +1,4 @@
-"""The benchmarks of a GPU, run small with the CPU as the device: the same code, real files, real engines, real models."""
+"""The benchmarks of a GPU, run small with the CPU as the device: the same code, with real files, engines and models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.engine_process import children
 
 
 def engines():
-    """(process, its workers) of the engines that this process has started."""
+    """(process id, its number of workers) of each engine that this process has started."""
     for pid in children(os.getpid()):
         words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
         if "csd_engine" in words:
@@ -56,7 +56,7 @@ def test_the_pinned_way_with_other_blocks_beside_its_own(capsys, tmp_path, monke
     names = ("pinned", "pinned, 3 x 1 MiB", "pinned, 8 x 16 MiB")
     assert list(figures["rates"])[2:] == [f"{one}: {what}" for one in names for what in ("read", "read, verified, finished")]
     assert made == {(), (3, 1 << 20), (8, 16 << 20)}
-    assert len(figures["aims"]) == 1  # of what a loader takes
+    assert len(figures["aims"]) == 1  # only the sizes that a loader uses have an aim
     for wrong in ("3", "0x4", "4x0", "axb"):
         with pytest.raises(SystemExit):
             main(["bench", "gpu", "--pinned", wrong])
@@ -64,7 +64,7 @@ def test_the_pinned_way_with_other_blocks_beside_its_own(capsys, tmp_path, monke
 
 
 def test_cold_each_read_is_of_a_file_that_was_forgotten(capsys, tmp_path, monkeypatch):
-    """Five reads of two files: in each turn every file is forgotten before each of its reads, and at no other time."""
+    """Five reads of two files: a file is dropped from the page cache before each of its reads, and at no other time."""
     files, forget, read = [], gpu._forget, PinnedReader.read
 
     def forgetting(path):
@@ -100,7 +100,7 @@ def test_a_way_that_is_not_here_is_said(capsys):
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs, one for each side")
 def test_epochs_of_a_model_beside_their_bound(capsys, small_sets, monkeypatch):
     for name in ("DDLP_ENGINE_CPUS", "DDLP_ENGINE_WORKERS"):
-        monkeypatch.setenv(name, "")  # the bench sets it; this has it as before afterwards
+        monkeypatch.setenv(name, "")  # the bench sets it; monkeypatch restores it afterwards
         monkeypatch.delenv(name)
     epoch, seen = train._epoch, set()
 
@@ -118,10 +118,10 @@ def test_epochs_of_a_model_beside_their_bound(capsys, small_sets, monkeypatch):
     assert list(lines) == ["DataLoader", "cpu", "mte", "wrr"]
     assert lines["cpu"]["csd"] == [0.0] and 0 < lines["mte"]["csd"][0] < 1
     assert all(line["rates"][0] > 0 and line["idle_ms"][0] > 0 for line in lines.values())
-    # Without a worker each batch is made between two steps.
+    # Without a worker, each batch is prepared between two steps.
     assert 0 < figures["idle_ms"][0] < lines["DataLoader"]["idle_ms"][0]
     assert figures["aims"][0]["what"] == "wrr, shufflenet_v2_x0_5: of the bound"
-    ((pid, workers),) = seen  # one for all epochs, with a worker on each of its cores
+    ((pid, workers),) = seen  # one engine for all epochs, with a worker on each of its cores
     assert workers == "1" and pid not in dict(engines())
 
 
@@ -131,13 +131,13 @@ def test_the_bound_is_the_slower_of_training_and_both_sides_together():
     assert result.bounds == [100.0, 200.0]
     baseline = Line("DataLoader", [50.0, 60.0], idle_ms=[9.0, 9.0])
     result.lines = [baseline, Line("wrr", [95.0, 190.0], [0.1, 0.2], [0.25, 0.5], [9.0, 9.0])]
-    assert len(aims(result)) == 1  # in the second round the sides are slower than training: it has to wait
+    assert len(aims(result)) == 1  # training has to wait in the second round: no aim for idle time
     assert [aim.measured for aim in aims(result)] == [pytest.approx(0.95)]
     assert "0.950 (0.950 .. 0.950)" in table(result) and "15.0 (10.0 .. 20.0)" in table(result)
 
 
 def test_where_training_is_the_bound_the_device_waits_for_no_batch():
-    """Steps of 80 ms, 1 ms of them idle even with a batch that is there: 3 ms are 2 too many, a fortieth of a step."""
+    """Steps of 80 ms have 1 ms of idle time even if the batch is ready. 3 ms are 2 ms too many: a fortieth of a step."""
     rates = {"r_train": [100.0, 100.0], "r_cpu": [150.0, 150.0], "r_csd": [50.0, 50.0], "idle_ms": [1.0, 1.0]}
     result = Result("a GPU", "a model", 8, 10, [0], [1], **rates)
     result.lines = [Line("wrr", [100.0, 100.0], [0.0, 0.0], [0.25, 0.25], [3.0, 3.0])]
@@ -148,7 +148,7 @@ def test_where_training_is_the_bound_the_device_waits_for_no_batch():
 
 
 def test_the_device_is_idle_from_one_step_s_end_to_the_next_one_s_beginning(monkeypatch):
-    """Not before the first step nor after the last one, and not while a step runs."""
+    """Time before the first step and after the last one does not count, nor the time while a step runs."""
     now = [0.0]
     monkeypatch.setattr(train.time, "monotonic", lambda: now[0])
 

@@ -1,4 +1,4 @@
-"""`ddlp bench host` and its contenders, run small: all prepare the same samples, and a pixel that differs is seen."""
+"""`ddlp bench host` and its contenders, run small: all prepare the same samples, and a different pixel is found."""
 
 import dataclasses
 import json
@@ -42,7 +42,7 @@ def test_the_middle_of_a_cycle_holds_each_image_once():
     middle = order[12:-12]
     assert len(middle) == 20 and max(Counter(middle).values()) == 1
     assert order[:12] == middle[-12:] and order[-12:] == middle[:12]
-    # whichever batches a contender was ahead by at both ends: each image once
+    # each image once, however many batches a contender has prefetched at both ends
     assert all(Counter(order[a : a + 20]) == Counter(middle) for a in range(25))
     assert len(cycle(3, 4, 2)) == 4 * 5
     often = cycle(21, 4, 3, 5)
@@ -92,7 +92,7 @@ def test_turboloader_gets_the_same_files_in_the_same_order(small_sets):
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs 2 cores")
-def test_bare_loops_at_once_count_together_and_end_with_who_counts(small_sets, monkeypatch):
+def test_bare_loops_are_counted_together_and_end_with_their_parent(small_sets, monkeypatch):
     mark = f"TEST_OF_BARE_LOOPS={os.getpid()}"
     monkeypatch.setenv(*mark.split("="))
     work = Work(BARE_TWO, "imagenet1", str(small_sets / "110kb"), 4, 8, cores=2, times=4)
@@ -104,12 +104,12 @@ def test_bare_loops_at_once_count_together_and_end_with_who_counts(small_sets, m
 def _reads(path: Path, text: str) -> bool:
     try:
         return text.encode() in path.read_bytes()
-    except OSError:  # it has ended, or is somebody else's
+    except OSError:  # it has ended, or belongs to another user
         return False
 
 
 def test_ours_and_the_bare_loop_make_the_baselines_pixels(small_sets):
-    """No draws in imagenet2: the three must agree to the last bit, and so they prepare the same samples in the same order."""
+    """imagenet2 has no random draws: if the bits are equal, all three prepare the same samples in the same order."""
     work = [Work(name, "imagenet2", str(small_sets / "110kb"), 4, 8) for name in (OURS, BARE, BASELINES[0])]
     ours, bare, baseline = (CONTENDERS[one.contender].make(one) for one in work)
     for _ in range(3):
@@ -139,7 +139,7 @@ def test_ratios_are_taken_round_by_round():
     assert "3.00 (3.00 .. 3.00)" in text and "0.750" in text and f"without {OURS_FAST}: why" in text
     found = {aim.what.partition(": ")[2]: aim for aim in aims(result)}
     assert found[f"{OURS} / DataLoader's best"].measured == 3 and found[f"{OURS} / {DALI}"].measured == 3
-    assert found[f"{OURS} / the best peer"].measured == 2.5, "DALI in the first round, DataLoader in the second"
+    assert found[f"{OURS} / the best peer"].measured == 2.5, "DALI is the best in the first round, DataLoader in the second"
     assert found["two cores / one"].measured is None
     rates.update({OURS_TWO: [54.0, 108.0], BARE_TWO: [72.0, 144.0]})
     assert "0.750" in next(row for row in table(result).splitlines() if row.startswith(OURS_TWO))
@@ -205,6 +205,6 @@ def test_each_operators_pixels_are_torchvisions(tmp_path, monkeypatch):
 
 
 def steps_of(name):
-    """What an operator draws for 20 images."""
+    """The steps that an operator draws for 20 images."""
     pipeline = translate(T.Compose([operator_bits.OPERATORS[name](), T.ToTensor()])).pipeline
     return [step for k in range(20) for step in pipeline.draw((90, 70), Keyed(0, 0, k, 0)).primitives]

@@ -1,4 +1,4 @@
-"""The metronome tells a core's speed between two times, and leaves nothing behind."""
+"""The metronome measures a core's speed between two times, and leaves nothing behind."""
 
 import os
 import shutil
@@ -25,9 +25,9 @@ def test_it_beats_and_leaves_nothing(small_sets):
             time.sleep(0.02)
         ended = time.monotonic()
         beats = np.fromfile(file)[: 2 * 10].reshape(-1, 2)
-        assert ended - began > 5 * 0.05  # it rests between two beats
+        assert ended - began > 5 * 0.05  # it pauses between two beats
         assert (np.diff(beats[:, 0]) > 0.05).all() and (beats[:, 1] > 0).all()
-        # A time of which the beats are known, one without any: the nearest, and nothing of what came before and after.
+        # A span with beats in it, and a span without: there the nearest beats count.
         within = metronome.speeds(beats[3, 0], beats[7, 0])
         assert within == {cpu: pytest.approx(np.mean(1 / beats[3:7, 1]))}
         assert metronome.speeds(beats[5, 0] + 1e-4, beats[5, 0] + 2e-4) == {cpu: pytest.approx(np.mean(1 / beats[4:7, 1]))}
@@ -40,8 +40,8 @@ def test_what_can_not_start_is_said(tmp_path, capfd):
     assert "none" in capfd.readouterr().err
 
 
-def test_it_ends_with_who_asked_for_it(small_sets):
-    """Killed, as nobody can clean up after."""
+def test_it_ends_with_its_parent(small_sets):
+    """The parent is killed, so it cannot clean up."""
     code = "import sys; from pathlib import Path; from ddlp.bench.metronome import Metronome\n"
     code += f"with Metronome(Path({str(small_sets / '110kb')!r}), [{min(os.sched_getaffinity(0))}]) as one:\n"
     code += "    print(one._processes[0].pid, one._beats.name, flush=True); sys.stdin.read()"

@@ -1,4 +1,4 @@
-"""The benchmark, run small, and its rules deliver every batch."""
+"""`ddlp bench overhead`, run small; every strategy delivers every batch."""
 
 import json
 import re
@@ -24,14 +24,14 @@ def test_a_short_run(capsys, monkeypatch):
 
 
 def test_the_work_for_a_batch_does_not_grow_with_the_epoch():
-    """Counted in calls, not in time."""
+    """Counts function calls, not time."""
     for name in STRATEGIES:
         short, long = (_calls(name, n) for n in (500, 2000))
         assert long < 1.3 * short, name
 
 
 def _calls(name: str, n: int) -> float:
-    """Calls a batch, those of built-in functions included."""
+    """Function calls per batch, built-in functions included."""
     count = 0
 
     def profile(frame, event, argument):
@@ -55,7 +55,7 @@ def test_an_unknown_strategy_is_said(capsys):
 def test_the_table_gives_median_and_spread():
     text = table(Result(100.0, [(80.0, 150.0)], [0.002], [Line("rules", "wrr", 1000, [2.0, 1.0, 4.0], [0.0, 0.5, 1.0])]))
     assert "80.0 (80.0 .. 80.0) us a host batch, 150.0" in text
-    assert "medians of 3 rounds" in text and re.search(r"2\.0 \(1\.0 \.\. 4\.0\) +0\.5", text), "half a MiB"
+    assert "medians of 3 rounds" in text and re.search(r"2\.0 \(1\.0 \.\. 4\.0\) +0\.5", text), "memory: half a MiB"
     assert "0.20 (0.20 .. 0.20) % of a core" in text
 
 
@@ -71,7 +71,7 @@ def test_the_aims_are_below_the_bound_flat_and_no_more_memory():
 
 
 def test_flat_is_what_the_rounds_say_each_for_itself():
-    """A core that became half as fast between two turns: the medians alone would be 10 and 20."""
+    """The core slows down to half between two turns: the medians alone would be 10 and 20."""
     turns = {100_000: [10.0, 10.0, 20.0], 1_000_000: [10.0, 20.0, 20.0]}
     lines = [Line("rules", "wrr", length, us, [0.0]) for length, us in turns.items()]
     (flat,) = (aim for aim in aims(Result(100.0, lines=lines)) if aim.what.startswith("a batch's time"))

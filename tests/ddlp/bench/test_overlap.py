@@ -1,4 +1,4 @@
-"""The benchmark measures what it says: run small, its figures held against each other."""
+"""`ddlp bench overlap`, run small: its figures must agree with each other."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ from ddlp.translate.portable import portable
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs, one for each side")
 def test_a_short_run(small_sets, capsys, monkeypatch):
-    for name in ("DDLP_ENGINE_CPUS", "DDLP_ENGINE_SLOWDOWN"):  # the bench sets them; this has them as before afterwards
+    for name in ("DDLP_ENGINE_CPUS", "DDLP_ENGINE_SLOWDOWN"):  # the bench sets them; monkeypatch restores them afterwards
         monkeypatch.setenv(name, "")
     cpus = sorted(os.sched_getaffinity(0))
     status = main([
@@ -33,20 +33,20 @@ def test_a_short_run(small_sets, capsys, monkeypatch):
     lines = {line["name"]: line for line in result["lines"]}
     assert set(lines) == {"DataLoader, 0 workers", "DataLoader, 1 worker", "csd", "wrr"}
     assert result["slowdown"] == 3 and result["r_cpu"][0] > result["r_csd"][0] > 0
-    assert result["output"] == "float32" and 0 < result["h_s"][0] < 1 / result["r_cpu"][0]  # a part of preparing it
-    assert len(result["r_cpu"]) == len(result["r_csd"]) == 1 + len(lines)  # before all and after each
+    assert result["output"] == "float32" and 0 < result["h_s"][0] < 1 / result["r_cpu"][0]  # part of a sample's time
+    assert len(result["r_cpu"]) == len(result["r_csd"]) == 1 + len(lines)  # measured before all contenders and after each
     accelerator = 4 / result["accelerator_s"]
     assert len(result["speeds"]) == len(result["r_cpu"]) and len(result["h_speeds"]) == 1
     for line in lines.values():
         ((host, engine),) = line["speeds"]
-        assert 20 < host < 100_000 and 20 < engine < 100_000  # of preparing one of these samples, a second
+        assert 20 < host < 100_000 and 20 < engine < 100_000  # preparations of one of these samples per second
     assert lines["csd"]["csd_batches"] == [24] and 0 <= lines["wrr"]["csd_batches"][0] < 24
     assert all(line["rates"][0] <= accelerator for line in lines.values())
 
 
 @pytest.mark.parametrize("work", ["__init__", "write_rows"])
 def test_a_bare_engine_is_slow_at_its_files_as_well(small_sets, tmp_path, monkeypatch, work):
-    """As a slowed worker is; else the bound would be that of a device with a fast processor for some of its work."""
+    """A slowed worker is slow at files too. Else the bound would be of a device with a fast processor for part of the work."""
     found = portable(loader(small_sets / "110kb", "imagenet1", 4), torch.uint8, torch.channels_last)
     make = engine_batch(found, 4, str(tmp_path), 3.0)
     make(0)
@@ -80,7 +80,7 @@ def test_a_cpu_that_was_asked_for_is_taken_and_the_other_side_has_another():
 
 
 def result_of(lines, **changed):
-    """Rates of a core that was twice as fast when the second figure was taken; the engine's was always alike."""
+    """The core was twice as fast when the second rate was measured. The engine's core was equally fast throughout."""
     figures = {"r_cpu": [10.0, 20.0, 11.0], "r_csd": [1.0, 2.0, 3.0], "speeds": [(1.0, 1.0), (2.0, 1.0), (1.0, 1.0)]}
     figures |= {"h_s": [0.001] * 3, "h_speeds": [(1.0, 1.0)] * 3, "lines": lines, **changed}
     return Result(20, 5, "uint8", 3.0, 0.01, **figures)
@@ -101,7 +101,7 @@ def test_a_bound_is_of_cores_as_fast_as_the_contender_had_them():
     assert dataclasses.replace(result, accelerator_s=5 / 7).bound((3.0, 0.5)) == 7
     float32 = dataclasses.replace(result, output="float32", h_s=[0.2, 0.1, 0.2], h_speeds=[(1.0, 1.0), (2.0, 1.0), (1.0, 1.0)])
     assert float32.bound((1.0, 1.0)) == pytest.approx(10 * (1 - 0.2 * 2) + 2)
-    assert float32.bound((2.0, 1.0)) == pytest.approx(20 * (1 - 0.1 * 2) + 2)  # converting is faster then as well
+    assert float32.bound((2.0, 1.0)) == pytest.approx(20 * (1 - 0.1 * 2) + 2)  # converting is faster then, too
 
 
 def test_gain_is_over_the_best_dataloader_on_a_core_as_fast():

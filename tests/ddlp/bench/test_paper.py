@@ -1,4 +1,4 @@
-"""The paper's table by its own rules, and the benchmark, run small."""
+"""The paper's table by its own rules, and `ddlp bench paper`, run small."""
 
 import json
 import statistics
@@ -24,7 +24,7 @@ def test_the_papers_event_rules_give_its_printed_numbers():
 
 @pytest.mark.parametrize("name", ["wrr", "ordered", "mte"])
 def test_ours_are_at_the_limit_and_faster_than_the_papers(name):
-    """The table in simulated time; `ddlp bench paper` does it in real time."""
+    """The table in simulated time. `ddlp bench paper` measures it in real time."""
     n, faster = 500, {0: [], 16: []}
     for cell in CELLS:
         world = World(

@@ -1,4 +1,4 @@
-"""The cost of recording: measured by turns as a user would run it, and reckoned right."""
+"""`ddlp bench recording`: the cost of recording, measured with recording on and off by turns."""
 
 import json
 
@@ -17,7 +17,7 @@ def test_a_short_run(small_sets, capsys, monkeypatch):
     for line in json.loads(out)["lines"]:
         for name in ("cpu_plain", "cpu_recorded", "cpu_again", "wall_plain", "wall_recorded", "event_us"):
             assert len(line[name]) == 2, name
-        assert line["events"] > 2 * 6 and min(line["cpu_plain"]) > 0  # a batch is made, and trained on
+        assert line["events"] > 2 * 6 and min(line["cpu_plain"]) > 0  # each batch is prepared and trained on
     assert "wrr, batches of 1, round 2/2" in err
 
 

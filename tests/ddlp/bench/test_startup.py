@@ -1,4 +1,4 @@
-"""The benchmark measures what it says: run small."""
+"""`ddlp bench startup`, run small."""
 
 import json
 import os
@@ -17,7 +17,7 @@ def test_a_short_run(tmp_path, capsys):
     (directory / "train" / "class").mkdir(parents=True)
     for k in range(5):
         Image.effect_noise((60 + k, 50), 40).save(directory / "train" / "class" / f"{k}.jpg")
-    (directory / "dataset.json").write_text("{}")  # the set is complete
+    (directory / "dataset.json").write_text("{}")  # marks the set as complete
     arguments = ["--data", str(tmp_path), "--rounds", "1", "--workers", "1", "--sizes", "small", "--batch", "4", "--json"]
     assert main(["bench", "startup", *arguments]) == 0
     result = json.loads(capsys.readouterr().out)

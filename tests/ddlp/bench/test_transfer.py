@@ -1,4 +1,4 @@
-"""The benchmark of the transfer, run small: a real engine, its figures held against each other."""
+"""`ddlp bench transfer`, run small with a real engine: its figures must agree with each other."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The benchmark measures what it says: run small."""
+"""`ddlp bench usercode`, run small."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Fixtures: an sshd of our own, and a device behind it."""
+"""Fixtures: the test's own sshd, and a device behind it."""
 
 from __future__ import annotations
 

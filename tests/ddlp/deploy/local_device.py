@@ -1,4 +1,4 @@
-"""A device on this machine, reached through a real sshd, and how the tests of deploying use it."""
+"""A device on this machine behind a real sshd, and functions of the deploy tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ddlp.deploy.shell import Shell
 from tests.ddlp.deploy.sshd import Sshd
 from tests.engine_process import make_jpegs, until
 
-# `ddlp` in a process of its own, where the device's images/s are measured for a moment, as by `quicken`.
+# `ddlp` as another process, which measures the device's images/s only for a moment, as `quicken` does.
 QUICK_DDLP = """
 import sys
 from ddlp import cli
@@ -26,7 +26,7 @@ deployment._RATE_S = 0.1
 sys.exit(cli.main())
 """
 
-# A user's systemd where there is none: HOME/may says who lets the user linger, HOME/lingers whether it does.
+# A fake systemd of the user: HOME/may says who may make the user linger, HOME/lingers whether the user lingers.
 SYSTEMD = {
     "id": "case $1 in -u) echo 1000 ;; *) echo user ;; esac\n",
     "sudo": '[ "$(cat "$HOME/may")" = sudo ] && shift && AS_ROOT=1 "$@"\n',
@@ -47,13 +47,13 @@ esac
 
 
 class Device:
-    """A device on this machine: an sshd, data under another name than here, a spool that both see."""
+    """A device on this machine: an sshd, data whose path differs from the host's, and a spool that both see."""
 
     def __init__(self, sshd: Sshd, base: Path) -> None:
         self.sshd = sshd
         self.data_here, self.data_there = base / "data here", base / "data there"
         self.spool_here, self.spool = base / "spool here", base / "spool"
-        self.shown = self.data_here  # what is said to be the data on this host
+        self.shown = self.data_here  # the directory that is given as the data on this host
         self.home = sshd.home / ".ddlp" / "csd0"
         self.data_here.mkdir(parents=True)
         self.paths = make_jpegs(self.data_here, np.random.default_rng(3))
@@ -68,7 +68,7 @@ class Device:
         return [
             "deploy", "board", "--name", "csd0", *self.sshd.options, "--root", str(self.data_there), "--host-root",
             str(self.shown), "--spool", str(self.spool), "--host-spool", str(self.spool_here), "--listen-port", str(self.port),
-            "--reserve-bytes", "1M", "--workers", "1", "--kernel", "none", *more,  # compiling it: test_kernel.py
+            "--reserve-bytes", "1M", "--workers", "1", "--kernel", "none", *more,  # test_kernel.py compiles it
         ]  # fmt: skip
 
     def read(self, name: str) -> str:
@@ -87,7 +87,7 @@ class Device:
 
 
 def ddlp(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> str:
-    """Run a command; its output, after its exit status was found right."""
+    """Run a command, check its exit status, return its output."""
     capsys.readouterr()
     got = cli.main(arguments)
     out, err = capsys.readouterr()

@@ -1,4 +1,4 @@
-"""What takes long of deploying and of the doctor, and is no matter of most tests: done for a moment, or for a few."""
+"""Shortens what takes long in deploying and in the doctor, for tests that are not about it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FEW = ("decode JPEG 4:2:0", "Grayscale, ", "RandomHorizontalFlip")
 
 @cache
 def few_cases(draws: range = range(DRAWS)) -> tuple[dict[str, np.ndarray], list[tuple[str, bool, Case]]]:
-    """What `all_cases` returns, of a few operators."""
+    """As `all_cases`, but only with a few operators."""
     sources, cases = all_cases(draws)
     few = [one for one in cases if one[0].startswith(_FEW)]
     return {name: sources[name] for name in {case.source for _, _, case in few}}, few
@@ -34,17 +34,17 @@ def _compiled(target: str, _path: str) -> tuple[str, bytes]:
 
 
 def compile_once(target: str, library: Path) -> str:
-    """What `cross_compile` does; what a PATH's compiler has made once is copied from then on."""
+    """Do what `cross_compile` does, but compile only once for each target and PATH, and copy the result afterwards."""
     made, content = _compiled(target, os.environ["PATH"])
     library.write_bytes(content)
     return made
 
 
 def quicken(patch: pytest.MonkeyPatch) -> None:
-    """A device's images/s are measured, but not for seconds; of a thousand cases of operators a few are compared.
+    """Measure a device's images/s only for a moment, and compare few of the thousand cases of operators.
 
-    A kernel is compiled for the first device of a kind alone. Deploys in processes of their own take the full time.
-    `every_operator` brings all cases back.
+    A kernel is compiled once for each kind of device. A deploy in another process takes the full time.
+    `every_operator` restores all cases.
     """
     patch.setattr(deployment, "_RATE_S", 0.1)
     patch.setattr(kernel, "cross_compile", compile_once)
@@ -52,5 +52,5 @@ def quicken(patch: pytest.MonkeyPatch) -> None:
 
 
 def every_operator(patch: pytest.MonkeyPatch) -> None:
-    """Undo for one test, or one module, what `quicken` did to the comparison of operators."""
+    """Undo for one test or module what `quicken` did to the comparison of operators."""
     patch.setattr(parity, "all_cases", all_cases)

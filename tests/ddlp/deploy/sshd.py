@@ -1,4 +1,4 @@
-"""A real sshd of the test's own on 127.0.0.1, with its own keys and home directory."""
+"""A real sshd for one test on 127.0.0.1, with its own keys and home directory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 
 class Sshd:
-    """`sshd` for this user; `config` makes ``ssh -F config board`` work. What its sessions write goes to `home`."""
+    """`sshd` for this user. `config` makes ``ssh -F config board`` work. Its sessions have `home` as their home directory."""
 
     def __init__(self, directory: Path, *lines: str) -> None:
         assert SSHD is not None
@@ -53,7 +53,7 @@ class Sshd:
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.directory / name)], check=True)
 
     def knows(self) -> None:
-        """Let the client know the host key that there is now."""
+        """Give the client the server's present host key."""
         key = " ".join((self.directory / "host.pub").read_text().split()[:2])
         self.known_hosts.write_text(f"[127.0.0.1]:{self.port} {key}\n")
 
@@ -81,7 +81,7 @@ class Sshd:
                 time.sleep(0.05)
 
     def stop(self) -> None:
-        """End the server and its sessions (not what they have left running in sessions of their own)."""
+        """End the server and its sessions, but not processes that left their session."""
         if self.process is not None:
             kill_tree(self.process.pid)
             self.process.wait()
@@ -89,13 +89,13 @@ class Sshd:
 
 
 def python_path(*before: Path) -> str:
-    """PATH=..., so that a session's python3 is the one that runs the tests; other directories before all."""
+    """PATH=..., with which a session's python3 is the tests' Python; `before` comes first in the path."""
     first = "".join(f"{one}:" for one in before)
     return f"PATH={first}{Path(sys.executable).parent}:/usr/bin:/bin:/usr/sbin:/sbin"
 
 
 def programs(directory: Path, **texts: str) -> Path:
-    """A directory for the front of a session's PATH, with shell scripts by their names."""
+    """Make a directory of shell scripts, to be put first in a session's PATH. `texts` are the scripts by name."""
     directory.mkdir()
     for name, text in texts.items():
         (directory / name).write_text(f"#!/bin/sh\n{text}")

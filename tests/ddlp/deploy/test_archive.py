@@ -15,12 +15,12 @@ from ddlp.deploy.archive import archive, code_bytes
 
 def test_the_archive(tmp_path: Path) -> None:
     first = archive()
-    time.sleep(1.1)  # gzip's time stamp counts seconds
+    time.sleep(1.1)  # gzip's time stamp has whole seconds
     assert archive() == first
     with tarfile.open(fileobj=io.BytesIO(first)) as tar:
         assert {(entry.mtime, entry.uid, entry.mode) for entry in tar} == {(0, 0, 0o644)}
         assert "csd_engine/kernels/src/ddlp.h" in tar.getnames()
-        tar.extractall(tmp_path)  # of our own making; Python 3.11.2 knows no filter=
+        tar.extractall(tmp_path)  # the archive is our own; Python 3.11.2 has no filter=
     assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) == code_bytes()
     code = "import csd_engine, csd_engine.machine.build as b; print(csd_engine.__file__, b.build())"
     (tmp_path / "csd_engine" / "kernels" / "_kernel.so").write_bytes(b"compiled, and so different from computer to computer")

@@ -1,4 +1,4 @@
-"""Comparing a device's data set with the host's: each difference found, named and counted; real trees, a real census."""
+"""Comparing a device's data set with the host's: each difference is found, named and counted. Real trees, a real census."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_merge_finds_what_sets_find(ours, theirs):
 
 @pytest.fixture
 def trees(tmp_path):
-    """Two copies of a tree of 600 files, 100 bytes each, all changed at the same time long ago."""
+    """Two copies of a tree of 600 files of 100 bytes, all with the same old time of change."""
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     for number in range(600):
         path = ours / f"n{number // 100}" / f"{number}.jpg"
@@ -53,7 +53,7 @@ def trees(tmp_path):
 
 
 def take(trees, **options):
-    """The census of two trees, theirs by a real process and its digests by another."""
+    """The census of two trees. Another process lists the device's tree, one more makes its digests."""
     ours, theirs = map(str, trees)
     asked = []
 
@@ -77,7 +77,7 @@ def test_the_same(trees):
     assert result.same and result.files == 600 and result.bytes == 60000
     assert result.compared == len(asked) == len(set(asked)) and census.SAMPLE <= result.compared < 300
     assert f"contents of {result.compared}" in result.coverage and "--verify" in result.coverage
-    assert set(take(trees)[1]) != set(asked), "another sample each time"
+    assert set(take(trees)[1]) != set(asked), "each call must draw another sample"
     assert set(take(trees, draw=random.Random(1))[1]) == set(take(trees, draw=random.Random(1))[1])
     verified, asked = take(trees, verify=True)
     assert verified.same and verified.compared == 600 and not asked and "all 600 files" in verified.coverage
@@ -117,7 +117,7 @@ def test_the_largest_file_is_always_in_the_sample(trees):
     for root, content in zip(trees, (b"a" * 5000, b"b" * 5000), strict=True):
         (root / "n0/50.jpg").write_bytes(content)
         os.utime(root / "n0/50.jpg", (0, 0))
-        for number in range(census.SAMPLE):  # newer ones, so that it is not among those
+        for number in range(census.SAMPLE):  # newer files, so that the largest file is not among the newest
             os.utime(root / f"n1/{100 + number % 100}.jpg", (2, 2))
     for seed in range(6):
         assert str(take(trees, draw=random.Random(seed))[0].contents) == "n0/50.jpg"
@@ -128,7 +128,7 @@ def test_a_silent_change_is_found_by_verify_only_for_sure(trees):
     os.utime(trees[1] / "n5/555.jpg", (0, 0))
     assert str(take(trees, verify=True)[0].contents) == "n5/555.jpg"
     found = [take(trees, draw=random.Random(seed))[0].contents.count for seed in range(6)]
-    assert set(found) == {0, 1}, "about four times of ten"
+    assert set(found) == {0, 1}, "the sample holds the file about four times in ten"
 
 
 def test_a_sample_has_its_limit(trees, monkeypatch):

@@ -1,4 +1,4 @@
-"""What a survey means: each fault with its way out."""
+"""What a survey of a device means: each fault with its way out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `ddlp deploy` makes of its options, before it connects to anything."""
+"""What `ddlp deploy` makes of its options before it connects."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def test_what_was_given_before_holds() -> None:
     assert changed.record.ssh_options == ("-p", "2222")
     assert changed.changes == ("--root", "--spool", "--workers")
     here = ("--root", "/b", "--host-root", "/z", "--root", "/a/", "--host-root", "/x")
-    assert wanted("--name", "csd0", *here, "--spool", "/s/").changes == ()  # this host's side alone
+    assert wanted("--name", "csd0", *here, "--spool", "/s/").changes == ()  # only this host's path of the spool changes
 
 
 def test_how_the_engine_is_reached_holds() -> None:
-    """Whether or not it has answered there so far."""
+    """Whether or not the engine has answered there so far."""
     new = ("board", "--name", "csd0", "--root", "/d", "--spool", "/s")
     book.save(wanted(*new, "--listen-port", "7800", "--address", "10.0.0.9", "--python", "/opt/python").record)
     again = wanted("--name", "csd0").record
@@ -82,7 +82,7 @@ def test_how_the_engine_is_reached_holds() -> None:
 
 @pytest.mark.parametrize("host", ["192.168.1.5", "root@192.168.1.6", "root@fe80::1", "ssh://root@10.0.0.1:22", "42"])
 def test_a_number_is_no_name(host: str) -> None:
-    """Half of a subnet would share one."""
+    """Half of a subnet would get the same name."""
     with pytest.raises(DDLPError, match="--name csd0"):
         wanted(host, "--root", "/d", "--spool", "/s")
     assert wanted(host, "--name", "csd0", "--root", "/d", "--spool", "/s").record.destination == host

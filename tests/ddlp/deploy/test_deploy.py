@@ -1,4 +1,4 @@
-"""`ddlp deploy` from end to end, through a real sshd on this machine. tests/board does the same on an ARM board."""
+"""`ddlp deploy` from end to end over a real sshd on this machine. tests/board does the same on an ARM board."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.engine_process import alive, until
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 
-def test_deployed_a_device_is_all_that_a_training_script_needs(device: Device, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_training_script_needs_nothing_but_a_deployed_device(device: Device, capsys: pytest.CaptureFixture[str]) -> None:
     told = ddlp(capsys, *device.arguments())
     assert 'csd0 is ready. Use it with csd="csd0".' in told and "6 images give the same bits there" in told
     record = book.load("csd0")
@@ -75,7 +75,7 @@ def test_what_was_changed_by_hand_is_mended(device: Device, capsys: pytest.Captu
 
 
 def _older_build(device: Device, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, change: Callable) -> None:
-    """Deploy from a copy of csd_engine in which something is different."""
+    """Deploy from a copy of csd_engine that `change` has changed."""
     copy = device.sshd.directory / "older"
     shutil.copytree(REPOSITORY / "csd_engine", copy / "csd_engine", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(REPOSITORY / "ddlp", copy / "ddlp", ignore=shutil.ignore_patterns("__pycache__"))
@@ -119,7 +119,7 @@ def test_an_engine_of_an_older_protocol_is_named_and_upgraded(device: Device, ca
 @pytest.mark.parametrize(
     "fault",
     [
-        # test_hosts.py: settings with which the engine does not start
+        # test_hosts.py has settings with which the engine does not start
         pytest.param("raise SystemExit('cannot run on this board')", marks=pytest.mark.slow),
         "import csd_engine.protocol.codec as p; p.PROTOCOL = 77",
     ],
@@ -175,7 +175,7 @@ def test_with_a_grep_that_has_no_z_a_running_engine_is_seen(make_device: Callabl
 
 def test_a_user_who_does_not_linger_is_told(make_device: Callable[..., Device], tmp_path: Path, capsys, monkeypatch) -> None:
     device = make_device(f"SetEnv HOME={tmp_path}/sshd0/home {python_path(programs(tmp_path / 'bin', **SYSTEMD))}")
-    look = deployment.survey  # there is no systemd here, and so none is found
+    look = deployment.survey  # as if there were a systemd here
     monkeypatch.setattr(deployment, "survey", lambda *given: dataclasses.replace(look(*given), systemd="user"))
     (device.sshd.home / "may").write_text("nothing")
     told = ddlp(capsys, *device.arguments(), status=1)
@@ -205,7 +205,7 @@ def test_where_no_unit_can_be_written_the_engine_runs_all_the_same(make_device, 
     refuses = programs(tmp_path / "bin", **{**SYSTEMD, "systemctl": "echo Read-only file system >&2; exit 1\n"})
     device = make_device(f"SetEnv HOME={tmp_path}/sshd0/home {python_path(refuses)}")
     (device.sshd.home / "may").write_text("nothing")
-    look = deployment.survey  # there is no systemd here, and so none is found
+    look = deployment.survey  # as if there were a systemd here
     monkeypatch.setattr(deployment, "survey", lambda *given: dataclasses.replace(look(*given), systemd="user"))
     for words in ("is ready", "Nothing had to be changed"):
         told = ddlp(capsys, *device.arguments())
@@ -230,7 +230,7 @@ def test_uninstall_leaves_nothing(device: Device, capsys, half: str) -> None:
         shutil.rmtree(device.home / "keys")
         shutil.rmtree(device.home / "engines")
     more = ["board", *device.sshd.options, "--spool", str(device.spool)] if half == "record" else []
-    if half == "record":  # and with it the key by which it could be told from another host
+    if half == "record":  # the record holds the key that tells this host from others
         assert "the engine stays for 1 other host" in ddlp(capsys, "deploy", "--name", "csd0", "--uninstall", *more)
         assert alive(supervisor) and device.home.exists()
         more.append("--all")
@@ -321,7 +321,7 @@ def test_the_port_is_taken(device: Device, capsys) -> None:
         other.listen()
         told = ddlp(capsys, *device.arguments(), status=1)
         assert "does not start" in told and "Address already in use" in told
-        assert not alive(device.supervisor()), "something is left that fails over and over"
+        assert not alive(device.supervisor()), "a supervisor keeps trying to start the engine"
     assert "is ready" in ddlp(capsys, *device.arguments())
 
 

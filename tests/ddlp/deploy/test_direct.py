@@ -1,4 +1,4 @@
-"""What doctor says of the way into GPU memory."""
+"""What doctor says about the path from storage to GPU memory."""
 
 from __future__ import annotations
 

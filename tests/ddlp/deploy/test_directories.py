@@ -1,4 +1,4 @@
-"""The directories that `ddlp deploy` takes for its own, and those that it leaves to whoever has made them."""
+"""Which directories `ddlp deploy` uses as its own, and which it leaves alone."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from tests.ddlp.deploy.local_device import Device, ddlp
 
 @pytest.fixture
 def deployed(device: Device, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Device:
-    """With a copy of the data set of its own. Its images/s are not measured, which takes longer than all the rest."""
+    """A deployed device with its own copy of the data set. Its images/s are fixed, because measuring them takes the longest."""
     monkeypatch.setattr(prove.Trial, "images_per_s", lambda *_: 100.0)
     device.data_there.unlink()
     shutil.copytree(device.data_here, device.data_there)
@@ -34,7 +34,7 @@ def deployed(device: Device, capsys: pytest.CaptureFixture[str], monkeypatch: py
 
 
 class Patient:
-    """Asks the doctor, and looks into the answer."""
+    """Runs the doctor and reads its answer."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
@@ -45,7 +45,7 @@ class Patient:
         return answer
 
     def wrong(self, *arguments: str, status: int = 1) -> dict:
-        """What is said of the first check that found something."""
+        """What the first check says that found a fault."""
         answer = self.ask(*arguments, status=status)
         level = "bad" if status else "warn"
         ours = ("device", "this host")
@@ -105,7 +105,7 @@ def test_the_data_sets_differ(deployed: Device, patient: Patient) -> None:
     assert "images" in found["not_asked"]
     one.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     os.utime(one, (0, 0))
-    for arguments in ((), ("--verify",)):  # 24 files: all are in the sample
+    for arguments in ((), ("--verify",)):  # 24 files: the sample holds all of them
         found = patient.wrong(*arguments)
         assert "1 file with other contents in" in found["what"] and "--checksum" in found["way_out"]
     one.write_bytes(whole)
@@ -178,7 +178,7 @@ def test_the_engine_does_not_run(deployed: Device, patient: Patient, capsys) -> 
 
 
 def test_ports(deployed: Device, patient: Patient, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A record with another port, a port that is closed to this host though not to the device, and an engine that hangs."""
+    """The record has a wrong port; the port is closed to this host but not to the device; the engine hangs."""
     monkeypatch.setattr(doctor, "_GREET_TIMEOUT_S", 2.0)
     record = book.load("csd0")
     book.save(dataclasses.replace(record, listen_port=1))
@@ -243,7 +243,7 @@ def test_files_of_the_engine(deployed: Device, patient: Patient) -> None:
 
 
 def another_build(deployed: Device) -> Path:
-    """Let `current` lead to a copy of the engine, as if it were another version."""
+    """Point `current` to a copy of the engine, as if it were another version."""
     old = deployed.home / "engines" / ("0" * 32)
     shutil.copytree(deployed.home / "current", old)
     (deployed.home / "current").unlink()

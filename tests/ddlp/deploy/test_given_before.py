@@ -1,4 +1,4 @@
-"""Once more, with what was given before: a second `ddlp deploy` that says nothing keeps interpreter, port and address."""
+"""A second `ddlp deploy` keeps the interpreter, port and address of the first, unless it is given others."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_interpreter_that_was_given_holds(device: Device, capsys) -> None:
 
 
 def _venv(directory: Path) -> tuple[Path, Path]:
-    """An environment with the packages of the one that runs the tests; its interpreter, and where its packages are."""
+    """Make an environment with the tests' packages. Returns its interpreter and its packages' directory."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(directory)], check=True)
     (packages,) = directory.glob("lib/python*/site-packages")
     (packages / "ours.pth").write_text(f"{Path(numpy.__file__).parents[1]}\n")
@@ -69,7 +69,7 @@ def test_another_interpreter_is_taken_though_nothing_starts_it_at_boot(device: D
 
 
 def test_the_port_and_the_address_that_were_given_hold(device: Device, capsys) -> None:
-    """A gate in front of the device that forwards another port, and is closed at first."""
+    """A proxy in front of the device forwards another port, and is closed at first."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         gate = free.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Several hosts that use one engine: each is an address book of its own here, and has its data under names of its own."""
+"""Several hosts that use one engine: here each is an address book with its own names for the data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.ddlp.deploy.local_device import Device, ddlp, epoch
 
 
 class Host:
-    """One of the hosts; what it deploys with, and the device as it sees it."""
+    """One of the hosts: how it deploys, and the paths by which it sees the device."""
 
     def __init__(self, device: Device, home: Path, here: Path, there: Path, capsys, monkeypatch) -> None:
         self.device, self.home, self.here, self.there = device, home, here, there
@@ -29,7 +29,7 @@ class Host:
         return self.ddlp("deploy", *given, *rest, *more, status=status)
 
     def trains(self) -> bool:
-        """Whether the device makes batches of this host's data."""
+        """Whether the device prepares batches of this host's data."""
         self._monkeypatch.setenv("DDLP_HOME", str(self.home))
         self.device.data_here = self.here
         epoch(self.device, csd="csd0", strategy="csd")
@@ -38,7 +38,7 @@ class Host:
 
 @pytest.fixture
 def hosts(device: Device, base: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> tuple[Host, Host]:
-    """One that uses the device already, and another with another copy of the data."""
+    """A host that already uses the device, and one with another copy of the data."""
     shutil.copytree(device.data_here, base / "coco there")
     (base / "coco here").symlink_to(base / "coco there")
     first = Host(device, base / "book", device.data_here, device.data_there, capsys, monkeypatch)

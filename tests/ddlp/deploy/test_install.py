@@ -1,6 +1,6 @@
-"""`--install pip` for a Python of the system's that can make no environment: pip's own words are what a user reads.
+"""`--install pip` for a system's Python that cannot make a virtual environment: the user reads pip's own messages.
 
-pip is played: one that is older than 23.0.1, or Debian's, can't be had here.
+pip is a fake: a pip older than 23.0.1, or Debian's, is not available here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MARKED = "error: externally-managed-environment\n\n× This environment is extern
 
 
 def install(device: Device, first: str, second: str = "no such option: --break-system-packages") -> list[str]:
-    """Install pyzmq with a pip that says these things, nothing where it succeeds; its command lines."""
+    """Install pyzmq with a fake pip that fails with these messages; an empty one means success. Returns its command lines."""
     python, calls = device.sshd.home / "python3", device.sshd.home / "calls"
     python.write_text(
         f"#!/bin/sh\necho \"$*\" >> {calls}\nsaid={shlex.quote(first)}\n"
@@ -68,6 +68,6 @@ def test_what_pip_has_put_beside_an_interpreter_that_was_given_is_found(device: 
     before = found()
     assert before is not None and before.path == str(theirs / "bin/python") and before.missing == ("numpy", "PIL", "zmq")
     (packages,) = ours.glob("lib/python*/site-packages")
-    (packages / "ours.pth").write_text(str(Path(np.__file__).parents[1]))  # as pip would have installed it there
+    (packages / "ours.pth").write_text(str(Path(np.__file__).parents[1]))  # as pip would have installed numpy there
     after = found()
     assert after is not None and after.path == str(ours / "bin/python") and not after.missing

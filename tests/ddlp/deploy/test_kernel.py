@@ -1,4 +1,4 @@
-"""The kernel that `ddlp deploy` brings, on a device of this machine: compiled there, here, or none. tests/board: on ARM."""
+"""The kernel that `ddlp deploy` brings to a device on this machine: compiled there, here, or none. tests/board: on ARM."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def needs_a_compiler() -> None:
 
 @pytest.fixture
 def no_compiler(tmp_path: Path) -> str:
-    """A PATH on which everything is but compilers."""
+    """A PATH with everything except compilers."""
     programs = tmp_path / "programs"
     programs.mkdir()
     for directory in (Path("/usr/bin"), Path("/usr/sbin")):
@@ -62,7 +62,7 @@ def test_zig_compiles_where_no_compiler_is_there_for_the_device(tmp_path: Path, 
     pytest.importorskip("ziglang")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "cross-compiled with zig " in cross_compile("aarch64-linux-gnu", tmp_path / "kernel.so")
-    assert (tmp_path / "kernel.so").read_bytes()[18] == 183, "ELF's number of aarch64"
+    assert (tmp_path / "kernel.so").read_bytes()[18] == 183, "the file must be for aarch64 (ELF machine 183)"
     monkeypatch.setitem(sys.modules, "ziglang", None)
     with pytest.raises(NotMade, match="there is no aarch64-linux-gnu-gcc on this host") as caught:
         cross_compile("aarch64-linux-gnu", tmp_path / "kernel.so")
@@ -71,14 +71,14 @@ def test_zig_compiles_where_no_compiler_is_there_for_the_device(tmp_path: Path, 
 
 @pytest.mark.parametrize("target", ("arm-linux-gnueabihf", "aarch64-linux-gnu", "x86_64-linux-gnu"))
 def test_a_cross_compiled_kernel_asks_for_no_new_glibc(target: str, tmp_path: Path) -> None:
-    """Linked as usual, its dlopen would be the host's: GLIBC_2.34."""
+    """Linked as usual, it would need the host's version of dlopen: GLIBC_2.34."""
     try:
         compile_once(target, tmp_path / "kernel.so")
     except NotMade as error:
         assert "CI" not in os.environ, f"{error}: {error.way_out}"
         pytest.skip(f"{error}: {error.way_out}")
     needed = re.findall(rb"GLIBC_(\d+)\.(\d+)", (tmp_path / "kernel.so").read_bytes())
-    assert all((int(major), int(minor)) <= (2, 17) for major, minor in needed)  # 2.17: the first one on aarch64
+    assert all((int(major), int(minor)) <= (2, 17) for major, minor in needed)  # 2.17 is the first glibc for aarch64
 
 
 @pytest.mark.slow
@@ -100,7 +100,7 @@ def test_compiled_there_taken_away_compiled_here(make_device: Callable[..., Devi
     assert status(capsys) == "none" and device.engine() != engine and not list(where(device).glob("_kernel*"))
     found = doctor(capsys)["kernel"]
     assert found["level"] == "ok" and "as you chose" in found["what"]
-    assert "Nothing had to be changed." in ddlp(capsys, "deploy", "--name", "csd0"), "what was chosen stays"
+    assert "Nothing had to be changed." in ddlp(capsys, "deploy", "--name", "csd0"), "the choice must stay"
     got = epoch(device, csd="csd0", strategy="csd")
     assert all(torch.equal(got[k], expected[k]) for k in expected)
 
@@ -122,7 +122,7 @@ def test_no_compiler_there(
     assert found["level"] == "warn" and "--kernel auto" in found["way_out"]
     assert "cross-compiled with cc" in ddlp(capsys, *deploy, "--kernel", "auto")
 
-    # One that ends the process that loads it, and no compiler anywhere: it is taken away.
+    # A kernel that crashes the process that loads it, and no compiler anywhere: it is removed.
     source = device.home / "trap.c"
     source.write_text("__attribute__((constructor)) static void trap(void) { __builtin_trap(); }\n")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", where(device) / "_kernel.so", source], check=True)

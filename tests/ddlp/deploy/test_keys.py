@@ -1,4 +1,4 @@
-"""Fresh keys for a device that is in use: the old ones hold until the new ones were used, and not a moment longer."""
+"""New keys for a device in use: the old keys are valid until the new ones have been used, and no longer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.engine_process import until
 
 
 def copied(base: Path) -> Path:
-    """This host's keys as they are now."""
+    """A copy of this host's present keys."""
     return Path(shutil.copytree(book.directory("csd0"), base / f"keys-{len(list(base.iterdir()))}"))
 
 
@@ -84,7 +84,7 @@ def test_an_engine_that_does_not_serve_with_its_new_key_goes_back(
     monkeypatch.setattr(keys, "_GREET_TIMEOUT_S", 2.0)
 
     def wrong(self: keys._Rotation) -> None:
-        (self._next / "server.key").write_bytes((self._here / "server.key").read_bytes())  # as if it were another's
+        (self._next / "server.key").write_bytes((self._here / "server.key").read_bytes())  # as if it were another engine's
         greet(self)
 
     greet = keys._Rotation._greet

@@ -1,4 +1,4 @@
-"""A device that gets another spool, and a spool that this host does not see for a while."""
+"""A device that gets another spool, and a spool that this host cannot see for a while."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_in_the_spool_before_nothing_of_ours_is_left(device: Device, capsys, bas
     assert f"{device.spool}: what was ddlp's there is removed" in change(base / "other")
     assert os.listdir(device.spool) == ["mine"]
     change(base / "third")
-    assert not (base / "other").exists(), "ddlp has made it"
+    assert not (base / "other").exists(), "ddlp created it"
     (base / "same").symlink_to(base / "third")
     assert f"{base}/third: left as it is, an engine uses it" in change(base / "same")
     assert "old spool" not in ddlp(capsys, "deploy", "--name", "csd0")

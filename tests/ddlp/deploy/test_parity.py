@@ -1,4 +1,4 @@
-"""Operators compared between this process and another Python on which one of them was changed."""
+"""Operators compared between this process and another Python, in which one of them was changed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.ddlp.deploy.sshd import Sshd
 
 
 def test_every_operator_has_a_row():
-    # User: nobody knows what a user's own file does. SizedViews: it only puts the images of other operators one after another.
+    # User: what a user's file does is unknown. SizedViews: it only joins the images of other operators.
     names = {name for name in [*LEAVES, *CONTAINERS] if name not in ("User", "SizedViews")}
     text = json.dumps(operator_rows())
     assert {name for name in names if f'"op": "{name}"' in text} == names
@@ -105,7 +105,7 @@ def test_rows_say_how_much_differs():
 
 @pytest.fixture
 def device(sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A device `board0` in the book; its engine's files, to be changed."""
+    """A device `board0` in the address book. Returns its engine's files, which a test may change."""
     monkeypatch.setenv("DDLP_HOME", str(tmp_path / "book"))
     home = tmp_path / "there"
     shutil.copytree(Path(csd_engine.__file__).parent, home / "engines/1/csd_engine")

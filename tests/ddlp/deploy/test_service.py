@@ -1,4 +1,4 @@
-"""The systemd unit, as systemd reads and judges it, the crontab line, as a crontab keeps it, and who lingers."""
+"""The systemd unit, checked by systemd; the crontab line, stored by a crontab; and which users linger."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ddlp.deploy.shell import Shell
 from tests.ddlp.deploy.local_device import SYSTEMD, Device
 from tests.ddlp.deploy.sshd import Sshd, programs, python_path
 
-# Keeps the table in a file of the test's: a real one would be this user's own.
+# Keeps the table in a file of the test. A real crontab would change this user's own.
 CRONTAB = """\
 case $1 in
   -l) [ -e "$HOME/table" ] || { echo "no crontab" >&2; exit 1; }; cat "$HOME/table" ;;
@@ -29,7 +29,7 @@ esac
 """
 
 
-LIMIT = {"account": 1.8, "root": 2.1, "user": 6.4}  # of 10, by systemd 252: docs/security.md has the numbers
+LIMIT = {"account": 1.8, "root": 2.1, "user": 6.4}  # of 10, as systemd 252 rates it; docs/security.md has the numbers
 
 
 def make(shell: Shell, home: str, python: str = "/usr/bin/python3", *, systemd: bool, name: str = "csd0") -> Service:
@@ -84,7 +84,7 @@ def test_libraries_of_32_bit_arm_may_have_executable_stacks() -> None:
 def test_an_old_systemd_gets_no_list_of_system_calls(
     make_sshd: Callable[..., Sshd], tmp_path: Path, version: str, filters: bool
 ) -> None:
-    """It knows no @system-service, and would kill the engine."""
+    """It does not know @system-service, and would kill the engine."""
     home = tmp_path / "home"
     home.mkdir()
     (home / "may").write_text("polkit")
@@ -141,7 +141,7 @@ def test_the_crontab_keeps_one_line_of_ours_and_all_others(make_sshd: Callable[.
 
 
 def test_at_boot_a_disk_that_is_mounted_a_little_later_is_waited_for(make_sshd: Callable[..., Sshd], tmp_path: Path) -> None:
-    """As cron's shell runs the line: the first sleep is the time in which HOME comes."""
+    """Run as cron's shell runs the line. HOME appears during the first sleep."""
     home = tmp_path / "a home"
     mount = f'mkdir -p "{home}/current" && echo "$*" >> {tmp_path}/slept\n'
     path = f"PATH={programs(tmp_path / 'bin', crontab=CRONTAB, sleep=mount, python=f'echo $* > {tmp_path}/ran')}:/usr/bin:/bin"

@@ -1,4 +1,4 @@
-"""Commands through a real sshd, and what is said when none can be reached."""
+"""Commands over a real sshd, and the errors if the device cannot be reached."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_commands_their_input_and_their_end(sshd: Sshd) -> None:
         assert there.run("echo \"$HOME\" '*' \\$x", timeout_s=30).out == f"{sshd.home} * $x\n"
         assert there.run("read x || echo empty", timeout_s=30).out == "empty\n"
         assert there.run("exit 255", timeout_s=30).status == 255
-        assert there.run("sleep 1.2; wc -c", input=bytes(3_000_000), timeout_s=30).out.strip() == "3000000", "sent for long"
+        assert there.run("sleep 1.2; wc -c", input=bytes(3_000_000), timeout_s=30).out.strip() == "3000000", "sent slowly"
         with pytest.raises(shell.CommandFailed, match=r"making tea failed on board: no water\."):
             there.must("echo no water >&2; exit 1", "making tea", timeout_s=30)
 
@@ -89,7 +89,7 @@ def test_a_connection_that_breaks_off_in_the_middle_leaves_no_half_file(sshd: Ss
         sending.start()
         until(lambda: (sshd.home / "file.part").exists(), what="the first bytes")
         assert there._master is not None
-        there._master.kill()  # over there the input ends, as it does where all was sent
+        there._master.kill()  # the device sees the end of input, as if all had been sent
         sending.join(60)
     assert not sending.is_alive()
     until(lambda: not (sshd.home / "file.part").exists(), what="the end of the command over there")
@@ -206,7 +206,7 @@ def _runs(marker: str) -> bool:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_no_ssh_stays_behind(sshd: Sshd, number: signal.Signals) -> None:
-    temporary = Path(tempfile.mkdtemp(dir="/tmp"))  # short: a socket's path has 107 bytes
+    temporary = Path(tempfile.mkdtemp(dir="/tmp"))  # short: a socket's path may have at most 107 bytes
     code = textwrap.dedent(
         f"""
         from ddlp.deploy.shell import Shell
@@ -228,7 +228,7 @@ def test_no_ssh_stays_behind(sshd: Sshd, number: signal.Signals) -> None:
         process.send_signal(number)
         process.wait(10)
         until(lambda: not _runs(f"sleep 98{sshd.port}") and not _runs(str(sshd.config)), what="the end of ssh and sleep")
-        assert number == signal.SIGKILL or not list(temporary.iterdir()), "only who is killed can't tidy up"
+        assert number == signal.SIGKILL or not list(temporary.iterdir()), "only a killed process may leave files"
     finally:
         kill_tree(process.pid)
         shutil.rmtree(temporary)

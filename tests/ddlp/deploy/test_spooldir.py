@@ -1,4 +1,4 @@
-"""What the shell on a device takes for ddlp's in a spool directory: the same as the engine does."""
+"""Which files in a spool directory belong to ddlp: the shell commands on a device agree with the engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OURS = (
     f"arrays/{HEX}.npy", f"files/0a1b2c3d-{HEX[:16]}/lock", f"files/0a1b2c3d-{HEX[:16]}/{HEX}.npy", f".ddlp-{HEX[:16]}",
     f".ddlp-{HEX[:16]}.back",
 )  # fmt: skip
-# What a user may have there of names that are nearly ours.
+# A user's own files in there, with names that look like ddlp's.
 OTHERS = (
     "thesis", "job-4711/result", "job-4711-0a1b2c3d.txt", "job-1-0a1b2c3de", "job-a-0a1b2c3d", "here-be-dragons",
     "files/photo.jpg", "files/tmp", "files/2024-05", "files/20240501-20240531", "arrays/a.npy", f"arrays/{HEX}",
@@ -43,7 +43,7 @@ def shell(directory: Path, script: str) -> str:
 
 
 def taken(directory: Path) -> str:
-    """Why an engine does not take the directory; empty: it does."""
+    """Why an engine rejects the directory; empty if it accepts it."""
     try:
         Spool(directory, 1, 1, 0).close()
     except SpoolError as error:

@@ -24,7 +24,7 @@ from tests.engine_process import EngineProcess, Recipe, make_jpegs
 
 @pytest.fixture
 def engine(tmp_path, monkeypatch):
-    """An engine in the address book as csd0, and a recipe for jobs on it; csd1 is in the book and down."""
+    """An engine in the address book as csd0, and a recipe for jobs on it. csd1 is in the book too, but down."""
     home = Path(tempfile.mkdtemp(prefix="e-"))
     monkeypatch.setenv("DDLP_HOME", str(tmp_path / "home"))
     (tmp_path / "images").mkdir()
@@ -78,7 +78,7 @@ def test_one_that_hangs_holds_up_no_other(engine, capsys, monkeypatch):
     engine.process.send_signal(signal.SIGSTOP)
     assert "not reachable" in ask(capsys, "csd0", "--timeout", "0.5")[1]
     engine.process.send_signal(signal.SIGCONT)
-    together = threading.Barrier(6, timeout=30)  # broken, and an error, where one is asked after the other
+    together = threading.Barrier(6, timeout=30)  # it breaks and raises if devices are asked one after the other
     alone = command.ask
     monkeypatch.setattr(command, "ask", lambda *given: (together.wait(), alone(*given))[1])
     assert ask(capsys, *["csd0"] * 6)[0] == 0

@@ -1,4 +1,4 @@
-"""A device whose login shell prints something before every command, as an echo in ~/.bashrc makes it."""
+"""A device whose login shell prints something before every command, like an echo in ~/.bashrc."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.ddlp.deploy.local_device import Device, ddlp
 
 def test_what_a_login_shell_says_is_nobody_s_answer(make_device: Callable[..., Device], capsys) -> None:
     device = make_device('ForceCommand echo "Orange Pi: 3 updates"; eval "$SSH_ORIGINAL_COMMAND"')
-    told = ddlp(capsys, *device.arguments("--kernel", "cross"))  # without a compiler there is none, which is no change either
+    told = ddlp(capsys, *device.arguments("--kernel", "cross"))  # no compiler, no kernel: no change either
     assert "does not work there" not in told and "both see the same" in told
     engine = device.engine()
     assert "Nothing had to be changed." in ddlp(capsys, "deploy", "--name", "csd0") and device.engine() == engine

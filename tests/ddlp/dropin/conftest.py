@@ -19,7 +19,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The spool of an embedded engine that runs as long as the file of tests does: loaders with this ``spool=`` share it."""
+    """The spool of an embedded engine for one file of tests. Loaders with this ``spool=`` share the engine."""
     spool = tmp_path_factory.mktemp("spool")
     held = acquire(EmbeddedOptions(spool=str(spool)))
     yield str(spool)

@@ -1,4 +1,4 @@
-"""What the tests of frameworks share: a model, a data set, a sampler of the user's own."""
+"""Shared by the tests of frameworks: a model, a data set, a user's sampler."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def classes(paths: list[str]) -> ImageFiles:
 
 
 class EveryOther(Sampler):
-    """Of the user's own."""
+    """A user's sampler."""
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(0, SAMPLES, 2))

@@ -1,4 +1,4 @@
-"""A training script in the manner of torchvision's references/classification: nothing here knows of ddlp.
+"""A training script like torchvision's references/classification: nothing here knows of ddlp.
 
 What it prints does not depend on who prepares the batches, as long as the sampler's order is kept: the order of the labels,
 the evaluation's pixels, and the next random number.

@@ -1,4 +1,4 @@
-"""A script whose ranks are started by torch.multiprocessing.spawn; its data set's class lives in __main__."""
+"""A script that starts its ranks with torch.multiprocessing.spawn. Its data set's class is in __main__."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training script in the manner of timm: create_dataset, create_loader, a loader around the loader. Nothing of ddlp."""
+"""A training script like timm's: create_dataset, create_loader, a loader around the loader. It knows nothing of ddlp."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PrefetchLoader:
 
 
 class MultiEpochsDataLoader(torch.utils.data.DataLoader):
-    """Keeps its workers over all epochs."""
+    """Keeps its workers over all epochs, as timm's does."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)

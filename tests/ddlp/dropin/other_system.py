@@ -1,7 +1,7 @@
-"""A training script on another system than Linux, simulated: ``other_system.py darwin|win32 IMAGE...``.
+"""A training script on a simulated macOS or Windows: ``other_system.py darwin|win32 IMAGE...``.
 
-What Python has on Linux only (for win32: on Unix only) is taken away after torch is imported, whose wheels for that system do
-without it, and before ddlp is. Prints what the test compares.
+First torch is imported: its wheels for that system need none of this. Then what Python has on Linux only (for win32: on Unix
+only) is removed. Then ddlp is imported. Prints what the test compares.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ UNIX = (
 
 
 class Missing:
-    """Modules that this system has not."""
+    """Makes importing the modules fail that this system lacks."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         if name in MODULES:
@@ -41,7 +41,7 @@ class Missing:
 
 
 def simulate() -> None:
-    """From here on."""
+    """Remove what the simulated system lacks."""
     for name in [*LINUX.split(), *(UNIX.split() if SYSTEM == "win32" else [])]:
         if hasattr(os, name):
             delattr(os, name)
@@ -70,7 +70,7 @@ from ddlp.cli import main  # noqa: E402
 
 
 class Squares(Dataset):
-    """Samples of the user's own, as dicts."""
+    """The user's own samples, as dicts."""
 
     def __len__(self) -> int:
         return 11
@@ -85,7 +85,7 @@ class Numbers(IterableDataset):
 
 
 def alike(ours: Any, theirs: Any) -> bool:
-    """Of the same types, the same values."""
+    """Whether the types and values are the same."""
     if type(ours) is not type(theirs):
         return False
     if isinstance(ours, torch.Tensor):
@@ -101,7 +101,7 @@ if __name__ == "__main__":
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for data in sets:
-            for workers in (0, 2) if SYSTEM == "darwin" else (0,):  # the simulated Windows can't fork, nor spawn what it is
+            for workers in (0, 2) if SYSTEM == "darwin" else (0,):  # the simulated Windows can neither fork nor spawn
                 for options in ({}, {"strategy": "wrr"}, {"batch_size": 3, "drop_last": True}):
                     options = {"batch_size": 4, "num_workers": workers, **options}
                     loader = ddlp.DDLPLoader(data, **options)

@@ -1,4 +1,4 @@
-"""Steps of a user's own, which other processes can import."""
+"""A user's own transform steps, which other processes can import."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from torchvision import tv_tensors
 
 
 class Shift:
-    """Deterministic: a PIL image of a given mode in, one out."""
+    """Deterministic. Takes a PIL image of a given mode and returns one."""
 
     def __init__(self, mode: str = "RGB") -> None:
         self.mode = mode
 
     def __call__(self, image: Any) -> Image.Image:
         assert type(image) is Image.Image and image.mode == self.mode
-        image.load()[0, 0] = 7 if self.mode == "L" else (7, 8, 9)  # a PIL image is the step's own
+        image.load()[0, 0] = 7 if self.mode == "L" else (7, 8, 9)  # the step may change its PIL image
         return Image.fromarray(np.roll(np.asarray(image), 3, axis=1))
 
 
 class Halve:
-    """Deterministic: a tensor of a given type in, changed in place."""
+    """Deterministic. Takes a tensor of a given type and changes it in place."""
 
     def __init__(self, kind: type = torch.Tensor) -> None:
         self.kind = kind
@@ -39,7 +39,7 @@ class Halve:
 
 
 class Noise:
-    """Draws from the global generators of torch, numpy and random; from random in one sample of ten alone."""
+    """Draws from the global generators of torch and numpy, and for one sample in ten also from random."""
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
         pixels = torch.from_numpy(np.asarray(image).astype(np.float32)).permute(2, 0, 1)
@@ -66,7 +66,7 @@ class Album:
 
 
 class Moody:
-    """Fails on the images whose first pixel is dark."""
+    """Raises for images whose first pixel is dark."""
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
         pixels = torch.from_numpy(np.array(image))
@@ -80,7 +80,7 @@ def refuse(pixels: torch.Tensor) -> None:
 
 
 class Worker:
-    """What a step sees of the process that it runs in."""
+    """Returns what a step knows of the process in which it runs."""
 
     seen: int = -1
 
@@ -96,14 +96,14 @@ def note_worker(number: int) -> None:
 
 
 class Dies:
-    """Ends its process."""
+    """Ends the process in which it runs."""
 
     def __call__(self, image: Image.Image) -> Image.Image:
         os._exit(3)
 
 
 class Tagged:
-    """A collate_fn: a dict of a list of images and the targets."""
+    """A collate_fn that returns a dict of a list of images and the targets."""
 
     def __call__(self, samples: list[Any]) -> dict[str, Any]:
         return {"images": [image for image, _ in samples], "targets": torch.tensor([target for _, target in samples])}

@@ -1,4 +1,4 @@
-"""Small data sets of these tests, and user code that other processes can import."""
+"""Small data sets for these tests, and user code that other processes can import."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def numbered(paths: list[str], transform: Any = DETERMINISTIC, **options: Any) -
 
 
 def by_target(batches: list[Any]) -> dict[int, torch.Tensor]:
-    """Each sample by its target, which must be there once."""
+    """Samples by target. Each target must come once."""
     found: dict[int, torch.Tensor] = {}
     for images, targets in batches:
         for image, target in zip(images, targets.tolist(), strict=True):
@@ -59,7 +59,7 @@ def by_target(batches: list[Any]) -> dict[int, torch.Tensor]:
 
 
 def check_samples(loader: Any, strategy: str, expected: dict[int, torch.Tensor]) -> None:
-    """All samples come once, with these bits; under csd from the device, whose batches an audit would have had made again."""
+    """Check that each sample comes once, with the expected bits. With csd, every batch must come from the device."""
     found = by_target(list(loader))
     assert sorted(found) == list(range(SAMPLES))
     assert all(torch.equal(found[k], expected[k]) for k in expected)
@@ -73,7 +73,7 @@ def order(batches: list[Any]) -> list[list[int]]:
 
 
 class Draws(Dataset):
-    """User code: a sample is what the three global generators give. ``targets`` tells them apart."""
+    """User code. A sample is a number from each of the three global generators; its target is its index."""
 
     def __init__(self, count: int = SAMPLES) -> None:
         self.count = count
@@ -95,7 +95,7 @@ class DrawsInBatches(Draws):
 
 
 class Seen(Draws):
-    """Samples tell whether get_worker_info().dataset is the data set that the worker runs."""
+    """A sample says whether get_worker_info().dataset is the data set that the worker runs."""
 
     def __getitem__(self, index: int) -> tuple[bool, str, int]:
         info = get_worker_info()
@@ -131,7 +131,7 @@ class Stream(IterableDataset):
 
 
 class Told(Stream):
-    """A stream that is told its epoch, as Hugging Face's are."""
+    """A stream with set_epoch, like Hugging Face's."""
 
     epoch = 0
 
@@ -143,19 +143,19 @@ class Told(Stream):
 
 
 class Invert:
-    """A transform of the user's own."""
+    """A user's transform."""
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
         return 255 - torch.from_numpy(np.asarray(image.resize((8, 8))).copy())
 
 
 def pairs(samples: list[Any]) -> dict[str, Any]:
-    """A collate_fn of the user's own."""
+    """A user's collate_fn."""
     return {"x": torch.stack([s[0] for s in samples]), "y": [s[1] for s in samples]}
 
 
 class Counting:
-    """A sampler of the user's own that counts its draws."""
+    """A user's sampler that counts its draws."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -171,7 +171,7 @@ class Counting:
 
 
 class BeginsAnew:
-    """A sampler of the user's own whose iter() begins it anew and gives itself; of batches where it has a size."""
+    """A user's sampler that is its own iterator: iter() restarts it. With a size it gives batches."""
 
     def __init__(self, size: int | None) -> None:
         self.size = size
@@ -191,7 +191,7 @@ class BeginsAnew:
 
 
 class CountingBatches(Counting):
-    """A batch sampler of the user's own: batches of different sizes."""
+    """A user's batch sampler with batches of different sizes."""
 
     def __len__(self) -> int:
         return len([k for k in self._sizes()])

@@ -1,4 +1,4 @@
-"""Arrays of small images go in bulk, on the host and on the engine: the bits of each sample made by itself."""
+"""Arrays of small images are prepared in bulk, on the host and on the engine. The bits are those of single samples."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def images() -> ImageArrays:
 
 @pytest.fixture
 def fills(monkeypatch) -> list[int]:
-    """How many samples each call of Bulk.fill in this process made."""
+    """The number of samples of each call of Bulk.fill in this process."""
     seen: list[int] = []
     fill = Bulk.fill
     monkeypatch.setattr(Bulk, "fill", lambda one, indices, *rest: (seen.append(len(indices)), fill(one, indices, *rest))[1])
@@ -88,13 +88,13 @@ def test_a_collation_of_the_users_for_integers_is_called(images, monkeypatch):
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("way", ["kernel", "numpy"])
 def test_every_output(images, output, memory_format, way, monkeypatch, request):
-    """With a kernel bytes become numbers in the call that makes them, without in a second step."""
+    """With a kernel, the call that makes the bytes also makes the numbers. Without one, a second step does."""
     if way == "kernel":
         request.getfixturevalue("need_kernel")
     else:
         for user in ("csd_engine.transforms.bulk", "csd_engine.keyed", "ddlp.transfer.epilogue"):
             monkeypatch.setattr(f"{user}.kernel", lambda: None)
-    if output == "uint8":  # no byte is as grey as a mask's fill
+    if output == "uint8":  # the mask's fill is no whole byte
         images = ImageArrays(images.images, images.targets, transforms.Compose(CIFAR.transforms[:-1]))
     options = {"batch_size": 7, "seed": 3, "output": output, "memory_format": memory_format}
     expected = by_target(one_by_one(monkeypatch, DDLPLoader(images, **options)))

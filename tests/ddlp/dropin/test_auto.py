@@ -1,4 +1,4 @@
-"""`strategy="auto"` in a real loader with a real engine: what it decides, what it tells, and that each sample comes once."""
+"""`strategy="auto"` in a real loader with a real engine: its decisions, its messages, and that each sample comes once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def engine(tmp_path: Path) -> Iterator[EngineProcess]:
 
 
 def operators(home: Path) -> Path:
-    """A directory with the operator that sleeps, for an engine."""
+    """An engine's directory of operators, with the one that sleeps."""
     (home / "operators").mkdir(mode=0o700)
     source = Path(ddlp.bench.standin.__file__).read_bytes()
     (home / "operators" / f"{content_hash(source)}.py").write_bytes(source)
@@ -41,7 +41,7 @@ def operators(home: Path) -> Path:
 
 
 def train_until_decided(loader: DDLPLoader, step_s: float = 0.0) -> None:
-    """Epochs until its engine has joined and a decision is made. On a busy computer that takes a while."""
+    """Train until the engine has joined and a decision is made. On a busy computer that takes several epochs."""
     for _ in range(8):
         train(loader, step_s)
         if loader.measured is not None and loader.measured.paths:
@@ -49,7 +49,7 @@ def train_until_decided(loader: DDLPLoader, step_s: float = 0.0) -> None:
 
 
 def make_loader(engine: EngineProcess | None, device_s: float, **options: Any) -> DDLPLoader:
-    """One-pixel batches; host and device sleep that long for each."""
+    """Batches of one pixel. Host and device sleep HOST_S and `device_s` for each."""
     prepare = load_operators(ddlp.bench.standin.__file__).prepare(host=os.getpid(), host_s=HOST_S, device_s=device_s)
     images = np.arange(BATCHES * 3, dtype=np.uint16).astype(np.uint8).reshape(BATCHES, 1, 1, 3)
     data = ImageArrays(images, range(BATCHES), transforms.Compose([prepare, transforms.PILToTensor()]))
@@ -58,7 +58,7 @@ def make_loader(engine: EngineProcess | None, device_s: float, **options: Any) -
 
 
 def train(loader: DDLPLoader, step_s: float = 0.0) -> None:
-    """An epoch in which each sample must come once, as it is."""
+    """Train one epoch, and check that each sample comes once and is right."""
     seen = []
     for images, targets in loader:
         number = int(targets[0])
@@ -96,10 +96,10 @@ def test_a_device_that_is_far_too_slow_rests(engine: EngineProcess) -> None:
     loader = make_loader(engine, 0.8)
     train_until_decided(loader)
     assert loader._life.rates.resting == {"board"} and loader.report().batches_csd <= 4
-    assert loader.report().seconds < 1.5 * BATCHES * HOST_S, "training has waited for it"
+    assert loader.report().seconds < 1.5 * BATCHES * HOST_S, "training must not wait for the device"
     loader.strategy = "wrr"
     next(iter(loader))
-    assert not loader._life.rates.resting and loader.decision is not None, "another strategy gives it leases again"
+    assert not loader._life.rates.resting and loader.decision is not None, "another strategy must give it leases again"
 
 
 def test_the_first_batches_are_the_hosts(engine: EngineProcess) -> None:
@@ -142,7 +142,7 @@ def test_a_goal_is_checked(engine: EngineProcess) -> None:
         iter(loader)
     loader.goal = Goal("energy", power=Power(50, 100, 300, {"board": 500}))
     train_until_decided(loader)
-    assert loader._life.rates.resting == {"board"}, "it costs more energy than it saves"
+    assert loader._life.rates.resting == {"board"}, "the device costs more energy than it saves"
 
 
 def test_the_second_run_begins_with_the_decision_of_the_first(engine: EngineProcess, tmp_path: Path, monkeypatch: Any) -> None:
@@ -156,10 +156,10 @@ def test_the_second_run_begins_with_the_decision_of_the_first(engine: EngineProc
     assert again.decision is not None and again.decision.offloads
     rested = make_loader(engine, 0.01, goal=Goal(remember=False))
     iter(rested)
-    assert rested.decision is None, "it has to measure"
+    assert rested.decision is None, "it must measure first"
     for other in (make_loader(engine, 0.01, goal=Goal(model="another")), make_loader(engine, 0.01, num_workers=2)):
         iter(other)
-        assert other.decision is None, "what was measured was another training"
+        assert other.decision is None, "the stored measurement was of another training"
 
 
 def test_a_store_that_cannot_be_used_is_no_error(engine: EngineProcess, tmp_path: Path, monkeypatch: Any) -> None:

@@ -1,4 +1,4 @@
-"""Saved states that were damaged: the documented error, and nothing of them is used; or the epoch that the state says."""
+"""Damaged saved states: they raise the documented error and change nothing, or the epoch that they describe runs."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ KINDS = ["files", "own files", "code", "own code", "stream"]
 def test_one_value_is_another(paths, kind, data):
     first = make(paths, kind)
     whole = state_of(first, data.draw(st.sampled_from([0, 3])))
-    state, where = data.draw(mutated(whole, leave=("dataset", "iterator", "sampler_state")))  # these are the user's
+    state, where = data.draw(mutated(whole, leave=("dataset", "iterator", "sampler_state")))  # these belong to the user
     loader = make(paths, kind)
     before = loader.state_dict()
     try:
         loader.load_state_dict(state)
     except ValueError as error:
-        assert loader.state_dict() == before, "nothing of it is used"
+        assert loader.state_dict() == before, "a refused state must change nothing"
         assert "state" in str(error) and "begin the epoch again with set_epoch()" in str(error) or where == ("format",)
         assert len(list(loader)) == BATCHES
         return
@@ -98,7 +98,7 @@ def test_one_value_is_another(paths, kind, data):
 def test_the_error_says_which_field(paths, change, said):
     state = state_of(make(paths, "files"), 3)
     loader = make(paths, "files")
-    with pytest.raises(ValueError) as caught:  # noqa: PT011  (the text is looked at below)
+    with pytest.raises(ValueError) as caught:  # noqa: PT011  (the text is checked below)
         loader.load_state_dict({**state, **change})
     assert said in str(caught.value) and "Pass what state_dict() gave" in str(caught.value)
     assert len(list(loader)) == BATCHES

@@ -1,4 +1,4 @@
-"""Each known data set in its own file format: the portable samples are those of its own __getitem__."""
+"""Each known data set in its own file format: the loader's samples equal those of its own __getitem__."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COLOUR = transforms.Compose([transforms.CenterCrop(28), transforms.ToTensor()])
 
 
 def compare(dataset: Any, spool: str | None = None) -> None:
-    """The loader's samples and the data set's own, and that they travelled."""
+    """Compare the loader's samples with the data set's own, and check that they travelled."""
     strategy = "cpu" if spool is None else "csd"
     loader = DDLPLoader(dataset, 4, strategy=strategy, spool=spool)
     assert "travels    nothing:" not in loader.explain()
@@ -98,7 +98,7 @@ def test_svhn(tmp_path, engine, monkeypatch):
 
 @pytest.mark.parametrize("compat", [True, False])
 def test_qmnist(tmp_path, engine, monkeypatch, compat):
-    """Images as MNIST's; targets are rows of eight numbers, in another format of which torchvision reads int32."""
+    """Images are stored as MNIST's. Targets are rows of eight numbers in another format, which torchvision reads as int32."""
     drawn = np.random.default_rng(8)
     raw = tmp_path / "QMNIST" / "raw"
     idx(raw / "qmnist-train-images-idx3-ubyte", drawn.integers(0, 256, (18, 28, 28), dtype=np.uint8))
@@ -199,7 +199,7 @@ def test_subsets_and_concatenations(paths, engine):
 
 
 class Described(Dataset):
-    """The user's own, which tells what it is."""
+    """A user's data set that describes itself."""
 
     def __init__(self, files: ImageFiles, description: Any) -> None:
         self.files = files
@@ -238,11 +238,11 @@ class BrighterInBatches(Described):
 
 
 class Renamed(Described):
-    """Whose samples are those that it inherits."""
+    """It inherits its samples."""
 
 
 class BrighterStill(Brighter):
-    """Whose base makes its samples itself."""
+    """Its base class makes its own samples."""
 
 
 class DescribedAnew(Brighter):
@@ -275,7 +275,7 @@ def test_a_subclass_is_described_where_it_inherits_its_samples_or_describes_them
 
 
 class Made(Described):
-    """Whose samples ``make`` makes of a file's, whatever it says of them; each is counted, and draws."""
+    """``make`` makes its samples from a file's, whatever its description says. It counts requests, and draws."""
 
     def __init__(self, files: ImageFiles, make: Any, description: Any = None) -> None:
         super().__init__(files, files if description is None else description)
@@ -312,7 +312,7 @@ OTHER = {
 
 @pytest.mark.parametrize("name", OTHER)
 def test_described_with_another_structure(paths, name):
-    """Compared when an epoch begins, once; the data set's own code prepares all, and the generators are as they were."""
+    """Compared once, when an epoch begins. The data set's own code then makes all samples, and the generators are unchanged."""
     make, theirs = OTHER[name]
     files = numbered(paths)
     dataset = Made(files, make)
@@ -328,7 +328,7 @@ def test_described_with_another_structure(paths, name):
             assert torch.equal(torch.get_rng_state(), state[0]) and random.getstate() == state[2]
             assert np.random.get_state()[1].tolist() == state[1]
             if isinstance(data, ConcatDataset):
-                continue  # its parts can't be batched together
+                continue  # samples of its parts can't be in one batch
             ours = [list(loader), list(loader)][1]
         torch.testing.assert_close(ours, list(DataLoader(data, 4)), rtol=0, atol=0)
         (text,) = (str(one.message) for one in caught)
@@ -350,7 +350,7 @@ def test_described_with_another_structure(paths, name):
     ],
 )
 def test_sizes_and_types_of_numbers_are_no_structure(paths, make):
-    """Nor does a sample tell anything that can't be made."""
+    """A sample that cannot be made proves nothing either."""
     dataset = Made(numbered(paths), make)
     loader = DDLPLoader(dataset, 4)
     assert len(list(loader)) == len(list(loader)) == 11 and "travels    Resize" in loader.explain()

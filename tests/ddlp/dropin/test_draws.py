@@ -1,4 +1,4 @@
-"""Draws of user code: keyed, whoever makes the sample, also where hardly any sample draws; what is not drawn costs nothing."""
+"""User code's draws are keyed, whoever makes the sample, and even if few samples draw. Without draws there is no cost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DRAW = {
 
 
 class Rare(Dataset):
-    """Only a few samples draw, and some of these from two generators. ``asked`` tells which were asked for."""
+    """Only a few samples draw; the last of these from two generators. ``asked`` lists the samples that were requested."""
 
     def __init__(self, names: tuple[str, ...], at: tuple[int, ...] = RARE, fails: bool = False) -> None:
         self.names, self.at, self.fails = names, at, fails
@@ -55,7 +55,7 @@ def samples(loader: Any) -> list[tuple[float, int]]:
 
 @pytest.fixture(autouse=True)
 def own_draws() -> None:
-    """The training has drawn a normal from each: a second one is kept for it."""
+    """The training has drawn a normal number from each generator, which then holds a second one."""
     for draw in DRAW.values():
         draw()
 
@@ -71,10 +71,10 @@ def test_a_sample_in_many_that_draws_is_keyed(kind, names):
     for workers in (0, 1, 2):
         loader = DDLPLoader(kind(names), 4, num_workers=workers, seed=5)
         found.append([samples(loader), samples(loader)])
-    assert states()[1:] == before[1:]  # torch's has given base seeds
+    assert states()[1:] == before[1:]  # torch's generator gave the base seeds
     assert found[0] == found[1] == found[2] and found[0][0] != found[0][1]
     assert sum(value != 0 for value, _ in found[0][0]) == len(RARE)
-    if kind is Rare:  # nor does it depend on the batches
+    if kind is Rare:  # nor do the draws depend on the batches
         assert samples(DDLPLoader(Rare(names), 7, shuffle=True, seed=5)) == found[0][0]
 
 
@@ -92,7 +92,7 @@ def test_the_training_process_keeps_its_generators_whatever_draws():
 
 
 def test_what_draws_from_the_start_is_asked_once():
-    """And what begins to draw later is asked for one batch twice, in the first epoch alone."""
+    """A data set that begins to draw later is asked for one batch twice, in the first epoch only."""
     always, rare = Rare(("torch",), tuple(range(SAMPLES))), Rare(("torch",))
     for dataset in (always, rare):
         loader = DDLPLoader(dataset, 4)
@@ -145,7 +145,7 @@ def test_draws_of_a_collate_fn_are_keyed(kind):
 
 
 class Seeds(Draws):
-    """Samples tell their worker's seeds, before and after all have been drawn from."""
+    """A sample is its worker's seeds, before and after drawing from all generators."""
 
     def __getitem__(self, index: int) -> list[int]:
         super().__getitem__(index)
@@ -162,7 +162,7 @@ def test_the_initial_seed_in_a_worker_is_dataloaders():
 
 
 def seeds_numpy(worker: int) -> None:
-    """As PyTorch's notes on randomness have it."""
+    """As in PyTorch's notes on reproducibility."""
     np.random.seed(torch.initial_seed() % 2**32)
 
 

@@ -1,4 +1,4 @@
-"""The class from outside: signature, checks, attributes, pickles, and a construction that does nothing."""
+"""DDLPLoader from outside: signature, checks, attributes, pickles. Constructing one has no side effects."""
 
 from __future__ import annotations
 

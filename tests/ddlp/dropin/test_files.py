@@ -1,4 +1,4 @@
-"""Batches of files are made some milliseconds' samples at a time: the bits of each sample made by itself, in every type."""
+"""A batch of files is made by few calls of some milliseconds. The bits are those of single samples, in every output type."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ddlp.transforms import Cutout
 from tests.ddlp.dropin.small_sets import RANDOM, SAMPLES, by_target, check_samples, numbered, write_images
 
 MASKED = transforms.Compose([*RANDOM.transforms, transforms.RandomErasing(0.7), Cutout(length=5)])
-MIXED = transforms.Compose([transforms.RandomCrop(16, padding=2), transforms.ToTensor()])  # borders are drawn in Python
+MIXED = transforms.Compose([transforms.RandomCrop(16, padding=2), transforms.ToTensor()])  # Python draws the borders
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def paths(tmp_path_factory) -> list[str]:
 
 @pytest.fixture
 def calls(monkeypatch, need_kernel) -> list[int]:
-    """How many samples each call of the kernel in this process made."""
+    """The number of samples of each call of the kernel in this process."""
     seen: list[int] = []
     make = Files.make
 
@@ -39,7 +39,7 @@ def calls(monkeypatch, need_kernel) -> list[int]:
         return stopped
 
     monkeypatch.setattr(Files, "make", counted)
-    monkeypatch.setattr(filebatch, "ENOUGH_S", 30.0)  # so that it does not hang on this machine's speed
+    monkeypatch.setattr(filebatch, "ENOUGH_S", 30.0)  # so that it does not depend on this machine's speed
     return seen
 
 
@@ -87,12 +87,12 @@ def test_a_file_that_the_kernel_refuses_does_not_stop_the_others(paths, calls, t
     expected = one_by_one(monkeypatch, DDLPLoader(data, batch_size=SAMPLES, seed=3))
     found = by_target(list(DDLPLoader(data, batch_size=SAMPLES, seed=3)))
     assert all(torch.equal(found[k], expected[k]) for k in expected)
-    assert calls == [4, SAMPLES - 5]  # behind it it goes on
+    assert calls == [4, SAMPLES - 5]  # it goes on after the refused file
 
 
 def test_a_file_too_large_for_the_device_comes_from_the_host(paths, engine, tmp_path):
     large = shutil.copy(paths[12], tmp_path / "large.jpg")
-    os.truncate(large, MAX_FILE_BYTES + 1)  # zeros behind the image, which take no space
+    os.truncate(large, MAX_FILE_BYTES + 1)  # zeros after the image, which take no disk space
     expected = by_target(list(DDLPLoader(numbered(paths, RANDOM), batch_size=7, seed=3)))
     data = numbered([*paths[:12], str(large), *paths[13:]], RANDOM)
     loader = DDLPLoader(data, batch_size=7, seed=3, strategy="csd", spool=engine)
@@ -103,7 +103,7 @@ def test_a_file_too_large_for_the_device_comes_from_the_host(paths, engine, tmp_
 
 
 def test_a_batch_that_is_not_wanted_any_more_is_left(paths, monkeypatch, need_kernel):
-    """Asked between calls: here each makes one sample."""
+    """It is asked between calls. Here each call makes one sample."""
     from ddlp.sources.base import Unwanted
     from ddlp.sources.host.native import prepare_batch
 

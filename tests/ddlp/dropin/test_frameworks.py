@@ -1,4 +1,4 @@
-"""accelerate and Lightning keep a DDLPLoader, and its arguments."""
+"""accelerate and Lightning keep a DDLPLoader and its arguments."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ def test_what_may_not_be_shared_is_warned_of_once(paths, monkeypatch, given):
     assert len(caught) == 1 and caught[0].filename == __file__
 
 
-def test_who_says_that_he_shares_is_believed(paths, monkeypatch):
+def test_a_sampler_or_set_that_knows_its_ranks_is_not_warned_of(paths, monkeypatch):
     shard = need("accelerate").data_loader.IterableDatasetShard(Stream(), 1, num_processes=2, process_index=1)
     monkeypatch.setenv("WORLD_SIZE", "2")
     own, split = EveryOther(), Stream()
     own.num_replicas = 2
-    split._distributed = object()  # of datasets.distributed.split_dataset_by_node
+    split._distributed = object()  # as datasets.distributed.split_dataset_by_node sets it
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         list(DDLPLoader(classes(paths), 4, sampler=own))
@@ -125,7 +125,7 @@ def test_batches_land_on_the_accelerators_device(paths, accelerator, own):
 @pytest.mark.parametrize("count", [3, 41])
 def test_the_parts_are_those_of_accelerates_own_loader(accelerator, paths, even, split, count):
     accelerator.state.__dict__["num_processes"] = 2
-    accelerator.rng_types = []  # the second process is not there
+    accelerator.rng_types = []  # there is no second process
     accelerator.dataloader_config.even_batches, accelerator.dataloader_config.split_batches = even, split
     for accelerator.state.__dict__["process_index"] in range(2):
         batches = []
@@ -192,7 +192,7 @@ def test_lightning_trains_and_picks_the_state_up(paths, engine, tmp_path):
 
 
 @pytest.mark.parametrize("user_code", [False, True])
-@pytest.mark.parametrize(("steps", "left"), [(4, 18), (11, 11)])  # in mid-epoch, and with an epoch's last batch
+@pytest.mark.parametrize(("steps", "left"), [(4, 18), (11, 11)])  # in mid-epoch, and at an epoch's last batch
 def test_lightning_goes_on_from_its_checkpoints(paths, tmp_path, user_code, steps, left):
     lightning = need("lightning")
 

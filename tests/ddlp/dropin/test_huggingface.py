@@ -1,4 +1,4 @@
-"""Hugging Face's data sets of images: each sample is the row that the data set gives, its image transformed."""
+"""Hugging Face's image data sets: each sample is the data set's own row, with its image transformed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COUNT = 23
 
 
 def turned(data: bytes, orientation: int, xmp: bool = False) -> bytes:
-    """The same JPEG file that says how to turn it."""
+    """The same JPEG file with an orientation tag."""
     image, out = Image.open(io.BytesIO(data)), io.BytesIO()
     if xmp:
         packet = f'<x:xmpmeta xmlns:x="adobe:ns:meta/" tiff:Orientation="{orientation}"/>'.encode()
@@ -37,7 +37,7 @@ def turned(data: bytes, orientation: int, xmp: bool = False) -> bytes:
 
 @pytest.fixture
 def contents(tmp_path) -> list[bytes]:
-    """JPEG files, most upright; some to be turned, a PNG, a grey one."""
+    """JPEG files, most of them upright; some have an orientation tag, one is a PNG, one is grey."""
     found = [Path(path).read_bytes() for path in write_images(tmp_path / "files", COUNT)]
     for k in range(2, 9):
         found[k] = turned(found[k], k)
@@ -51,7 +51,7 @@ def contents(tmp_path) -> list[bytes]:
 
 @pytest.fixture
 def arrow(contents, tmp_path):
-    """Memory-mapped, several chunks and files, bytes in Arrow."""
+    """A memory-mapped data set of several chunks and files, with the images' bytes in Arrow."""
     features = datasets.Features(
         {"label": datasets.ClassLabel(2), "image": datasets.Image(), "text": datasets.Value("string"),
          "box": datasets.List(datasets.Value("float32"), length=4)}
@@ -94,7 +94,7 @@ def compare(dataset: Any, spool: str | None = None) -> None:
 
 
 def test_bytes_in_mapped_arrow_files(arrow, engine):
-    """As the user's own function on rows would make them."""
+    """The samples are those of a user's own function on rows."""
     dataset = HuggingFaceImages(arrow, DETERMINISTIC)
 
     def own(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
@@ -193,7 +193,7 @@ def test_an_image_that_is_damaged_is_told_by_its_row(arrow, contents, tmp_path):
 
 
 def test_small_offsets_of_large_tables(arrow):
-    """The very bytes of each image, whatever chunks and slices the table has."""
+    """Each image's exact bytes are found, however the table is chunked and sliced."""
     from ddlp.translate.huggingface import hugging_face_images
 
     rows = datasets.concatenate_datasets([arrow.select(range(3, 9)), arrow, arrow.select(range(20, 22))])

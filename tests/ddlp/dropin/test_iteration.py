@@ -29,7 +29,7 @@ STRATEGIES = ("cpu", "csd", "mte", "wrr", "ordered")
 
 
 def threads() -> list[str]:
-    """The workers of epochs; the engine's link is another matter."""
+    """Names of the threads that work for epochs, without those of the engine's link."""
     return [t.name for t in threading.enumerate() if t.name.removeprefix("ddlp-").isdigit()]
 
 
@@ -263,7 +263,7 @@ def test_a_batch_that_is_published_while_the_iteration_is_closed(paths, engine):
     assert closed.source is not None
     iterator._shutdown_workers()
     assert closed.source is None
-    if not account.outstanding:  # all leases were made already
+    if not account.outstanding:  # all leases have been made already
         run.ledger.join(device, quota=1000, window=1000)
         run.ledger.lease(device, run.ledger.free.first(), 0.0)
     lease = next(iter(account.outstanding))
@@ -272,7 +272,7 @@ def test_a_batch_that_is_published_while_the_iteration_is_closed(paths, engine):
 
 
 class FailsOnce:
-    """A batch sampler of the user's whose first iter() raises."""
+    """A user's batch sampler whose first iter() raises."""
 
     failed = False
 
@@ -291,14 +291,14 @@ def test_an_engine_idles_also_after_an_iter_that_raised(paths, tmp_path, monkeyp
     loader = DDLPLoader(numbered(paths), batch_sampler=FailsOnce(), strategy="csd", spool=str(tmp_path))
     with pytest.raises(KeyError, match="not today"):
         iter(loader)
-    assert len(by_target(list(loader))) == SAMPLES and loader.report().epoch == 0  # the first one has not begun
+    assert len(by_target(list(loader))) == SAMPLES and loader.report().epoch == 0  # the first epoch has not begun
     while loader._connections._engine is not None:
         time.sleep(0.01)
 
 
 @pytest.mark.parametrize(("strategy", "threads"), [("cpu", ["ddlp-0"]), ("csd", ["ddlp-1", "ddlp-2"])])
 def test_an_error_in_a_thread_of_ours_ends_the_epoch(paths, engine, monkeypatch, strategy, threads):
-    """What it had in hand would be waited for for ever."""
+    """Otherwise training would wait for ever for the thread's batch."""
     act, failed = EpochExecutor._act, []
 
     def act_once(run):
@@ -320,7 +320,7 @@ def test_an_error_in_a_thread_of_ours_ends_the_epoch(paths, engine, monkeypatch,
 
 
 def test_descriptors_may_have_large_numbers(paths, tmp_path):
-    """As in a training that has many files open. The engine is started then: select() takes none above 1023."""
+    """A training may have many files open. The engine starts then, and select() takes no descriptor above 1023."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard) if hard != resource.RLIM_INFINITY else 4096, hard))
     held = []

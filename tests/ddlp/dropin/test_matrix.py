@@ -1,4 +1,4 @@
-"""All strategies, workers, orders and batch sizes: each sample once an epoch, and the same bits in all of them."""
+"""All strategies, workers, orders and batch sizes: each sample once per epoch, and always with the same bits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(loader: DataLoader, torch_seed: int = 5) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def reference(paths: list[str]) -> dict[int, torch.Tensor]:
-    """Each sample as the plainest loader makes it, in its second epoch."""
+    """Each sample as the simplest loader makes it, in its second epoch."""
     loader = DDLPLoader(numbered(paths, RANDOM), seed=SEED)
     loader.set_epoch(1)
     return by_target(run(loader))
@@ -52,7 +52,7 @@ def test_every_sample_once_with_the_same_bits(paths, engine, reference, strategy
             assert torch.equal(image, reference[target]), f"sample {target}, {workers} workers"
         if strategy in ("cpu", "csd", "ordered"):
             assert order(got) == expected
-        else:  # the order of whole batches alone is another
+        else:  # only the order of whole batches differs
             assert sorted(order(got)) == sorted(expected)
         report = loader.report()
         assert report.batches_cpu + report.batches_csd == len(expected)
@@ -60,7 +60,7 @@ def test_every_sample_once_with_the_same_bits(paths, engine, reference, strategy
         if strategy == "cpu":
             assert report.batches_csd == 0
         if strategy == "csd":
-            assert report.batches_csd > 0 or SAMPLES < 2 * batch_size  # a short last batch may be the host's
+            assert report.batches_csd > 0 or SAMPLES < 2 * batch_size  # the host may make a short last batch
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.3, 1.0])

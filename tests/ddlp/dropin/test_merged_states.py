@@ -1,4 +1,4 @@
-"""An epoch that goes on with another number of ranks: each sample once, with its bits, in what is left."""
+"""An epoch that goes on with another number of ranks: the rest of it has each sample once, with its bits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def arrays() -> ImageArrays:
 
 
 class Own(Dataset):
-    """User code, which torch's workers run."""
+    """User code, run by torch's workers."""
 
     def __len__(self) -> int:
         return SAMPLES
@@ -46,7 +46,7 @@ def loaders(data: Any, ranks: int, batch_size: int | None, epoch: int = 4, **opt
 
 
 def steps(all_ranks: list[DDLPLoader], count: int) -> tuple[list[tuple[int, torch.Tensor]], list[dict[str, Any]], bool]:
-    """Train so many steps on all ranks; return the samples, the states, and whether the epoch is over."""
+    """Train `count` steps on all ranks. Returns the samples, the states, and whether the epoch is over."""
     samples, iterators, over = [], [iter(one) for one in all_ranks], False
     for _ in range(count):
         for iterator in iterators:
@@ -62,13 +62,13 @@ def steps(all_ranks: list[DDLPLoader], count: int) -> tuple[list[tuple[int, torc
 
 
 def unbroken(data: Any) -> dict[int, torch.Tensor]:
-    """Each sample as one rank alone gets it."""
+    """Each sample as a single rank gets it."""
     (loader,) = loaders(data, 1, 7)
     return {int(k): image for images, targets in loader for k, image in zip(targets, images)}
 
 
 def check(delivered: list[list[tuple[int, torch.Tensor]]], expected: dict[int, torch.Tensor], ranks: list[int]) -> None:
-    """Every sample is there, with its bits; in each leg a few of its own come again, as many as it takes to be even."""
+    """Check that all samples came, with their bits. A leg may repeat a few of its own, to give all ranks the same number."""
     seen: set[int] = set()
     for leg, count in zip(delivered, ranks, strict=True):
         numbers = [number for number, _ in leg]
@@ -95,7 +95,7 @@ def test_eight_ranks_four_and_sixteen(make):
     check(delivered, unbroken(data), [one[0] for one in plan])
     (loader,) = loaders(data, 1, 2)
     loader.load_state_dict(state)
-    assert state["epoch"] == 5 and sum(len(targets) for _, targets in loader) == SAMPLES, "the next epoch is whole"
+    assert state["epoch"] == 5 and sum(len(targets) for _, targets in loader) == SAMPLES, "the next epoch must be complete"
 
 
 def test_nothing_is_left_where_all_was_delivered():
@@ -110,7 +110,7 @@ def test_nothing_is_left_where_all_was_delivered():
 
 
 def test_any_ranks_at_any_step():
-    """Against an unbroken run, by chance: ranks, batch sizes, steps, and states that the same ranks load in between."""
+    """Against an unbroken run. Ranks, batch sizes, steps, and states that the same ranks load in between are random."""
     data, draw = arrays(), random.Random(1)
     expected = unbroken(data)
     for _ in range(25):
@@ -122,7 +122,7 @@ def test_any_ranks_at_any_step():
                 if state is not None:
                     one.load_state_dict(state)
             leg, states, over = steps(group, draw.randrange(0, 4))
-            if draw.random() < 0.5 and not over:  # the same ranks go on first
+            if draw.random() < 0.5 and not over:  # first the same ranks go on from their states
                 group = loaders(data, ranks, batch_size)
                 for one, own in zip(group, states, strict=True):
                     one.load_state_dict(own)

@@ -146,7 +146,7 @@ def test_a_sampler_of_the_users_is_read_no_further_than_dataloader_reads_it(path
 
 
 class Eager:
-    """A sampler that draws when iter() is called, from torch's global generator, and numpy's."""
+    """A sampler that draws from torch's and numpy's global generators when iter() is called."""
 
     def __init__(self) -> None:
         self.begun = 0
@@ -175,7 +175,7 @@ def test_a_sampler_is_begun_once_and_when_dataloader_begins_it(paths, user_code,
         torch.manual_seed(1)
         np.random.seed(1)
         seen.append([targets(loader)])
-        if not user_code:  # in DataLoader the user's samples draw from the same generator
+        if not user_code:  # in DataLoader, user code's samples draw from the same generator
             seen[-1].append(torch.get_rng_state().numpy().tobytes())
         assert sampler_of(loader).begun == 1
     assert seen[0] == seen[1]
@@ -252,7 +252,7 @@ def test_a_long_sampler_broken_off_leaves_the_generator_where_dataloader_does(pa
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("given", [True, False], ids=["own generator", "torch's generator"])
 def test_a_sampler_as_long_as_a_training_begins_at_once(paths, given, workers):
-    """A million million draws: DataLoader reads them piece by piece."""
+    """A million million draws: DataLoader reads them a block at a time."""
     seen = []
     for kind in KINDS:
         dataset = numbered(paths)
@@ -268,7 +268,7 @@ def test_a_sampler_as_long_as_a_training_begins_at_once(paths, given, workers):
 
 
 class Endless:
-    """A batch sampler of the user's own that never ends."""
+    """A user's batch sampler that never ends."""
 
     def __iter__(self) -> Any:
         for k in itertools.count():
@@ -285,7 +285,7 @@ def test_an_endless_sampler_piles_nothing_up(paths, engine, strategy):
         next(iterator)
         plan = iterator._plan
         assert len(plan) == count + 4
-        assert set(plan._batches) == {0, *range(missing, count + 4)}  # what came between was delivered, and used
+        assert set(plan._batches) == {0, *range(missing, count + 4)}  # the batches in between were delivered, and dropped
         assert missing == count - 1 or strategy == "wrr"
     state = loader.state_dict()
     assert state["drawn"] == count + 4 and len(state["pending"]) == 4
@@ -293,7 +293,7 @@ def test_an_endless_sampler_piles_nothing_up(paths, engine, strategy):
 
 
 class Lists:
-    """Rows of an array, one by one or several at once: as DataLoader's bulk loading asks for them."""
+    """Rows of an array, by one index or by a list of them, as DataLoader's bulk loading asks."""
 
     def __init__(self) -> None:
         self.images = np.random.default_rng(2).integers(0, 256, (SAMPLES, 6, 5, 3), dtype=np.uint8)
@@ -321,7 +321,7 @@ def test_a_batch_sampler_without_batches_asks_the_data_set_for_lists(workers):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_no_prefetch_is_the_least(paths, workers):
-    """In torch's own workers nothing would ever be begun."""
+    """With torch's own workers no batch would ever be begun."""
     options = dict(num_workers=workers, prefetch_factor=0) if workers else {}
     own = Counting(SAMPLES)
     loader = DDLPLoader(numbered(paths), 4, sampler=own, **options)
@@ -334,7 +334,7 @@ def test_no_prefetch_is_the_least(paths, workers):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_full_batch_is_the_users_batch_samplers(paths, engine, workers):
-    """What all rates count in: the times that are held against them are those of whole batches."""
+    """All rates are in whole batches: they are compared with the times of whole batches."""
 
     class Eights(Counting):
         def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""macOS and Windows, simulated in a process of its own: one sentence, and what torch's DataLoader does."""
+"""macOS and Windows, simulated in another process: one message, and then the same as torch's DataLoader."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_the_loader_does_what_torch_does(paths, system, name):
         cwd=HERE.parents[2], capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    lines = done.stdout[done.stdout.index("\n1\n") + 3 :].splitlines()  # one warning, after what explain() prints
+    lines = done.stdout[done.stdout.index("\n1\n") + 3 :].splitlines()  # one warning; its text is after what explain() prints
     sentence = f"{name} is not Linux, and ddlp prepares batches itself, and reaches devices, on Linux only"
     assert lines[0].startswith(f"ddlp: {sentence}; ") and "DDLPLoader works as torch's DataLoader does" in lines[0]
     assert [line.split(";")[0] for line in lines[1:3]] == [f"OtherSystem: {sentence}"] * 2

@@ -1,4 +1,4 @@
-"""A transform whose first operators are known, and whose others are the user's own: cut between them, run as ever."""
+"""A transform of known operators, then the user's own: it is cut between them, and gives DataLoader's samples."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def paths(tmp_path_factory):
 
 
 def cut(loader):
-    """The epoch's iterator, which is to be ddlp's own."""
+    """The epoch's iterator. It must be ddlp's own."""
     iterator = iter(loader)
     assert isinstance(iterator, EpochIterator)
     return iterator
@@ -100,7 +100,7 @@ def test_the_samples_of_dataloader(paths, name, way):
 
 
 class TwoCrops:
-    """As MoCo's users write it: a pair."""
+    """As MoCo's users write it: it returns a pair."""
 
     def __init__(self, transform):
         self.transform = transform
@@ -111,7 +111,7 @@ class TwoCrops:
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_the_views_of_a_sample_are_held_as_the_transform_holds_them(paths, way):
-    """Seen where a sample is not collated, and by a collate_fn of the user's own."""
+    """Seen in samples that are not collated, and by a user's collate_fn."""
     for transform in (TwoCrops(SHIFTED), Views(SHIFTED, SHIFTED)):
         data = numbered(paths, transform)
         ours, theirs = list(cut(DDLPLoader(data, None, **way))), list(DataLoader(data, None))
@@ -121,7 +121,7 @@ def test_the_views_of_a_sample_are_held_as_the_transform_holds_them(paths, way):
 
 
 def test_each_view_draws_for_itself_on_either_side(paths):
-    """The known operators of each view, on device and host, and the own steps behind them."""
+    """Each view's known operators, on device and host, and the user's own steps after them."""
     data = numbered(paths, TwoCrops(v1.Compose([*KNOWN, Noise()])))
     found = []
     for strategy in ("cpu", "csd"):
@@ -249,7 +249,7 @@ def test_an_error_names_the_sample_and_keeps_the_users_traceback(paths, way):
             break
         except ValueError as error:
             failed.append(error)
-    assert got == [k for k in range(SAMPLES) if k not in dark]  # iteration goes on behind each
+    assert got == [k for k in range(SAMPLES) if k not in dark]  # iteration goes on after each error
     for error, k in zip(failed, dark, strict=True):
         told = "".join(__import__("traceback").format_exception(error))
         assert paths[k] in str(error) and "too dark" in told and "in refuse" in told
@@ -290,7 +290,7 @@ PERSISTENT = {"num_workers": 2, "persistent_workers": True, "seed": 5}
 
 
 def test_persistent_processes_serve_all_epochs(paths):
-    """Also after epochs that were broken off, while their batches were in work."""
+    """Also after epochs that ended early, while batches were being made."""
     noisy = numbered(paths, v1.Compose([*KNOWN, Noise(), Slow()]))
     loader, anew = DDLPLoader(noisy, 2, **PERSISTENT), DDLPLoader(noisy, 2, num_workers=2, seed=5)
     pids = []
@@ -322,7 +322,7 @@ def test_persistent_processes_begin_anew_where_they_must(paths):
     second = loader._own_processes
     iterator = cut(loader)
     begun = [next(iterator)]
-    equal(loader._get_iterator(), truth)  # an iterator beside the first, which keeps its processes
+    equal(loader._get_iterator(), truth)  # an iterator beside the first one, which keeps its processes
     equal([*begun, *iterator], truth)
     assert loader._own_processes is second is not first
     processes += [one._process for one in second.all]
@@ -333,7 +333,7 @@ def test_persistent_processes_begin_anew_where_they_must(paths):
 
 
 def test_what_was_delivered_stays_as_it_is(paths):
-    """Blocks of shared memory are used again, but for those that somebody has."""
+    """Blocks of shared memory are used again, except those that the caller still holds."""
     data = numbered(paths, v1.Compose([v1.Resize((20, 24)), Shift(), v1.ToTensor()]))
     loader = DDLPLoader(data, 2, num_workers=1)
     kept, blocks = [], set()

@@ -1,4 +1,4 @@
-"""A strategy of the user's own is a class that is given to the loader, and all of ddlp knows what it says of itself."""
+"""A user's own strategy is a class that is given to the loader. ddlp acts on what the class says of itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.ddlp.dropin.small_sets import RANDOM, SAMPLES, Counting, Draws, by_ta
 
 
 class TailFirst(Strategy):
-    """Of the batches that are ready, the one nearest to the epoch's end."""
+    """Delivers the ready batch that is nearest to the epoch's end."""
 
     name = "tail first"
     line = "both sides; of what is ready the last"
@@ -31,7 +31,7 @@ class TailFirst(Strategy):
 
 
 class Backwards(Strategy):
-    """From the last batch to the first, by both sides: an order that is fixed, and that ddlp has no word for."""
+    """Both sides work from the last batch to the first. The order is fixed, but is none of `Order`'s."""
 
     name = "backwards"
     line = "both sides, from the last batch to the first"
@@ -78,7 +78,7 @@ class DeviceAlone(STRATEGIES["csd"]):
 
 
 def through(loader: Any, inner: Any = None) -> list[Any]:
-    """An epoch, in which the host waits for the device after the first batch."""
+    """Run an epoch in which the host waits for the device after the first batch."""
     batches = []
     for batch in loader:
         batches.append(batch)

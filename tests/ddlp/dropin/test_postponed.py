@@ -1,4 +1,4 @@
-"""User code that opens images with Pillow: postponed in worker processes, and nowhere else."""
+"""User code that opens images with Pillow: decoding is postponed in worker processes, and nowhere else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.small_images import make_images
 
 
 class Table(Dataset):
-    """A CSV file's images and labels, as users write it."""
+    """A CSV file's images and labels, as users write such a data set."""
 
     def __init__(self, table: Path, transform: Any) -> None:
         with table.open() as lines:
@@ -36,7 +36,7 @@ class Table(Dataset):
 
 
 class Kinds(Table):
-    """What `Image.open` gives: 1 where it is postponed."""
+    """Says what kind of image `Image.open` gave: 1 is a postponed one."""
 
     def __getitem__(self, index: int) -> Any:
         image = Image.open(self.rows[index][0])
@@ -107,7 +107,7 @@ def test_in_the_workers_of_data_pipes(table, need_kernel):
 
 
 def test_images_may_be_what_is_delivered(table, need_kernel):
-    """They are ordinary when they come, as from DataLoader."""
+    """They arrive as ordinary images, as from DataLoader."""
     given: Any = {"batch_size": None, "num_workers": 1}
     crop = transforms.CenterCrop(20)
     ours, theirs = ([image for image, _ in kind(Table(table, crop), **given)] for kind in (DDLPLoader, DataLoader))

@@ -1,4 +1,4 @@
-"""Ray Train: ``prepare_data_loader`` leaves a DDLPLoader where it is, and the workers share the samples. With real raylets."""
+"""Ray Train: ``prepare_data_loader`` keeps a DDLPLoader, and the workers share the samples. With real raylets."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ TorchTrainer(train, scaling_config=ScalingConfig(num_workers=2), run_config=RunC
 
 @pytest.fixture(scope="module", params=["1", "0"], ids=["today's Ray Train", "the one before"])
 def told(request: Any, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What both workers have told."""
+    """What both workers have reported."""
     out = tmp_path_factory.mktemp("ray")
     (out / "script.py").write_text(SCRIPT)
     options = {"RAY_TRAIN_V2_ENABLED": request.param, "RAY_USAGE_STATS_ENABLED": "0", "GLOO_SOCKET_IFNAME": "lo"}

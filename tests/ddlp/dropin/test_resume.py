@@ -1,4 +1,4 @@
-"""Going on in mid-epoch: nothing lost, nothing repeated, the same content, whatever else has changed meanwhile."""
+"""Resuming in mid-epoch: no sample is lost or repeated, and the content is the same, whatever else has changed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STRATEGIES = ("cpu", "csd", "mte", "wrr", "ordered")
 
 
 class Shuffled(Counting):
-    """A sampler of the user's that draws from one of the global generators, and not all at once."""
+    """A user's sampler that draws from one of the global generators, some numbers at a time."""
 
     def __init__(self, source: str) -> None:
         super().__init__(SAMPLES)
@@ -53,7 +53,7 @@ class Shuffled(Counting):
 
 
 class OwnEpochs(Counting):
-    """A sampler of the user's whose order follows from set_epoch."""
+    """A user's sampler whose order follows from set_epoch."""
 
     epoch = 0
 
@@ -94,7 +94,7 @@ def seed_all(seed: int) -> None:
 
 
 def samples(batches: list[Any]) -> Counter:
-    """Each delivered sample with all its bits."""
+    """Count the delivered samples by all their bits."""
     found: Counter = Counter()
     for images, targets in batches:
         whole = isinstance(targets, torch.Tensor)
@@ -104,10 +104,10 @@ def samples(batches: list[Any]) -> Counter:
 
 
 def epoch_in_parts(make: Any, epoch: int, parts: list[tuple[int, dict[str, Any]]]) -> list[Any]:
-    """The epoch's batches, delivered by several loaders one after another, each of them in a process of its own mind."""
+    """The epoch's batches, delivered by several loaders in turn, each as if in a new process."""
     got, text = [], ""
     for number, (take, options) in enumerate(parts):
-        seed_all(50 + number)  # nothing may depend on what the generators happen to be
+        seed_all(50 + number)  # the result may not depend on the generators' states
         loader = make(**options)
         if text:
             loader.load_state_dict(json.loads(text))
@@ -171,7 +171,7 @@ def test_any_strategy_goes_on_after_any(paths, engine, before, after, workers):
 @pytest.mark.parametrize("block", [8, 1 << 16])
 @pytest.mark.parametrize(("before", "after"), [("cpu", "wrr"), ("wrr", "cpu"), ("mte", "cpu"), ("cpu", "ordered")])
 def test_a_long_sampler_goes_on_however_it_is_drawn(paths, engine, monkeypatch, before, after, block):
-    """All of it when the epoch begins, or as it is needed."""
+    """The sampler is read all at once when the epoch begins, or block by block."""
     monkeypatch.setattr("ddlp.sampling.epoch_plan._BLOCK", block)
 
     def make(strategy="cpu"):
@@ -187,7 +187,7 @@ def test_a_long_sampler_goes_on_however_it_is_drawn(paths, engine, monkeypatch, 
 @pytest.mark.parametrize("name", ["shuffled", "replacement", "more than all"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_generator_goes_on_as_well(paths, name, workers):
-    """With its own state from the checkpoint, an epoch in two parts leaves it where a whole one does."""
+    """With its state restored from the checkpoint, the generator ends where it ends after a whole epoch."""
 
     def make(generator):
         dataset = numbered(paths)
@@ -232,7 +232,7 @@ AFTER = {
 
 
 def trained(batches: Any, count: int | None = None) -> list[Any]:
-    """The batches, with a draw of the model's after each."""
+    """The batches; the model draws random numbers after each."""
     got = []
     for batch in itertools.islice(batches, count):
         got.append(batch)
@@ -245,7 +245,7 @@ def trained(batches: Any, count: int | None = None) -> list[Any]:
 @pytest.mark.parametrize("name", AFTER)
 @pytest.mark.parametrize("user_code", [False, True])
 def test_the_epochs_after_a_resumed_one_are_the_same(paths, user_code, name, options, take):
-    """With the generators put back once, as a checkpoint of a whole training run does it."""
+    """The generators are restored once, as a checkpoint of a whole training run does it."""
 
     def make() -> DDLPLoader:
         return DDLPLoader(Draws() if user_code else numbered(paths, RANDOM), 4, **AFTER[name](), **options)
@@ -284,7 +284,7 @@ def test_persistent_workers_go_on(paths, user_code):
     iterator = iter(loader)
     first = [next(iterator) for _ in range(4)]
     state = loader.state_dict()
-    loader.load_state_dict(state)  # in the same loader, whose workers persist
+    loader.load_state_dict(state)  # in the same loader, with its persistent workers
     whole = samples(first + list(loader))
     assert sum(whole.values()) == SAMPLES and max(whole.values()) == 1
     assert len({target for target, _ in whole}) == SAMPLES
@@ -301,7 +301,7 @@ def test_results_in_any_order_go_on():
 @pytest.mark.parametrize("user_code", [False, True])
 @pytest.mark.parametrize("name", ["shuffled", "own, torch"])
 def test_the_generators_are_left_alone(paths, name, user_code):
-    """The order and the seed are in the state: iter() drew them before it was taken."""
+    """The state holds the order and the seed, which iter() had drawn before the state was taken."""
 
     def make() -> DDLPLoader:
         return DDLPLoader(Draws() if user_code else numbered(paths), 4, **AFTER[name]())
@@ -338,7 +338,7 @@ def test_states_can_be_saved_and_foreign_ones_are_refused(paths):
 
 @pytest.mark.parametrize("options", [{}, dict(num_workers=1), dict(num_workers=1, persistent_workers=True)])
 def test_an_iterable_data_set_keeps_its_own_place(options):
-    """The epoch under way begins again; as for other data sets it is over once its iterator says so."""
+    """The current epoch begins again. As with other data sets, it is over when its iterator says so."""
     loader = DDLPLoader(Stream(), 4, **options)
     for epoch in range(2):
         iterator = iter(loader)

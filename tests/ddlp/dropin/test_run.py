@@ -1,4 +1,4 @@
-"""`ddlp run`: unedited scripts in processes of their own, each beside what plain Python makes of it."""
+"""`ddlp run`: unedited scripts in processes of their own, compared with plain Python."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def run(*command: Any, **changed: str) -> subprocess.CompletedProcess[str]:
 
 
 def said(done: subprocess.CompletedProcess[str]) -> list[str]:
-    """The lines of ddlp run."""
+    """The lines that `ddlp run` printed."""
     return [line.removeprefix("ddlp run: ") for line in done.stderr.splitlines() if line.startswith("ddlp run: ")]
 
 
-# -- scripts as they are -----------------------------------------------------------------------------------------------
+# -- unedited scripts ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def plain_references(folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_script_like_torchvisions_references(folder: Path, plain_references: subprocess.CompletedProcess[str]) -> None:
-    """Swapped, with DataLoader's order, labels and evaluation pixels; arguments, output and exit status are the script's."""
+    """Swapped: order, labels and evaluation pixels are DataLoader's; arguments, output and exit status are the script's."""
     done = run(*RUN, "--", "like_references.py", "--data-path", folder)
     assert (done.returncode, done.stdout) == (3, plain_references.stdout) and plain_references.returncode == 3
     code = (HERE / "like_references.py").read_text().splitlines()
@@ -70,7 +70,7 @@ def test_a_script_like_torchvisions_references(folder: Path, plain_references: s
 def test_a_device_helps_where_the_order_is_free(
     folder: Path, tmp_path: Path, plain_references: subprocess.CompletedProcess[str]
 ) -> None:
-    """As a module, which ends with an error of its own; an engine of this machine joins in."""
+    """The script runs as a module and ends with an error of its own. An engine of this machine takes part."""
     arguments = ["-m", "like_references", "--data-path", folder, "--fail"]
     done = run(*RUN, "--strategy", "wrr", "--no-compare", "--record", tmp_path / "run", "--", *arguments)
     assert done.returncode == 1, done.stderr
@@ -87,17 +87,17 @@ def test_a_device_helps_where_the_order_is_free(
 
 
 def test_a_script_like_timms(folder: Path) -> None:
-    """A collate_fn, worker seeds and a subclass of DataLoader's make loaders torch's own, to the bit; the rest is swapped."""
+    """Loaders with a collate_fn, worker seeds or a subclass of DataLoader stay torch's, to the bit. The others are swapped."""
     plain, swapped = run(*PYTHON, "like_timm.py", folder), run(*RUN, "--no-compare", "--", "like_timm.py", folder)
     assert plain.returncode == swapped.returncode == 0, swapped.stderr
     lines, plain_lines = swapped.stdout.splitlines(), plain.stdout.splitlines()
     assert lines[:4] == plain_lines[:4] and len(lines) == 6
     labels, plain_labels = ([line.split("]")[0] for line in those[4:]] for those in (lines, plain_lines))
-    assert labels == plain_labels  # the crops are others
+    assert labels == plain_labels  # the crops differ
     subclass, collate, plainest, gain = said(swapped)
     alone = "MultiEpochsDataLoader is a subclass of DataLoader, with code of its own"
     assert subclass.endswith(f"MultiEpochsDataLoader(ImageFolder): left alone: {alone}")
-    assert "which ddlp could do faster" not in swapped.stderr  # a loader's own notice would say it twice
+    assert "which ddlp could do faster" not in swapped.stderr  # the loader's own notice would repeat it
     assert ": left alone: collate_fn=fast_collate: " in collate and ": swapped, cpu: " in plainest and "160 samples" in gain
 
 
@@ -124,7 +124,7 @@ def test_two_ranks_of_torchrun(folder: Path) -> None:
     torchrun = [*PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "ddlp", "run"]
     script = ["--no-compare", "--", "like_references.py", "--data-path", folder]
     done = run(*torchrun, *script, OMP_NUM_THREADS="1")
-    assert done.returncode == 1 and "exitcode  : 3" in done.stderr, done.stderr  # torchrun's way with a rank's status
+    assert done.returncode == 1 and "exitcode  : 3" in done.stderr, done.stderr  # torchrun's message about a rank's status
     epochs = re.findall(r"epoch (\d) \[(.*?)\] \d+", done.stdout)
     assert sorted(epoch for epoch, _ in epochs) == ["0", "0", "1", "1"]
     for number in "01":  # both ranks together have the 41 samples of each label
@@ -136,7 +136,7 @@ def test_two_ranks_of_torchrun(folder: Path) -> None:
 
 
 def test_ranks_that_are_spawned(folder: Path) -> None:
-    """They are interpreters of their own, which unpickle a loader and a class of __main__."""
+    """The ranks are new interpreters, which unpickle a loader and a class of __main__."""
     done = run(*RUN, "--no-compare", "--", "like_spawn.py", folder)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["0 55 41", "1 55 41"]
@@ -190,16 +190,16 @@ def test_signals_are_the_scripts(folder: Path, tmp_path: Path, script: str, numb
     assert last in (errors.splitlines() or [""])[-1], errors
 
 
-# -- what reaches an interpreter ---------------------------------------------------------------------------------------
+# -- what ddlp run changes in an interpreter ---------------------------------------------------------------------------
 
 LOOK = "import json, os, sys; print(json.dumps([sys.path[1:], sys.argv, 'torch' in sys.modules, os.environ.get('OWN')]))"
 
 
 def test_an_interpreter_is_as_it_would_have_been(tmp_path: Path) -> None:
-    """The same sys.path; a sitecustomize of the environment's own runs; torch is imported by nobody but the script."""
+    """sys.path is the same, the environment's own sitecustomize runs, and only the script imports torch."""
     (tmp_path / "sitecustomize.py").write_text("import os\nos.environ['OWN'] = 'ran'\n")
     path = os.pathsep.join([str(tmp_path), user_environment()["PYTHONPATH"]])
-    starts = PYTHON, [*RUN, "--"], [*RUN, "--", *PYTHON]  # the last one: a command that starts Python
+    starts = PYTHON, [*RUN, "--"], [*RUN, "--", *PYTHON]  # the last one is a command that starts Python
     plain, swapped, command = (run(*start, "-c", LOOK, "x", PYTHONPATH=path) for start in starts)
     assert plain.stdout == swapped.stdout == command.stdout
     assert json.loads(plain.stdout)[1:] == [["-c", "x"], False, "ran"]
@@ -208,7 +208,7 @@ def test_an_interpreter_is_as_it_would_have_been(tmp_path: Path) -> None:
 
 
 def test_ddlp_need_not_be_installed(tmp_path: Path) -> None:
-    """As in a checkout, whose directory is on no path but that of `python -m`."""
+    """As in a checkout: only `python -m` has its directory on the path."""
     code = "import sys; sys.path.pop(0); import ddlp; print(ddlp.__file__)"
     home = Path(cli.__file__).parents[1]
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
@@ -225,7 +225,7 @@ def test_another_environments_python_is_left_alone() -> None:
 
 
 def test_a_script_runs_where_ddlp_cannot_be_used(tmp_path: Path) -> None:
-    """Here torchvision can't be imported, which this script has no use for."""
+    """torchvision can't be imported here, but the script does not need it."""
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['torchvision'] = None\n")
     code = "from torch.utils.data import DataLoader\nprint([len(list(DataLoader(range(6), n))) for n in (2, 3)])"
     done = run(*RUN, "--", "-c", code, PYTHONPATH=os.pathsep.join([str(tmp_path), user_environment()["PYTHONPATH"]]))

@@ -1,4 +1,4 @@
-"""Short batches, of which a worker takes up several at a time: nothing else changes."""
+"""A worker claims several short batches at a time. Nothing else changes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SAMPLES = 600
 
 @pytest.fixture
 def lengths(monkeypatch) -> list[int]:
-    """All batches count as short ones: what each claim of a worker took."""
+    """Make all batches count as short. Returns the number of batches of each claim."""
     seen: list[int] = []
 
     class Seen(ClaimChunker):
@@ -60,7 +60,7 @@ def test_the_same_batches(images, engine, lengths, strategy, workers):
         found = by_target(batches)
         assert sorted(found) == list(range(SAMPLES)) and len(batches) == SAMPLES // 2
         assert all(torch.equal(found[k], expected[k]) for k in expected)
-    assert max(lengths) > 1, "there was a run"
+    assert max(lengths) > 1, "no claim took several batches"
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -103,9 +103,9 @@ def test_a_worker_is_woken_for_a_whole_run_or_where_training_waits():
         chunker.length = 4
         for position in range(5):
             ledger.claim(position)
-        conditions.wake(False)  # 3 slots
+        conditions.wake(False)  # 3 slots are free
     assert not woken.wait(0.2)
     with conditions.lock:
         conditions.wait(conditions.training, 0.2)
-    assert woken.wait(20), "training waits: less than a run is worth it"
+    assert woken.wait(20), "while training waits, a worker must wake for less than a whole run"
     thread.join()

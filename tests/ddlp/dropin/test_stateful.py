@@ -1,4 +1,4 @@
-"""Data sets and samplers with a state of their own go on where they were, as torchdata's StatefulDataLoader has them go on."""
+"""Data sets and samplers with their own state go on where they were, as with torchdata's StatefulDataLoader."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def worker() -> tuple[int, int]:
 
 
 class Counts(Dataset):
-    """A map-style data set that counts what it was asked for: a sample is (index, how many came before in this worker)."""
+    """A map-style data set with a counter. A sample is (index, how many samples this worker was asked for before)."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -36,21 +36,21 @@ class Counts(Dataset):
         return index, self.count, worker()[0]
 
     def state_dict(self) -> dict[str, Any]:
-        return vars(self)  # which changes afterwards
+        return vars(self)  # the counter changes afterwards
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.count = state["count"]
 
 
 class Reads(Counts):
-    """With ``__getitems__``, asked a batch at a time."""
+    """With ``__getitems__``: asked for a batch at a time."""
 
     def __getitems__(self, indices: list[int]) -> list[tuple[int, int, int]]:
         return [self[index] for index in indices]
 
 
 class Numbers(IterableDataset):
-    """Numbers shared among the workers, unequally; its place is its state. It begins anew when it has ended."""
+    """Numbers, shared unequally among the workers. Its state is its position; after its end it begins again."""
 
     def __init__(self) -> None:
         self.at = 0
@@ -70,7 +70,7 @@ class Numbers(IterableDataset):
 
 
 class Walk:
-    """An iterator with a state, of a tensor among others, shuffled by the seed of its worker."""
+    """An iterator that has a state, with a tensor in it. Its worker's seed shuffles it."""
 
     def __init__(self) -> None:
         me, workers = worker()
@@ -103,7 +103,7 @@ class Walks(IterableDataset):
 
 
 class Itself(Numbers):
-    """An iterator of its own; it is asked for its state once, as such."""
+    """It is its own iterator. It is asked for its state once, as an iterator."""
 
     def __iter__(self) -> Any:
         self.numbers = super().__iter__()
@@ -123,7 +123,7 @@ def plain(batches: Any) -> list[Any]:
 
 
 def in_parts(make: Any, *takes: int) -> list[Any]:
-    """The first epoch's batches, each part by a loader of its own, and the next epoch's by the last one."""
+    """The first epoch's batches, each part from a new loader, and the next epoch's from the last loader."""
     got, state = [], None
     for take in (*takes, None):
         loader = make()
@@ -155,7 +155,7 @@ def test_a_data_set_goes_on(kind, workers, every):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_iterator_that_is_dropped_is_gone(kind):
-    """In a circle of references it would live until it is collected, and its workers then wait for 5 s."""
+    """A reference cycle would keep it until garbage collection, and its workers would then wait for 5 s."""
     iterator = iter(seeded(kind, num_workers=0))
     next(iterator)
     gone = weakref.ref(iterator)
@@ -166,7 +166,7 @@ def test_an_iterator_that_is_dropped_is_gone(kind):
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_as_torchdata(kind, workers):
-    """The same samples before and after, taken between two of its snapshots."""
+    """The same samples before and after a state that was taken between two snapshots."""
     theirs = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
 
     def make(loader: Any) -> Any:
@@ -176,7 +176,7 @@ def test_as_torchdata(kind, workers):
 
 
 class DrawsLate(Counts):
-    """Draws for one sample alone, when the generators are no longer expected to move."""
+    """Only one late sample draws, when the generators are no longer expected to change."""
 
     def __getitem__(self, index: int) -> tuple[int, int, int]:
         index, count, me = super().__getitem__(index)
@@ -210,7 +210,7 @@ def test_another_number_of_workers_is_refused(kind):
 
 @pytest.mark.parametrize("options", [{}, dict(num_workers=1, persistent_workers=True)])
 def test_a_data_set_that_lives_on_goes_on_with_the_next_epoch(options):
-    """Also where the state is of the epoch's last batch, and the training loop goes on with the next one at once."""
+    """Also with the state of the epoch's last batch, when the training loop goes on with the next epoch at once."""
     first = seeded("Counts", **options, snapshot_every_n_steps=4)
     for _ in first:
         last = copy.deepcopy(first.state_dict())
@@ -235,7 +235,7 @@ def test_persistent_workers_are_replaced_by_those_of_the_state(kind):
 
 
 def test_a_state_from_before():
-    """Without the fields that hold workers' states."""
+    """A state without the fields for the workers' states, as earlier versions saved it."""
     loader = DDLPLoader(Draws(), 3, shuffle=True)
     state = broken_off(loader)
     del state["workers"]
@@ -245,7 +245,7 @@ def test_a_state_from_before():
 
 
 def test_how_often():
-    """Only then is a data set asked for its state; and a loader made again from its attributes asks as often."""
+    """A data set is asked for its state only that often. A copy of the loader from its attributes asks as often."""
 
     class Asked(Counts):
         asked = 0

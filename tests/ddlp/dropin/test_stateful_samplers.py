@@ -1,4 +1,4 @@
-"""Samplers with a ``state_dict`` of their own: after a resume in a new process the order is the one that it would have been."""
+"""Samplers with their own ``state_dict``: after a resume in a new process the order is that of an unbroken run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.ddlp.dropin.small_sets import SAMPLES, Draws, numbered, order
 
 
 class Rounds:
-    """Its order follows from a counter of its own, which its state holds; the place in an epoch is not in there."""
+    """Its order depends on a counter, which is its state. The position in an epoch is not part of the state."""
 
     def __init__(self) -> None:
         self.rounds = 0
@@ -38,7 +38,7 @@ class Rounds:
 
 
 class Place(Rounds):
-    """Keeps its place in the epoch as well: the first iter() after load_state_dict goes on there, as torchdata wants it."""
+    """Its state also has the place in the epoch: the first iter() after load_state_dict goes on there, as torchdata expects."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Place(Rounds):
 
 
 class Batches(Place):
-    """The same as a batch sampler."""
+    """`Place` as a batch sampler."""
 
     def __len__(self) -> int:
         return -(-SAMPLES // 4)
@@ -79,7 +79,7 @@ class Batches(Place):
 
 
 class Lists(Rounds):
-    """Gives its state itself instead of a copy."""
+    """Returns its state itself instead of a copy."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class Lists(Rounds):
 
 
 class StatefulDistributed:
-    """torchdata's, which is right for ranks."""
+    """torchdata's sampler, made for ranks."""
 
     def __new__(cls) -> Any:
         made = pytest.importorskip("torchdata.stateful_dataloader.sampler").StatefulDistributedSampler
@@ -123,7 +123,7 @@ def as_saved(loader: DDLPLoader) -> dict[str, Any]:
 @pytest.mark.parametrize("before", ["nothing", "an epoch", "an epoch left early"])
 @pytest.mark.parametrize(("take", "workers"), [(1, 0), (5, 2), (11, 0)])
 def test_the_order_goes_on(paths, take, before, kind, user_code, workers):
-    """Through two processes more, and with the epoch that follows."""
+    """Over two more processes, and with the epoch after it."""
     torch.manual_seed(7)
     loader = make(paths, user_code, kind, num_workers=workers)
     if before == "an epoch":
@@ -131,7 +131,7 @@ def test_the_order_goes_on(paths, take, before, kind, user_code, workers):
     elif before != "nothing":
         next(left := iter(loader))
         del left
-    state = as_saved(loader)  # between two epochs, or in the one left early
+    state = as_saved(loader)  # between two epochs, or in the unfinished one
     loader.set_epoch(1)
     iterator = iter(loader)
     got = [next(iterator) for _ in range(take)]
@@ -159,7 +159,7 @@ def test_the_order_goes_on(paths, take, before, kind, user_code, workers):
 
 
 def test_as_torchdata(paths):
-    """What is left after a resume, and the next epoch."""
+    """The rest of the epoch after a resume, and the next epoch."""
     theirs = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
 
     def resumed(loader: Any, **options: Any) -> tuple[list[Any], list[Any]]:
@@ -176,7 +176,7 @@ def test_as_torchdata(paths):
 
 
 class Other(Place):
-    """Can't give its order again."""
+    """Cannot repeat its order."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.rounds = 50

@@ -1,4 +1,4 @@
-"""What a state says: which loaders it fits, when its epoch is over, and which batches went to the training loop."""
+"""States: which loaders they fit, when an epoch is over, and which batches the training loop got."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def make(paths: list[str], user_code: bool, batch_size: int = 4, **options: Any)
 
 
 def broken_off(loader: DDLPLoader, batches: int = 3) -> tuple[list[Any], dict[str, Any]]:
-    """The first batches, and the state then, as it comes out of a file."""
+    """The first batches, and the state then, as it would be read from a file."""
     iterator = iter(loader)
     given = [next(iterator) for _ in range(batches)]
     return given, json.loads(json.dumps(loader.state_dict()))
@@ -52,13 +52,13 @@ def test_other_batches(paths, user_code, other, said):
 
 @pytest.mark.parametrize("user_code", [False, True])
 def test_another_data_set(paths, user_code):
-    """It is looked at when the epoch begins: as long as nothing has begun it may change."""
+    """It is compared when the epoch begins. Until then the data set may change."""
     given, state = broken_off(make(paths, user_code, shuffle=True))
     dataset = Draws(40) if user_code else numbered(paths[:40])
     loader = DDLPLoader(dataset, 4, shuffle=True)
     loader.load_state_dict(state)
     said = "len(dataset)=41, len(sampler)=41, this loader has len(dataset)=40, len(sampler)=40"
-    for _ in range(2):  # and it stays loaded
+    for _ in range(2):  # the state stays loaded
         with pytest.raises(ValueError, match=re.escape(said)):
             iter(loader)
     if user_code:
@@ -87,7 +87,7 @@ def test_a_list_of_another_length(paths, user_code):
 
 
 class Buckets:
-    """A batch sampler of the user's whose length follows from the epoch."""
+    """A user's batch sampler whose length depends on the epoch."""
 
     epoch = 0
 
@@ -159,7 +159,7 @@ def test_an_epoch_is_over_once_its_iterator_says_so(paths, user_code, sampler, w
     for taken, batches in ((state, [0, BATCHES, BATCHES]), (loader.state_dict(), [BATCHES, BATCHES])):
         again = make(paths, user_code, **SAMPLERS[sampler](), num_workers=workers)
         again.load_state_dict(taken)
-        for epoch, expected in zip(range(taken["epoch"], 3), batches, strict=True):  # as a script goes on
+        for epoch, expected in zip(range(taken["epoch"], 3), batches, strict=True):  # go on as a script does
             iterator = iter(again)
             assert again.state_dict()["epoch"] == epoch
             assert len(list(iterator)) == expected
@@ -174,7 +174,7 @@ def test_a_finished_epoch_fits_any_loader(paths, user_code):
         other = make(paths, user_code, 8, **options)
         other.load_state_dict(state)
         iterator = iter(other)
-        assert other.state_dict()["epoch"] == 0  # of which nothing is left, also in a second state
+        assert other.state_dict()["epoch"] == 0  # nothing is left of it, and a second state says so too
         assert list(iterator) == [] and len(by_target(list(other))) == SAMPLES
 
 
@@ -254,7 +254,7 @@ def test_a_batch_that_ctrl_c_kept_from_the_training_loop_was_not_delivered(paths
 
 
 def test_a_signals_handler_may_ask_at_any_moment(paths):
-    """It runs in the training thread, which may be within any of our locks."""
+    """It runs in the training thread, which may hold any of our locks."""
     loader = make(paths, False, **SAMPLERS["own"]())
     iterator = iter(loader)
     next(iterator)
@@ -272,7 +272,7 @@ def test_a_signals_handler_may_ask_at_any_moment(paths):
 
 def test_set_epoch_reaches_batch_samplers(paths):
     class Outer(BatchSampler):
-        """With an epoch of its own, around a sampler that has one, too."""
+        """It has an epoch of its own, and so has the sampler inside."""
 
         epoch = 0
 

@@ -1,4 +1,4 @@
-"""Tar shards with WebDataset's names: the samples are those that WebDataset gives, whoever reads them."""
+"""Tar shards with WebDataset's naming: the samples are WebDataset's, whether host or engine reads them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def png(data: bytes) -> bytes:
 
 @pytest.fixture
 def shards(tmp_path) -> list[str]:
-    """Three shards of seven samples, among other members; long names, PNGs, and targets of three kinds."""
+    """Three shards of seven samples, with other members between them: long names, PNGs, and targets of three kinds."""
     files = write_images(tmp_path / "files", 3 * PER_SHARD)
     paths = [str(tmp_path / f"train-{number:03d}.tar") for number in range(3)]
     for number, path in enumerate(paths):
@@ -87,7 +87,7 @@ def test_a_loader_and_an_engine_read_them(shards, tmp_path, engine):
     dataset = TarImages(shards, DETERMINISTIC, plus)
     compare(dataset)
     gc.collect()
-    assert not [path for path in open_files() if path in shards]  # they stay open as long as an epoch
+    assert not [path for path in open_files() if path in shards]  # shards stay open only while an epoch runs
     compare(dataset, engine)
     files = numbered(write_images(tmp_path / "more", 5))
     compare(ConcatDataset([Subset(dataset, [20, 3, 3, 0]), files, TarImages(shards[1], DETERMINISTIC)]), engine)
@@ -182,7 +182,7 @@ def test_damaged_shards_are_told_by_name(shards, tmp_path):
         Path(second).write_bytes(content)
         with pytest.raises(ValueError, match=words):
             TarImages(shards)
-    Path(second).write_bytes(whole[:end])  # the end's blocks are not there: tar takes that as well
+    Path(second).write_bytes(whole[:end])  # the two zero blocks at the end are missing: tar accepts that
     assert len(TarImages(shards)) == 3 * PER_SHARD - 3
 
 

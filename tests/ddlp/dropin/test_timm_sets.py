@@ -1,4 +1,4 @@
-"""timm's data sets: opened by its own classes, each sample is theirs."""
+"""timm's data sets, opened by timm's classes: each sample equals theirs."""
 
 from __future__ import annotations
 

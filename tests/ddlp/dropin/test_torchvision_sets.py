@@ -1,4 +1,4 @@
-"""torchvision's data sets of image files, each in its own layout and opened by its own class: every sample is that class's."""
+"""torchvision's data sets of image files, each in its layout and opened by its class: every sample equals the class's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MAKERS: dict[str, Any] = {}
 
 
 class Pictures:
-    """Image files, each with other pixels, another size and mode."""
+    """Writes image files, each with other pixels, another size and another mode."""
 
     def __init__(self) -> None:
         self.drawn = np.random.default_rng(7)
@@ -47,7 +47,7 @@ class Pictures:
 
 
 def layout(make: Callable[[Path, Pictures], Iterator[Any]]) -> Callable[[Path, Pictures], Iterator[Any]]:
-    """A function that writes a layout and gives data sets of it; its name is the class's."""
+    """Register a function that writes a layout and yields data sets of it. Its name is that of torchvision's class."""
     MAKERS[make.__name__] = make
     return make
 
@@ -72,7 +72,7 @@ def EuroSAT(root, pictures):
     for k in range(6):
         pictures.write(root / "eurosat" / "2750" / f"c{k % 2}" / f"{k}.jpg", size=64)
     yield datasets.EuroSAT(str(root), SHRUNK)
-    yield datasets.EuroSAT(str(root), transforms.ToTensor())  # their size is known
+    yield datasets.EuroSAT(str(root), transforms.ToTensor())  # all images of EuroSAT have the same size
 
 
 @layout
@@ -321,7 +321,7 @@ def Flickr30k(root, pictures):
 
 @pytest.fixture
 def unchecked(monkeypatch):
-    """The fakes have other checksums than what is published."""
+    """The fake files have other checksums than the published ones."""
     for module in ("celeba", "fer2013", "imagenet", "lfw", "omniglot", "places365", "sbu"):
         monkeypatch.setattr(getattr(datasets, module), "check_integrity", lambda *_, **__: True)
     for kind in (datasets.Flowers102, datasets.CelebA, datasets.Caltech101, datasets.Caltech256):
@@ -385,14 +385,14 @@ def test_what_of_them_stays_on_the_host(unchecked, tmp_path):
 
 def decoders() -> list[Any]:
     found = [torchvision.io.decode_image, functools.partial(torchvision.io.decode_image, mode="RGB")]
-    with contextlib.suppress(ImportError, OSError, RuntimeError):  # it wants FFmpeg, and is not needed
+    with contextlib.suppress(ImportError, OSError, RuntimeError):  # it needs FFmpeg, and may be missing
         found.append(importlib.import_module("torchcodec.decoders").decode_image)
     return found
 
 
 @pytest.mark.parametrize("decoder", decoders())
 def test_a_loader_that_gives_tensors_is_user_code(folder, decoder):
-    """Their bits are Pillow's where the file is in colour, but what comes behind runs torch's kernels."""
+    """Their bits are Pillow's, but the transforms after them run torch's kernels."""
     dataset = datasets.ImageFolder(folder, transforms.CenterCrop(16), loader=decoder)
     stays(dataset, "loader=decode_image gives tensors")
     for (path, _), (ours, _) in zip(dataset.samples, [dataset[k] for k in range(len(dataset))], strict=True):
@@ -405,7 +405,7 @@ class Empty(datasets.ImageFolder):
 
 
 class Chosen(datasets.ImageFolder):
-    """Its classes and files are chosen in its own way, and it can do more: its samples are ImageFolder's all the same."""
+    """It chooses its classes and files itself and has further methods, but its samples are ImageFolder's."""
 
     def __init__(self, root: str, only: str, **options: Any) -> None:
         self.only = only

@@ -46,7 +46,7 @@ def test_the_trainer_of_hugging_face(paths, engine, tmp_path):
     batch = next(iter(loader))
     assert batch["pixel_values"].shape == (4, 3, 8, 8) and batch["labels"].shape == (4,)
     result = first.train()
-    assert result.global_step == 12  # 11 batches, two at a time, twice
+    assert result.global_step == 12  # 11 batches an epoch, two a step, two epochs
     arguments["num_train_epochs"] = 3
     checkpoint = str(tmp_path / "checkpoint-6")
     with pytest.raises(ValueError, match="ignore_data_skip=True"):
@@ -108,7 +108,7 @@ def test_the_trainers_own_sampling_stays(paths, tmp_path):
         return ImageTrainer(model=Net(), args=args, train_dataset=classes(paths)).get_train_dataloader().sampler
 
     own = EveryOther()
-    assert type(sampler(transformers.Trainer, {})) is DistributedSampler  # for the plain shuffle
+    assert type(sampler(transformers.Trainer, {})) is DistributedSampler  # instead of the plain shuffle
     assert type(sampler(transformers.Trainer, {}, train_sampling_strategy="sequential")) is SequentialSampler
     assert type(sampler(Balanced, {})) is WeightedRandomSampler
     assert sampler(Balanced, dict(sampler=own)) is own
@@ -119,7 +119,7 @@ def test_in_several_processes_the_trainers_own_sampler_must_share(older):
     from ddlp.integrations.transformers import DDLPTrainerMixin
 
     class Shuffles:
-        """As much of Trainer as is asked; older versions give the method no data set."""
+        """The parts of Trainer that are used. Older versions give the method no data set."""
 
         args = types.SimpleNamespace(world_size=2, process_index=1, seed=1, data_seed=None, dataloader_drop_last=False)
         _get_train_sampler = (lambda self: self.wanted) if older else (lambda self, dataset: self.wanted)

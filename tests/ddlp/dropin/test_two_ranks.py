@@ -1,4 +1,4 @@
-"""Two processes by accelerate, Hugging Face's Trainer and Lightning: each sample comes once, in one of them."""
+"""Two processes of accelerate, Hugging Face's Trainer and Lightning: each sample comes once, in one of them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import pytest
 from tests.ddlp.dropin.frameworks import need
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-EVEN, ODD = 40, 41  # as two_ranks.py has them
+EVEN, ODD = 40, 41  # as in two_ranks.py
 
 Ranks = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
 def ranks(paths: list[str], tmp_path_factory: pytest.TempPathFactory) -> Ranks:
-    """What came in each process, by the name of the framework: epochs of batches of sample numbers."""
+    """What each process got, by framework: epochs of batches of sample numbers."""
     for package in ("accelerate", "transformers", "lightning"):
         need(package)
     directory = tmp_path_factory.mktemp("two_ranks")
@@ -38,7 +38,7 @@ def ranks(paths: list[str], tmp_path_factory: pytest.TempPathFactory) -> Ranks:
 
 
 def epochs(ranks: Ranks, name: str) -> list[list[int]]:
-    """Each epoch's samples as both processes had them, step by step; all batches have four."""
+    """Each epoch's samples of both processes, step by step. Every batch must have four."""
     found = []
     for parts in zip(*(rank[name] for rank in ranks), strict=True):
         steps = list(zip(*parts, strict=True))
@@ -58,7 +58,7 @@ def test_each_sample_comes_once(ranks, name):
 
 @pytest.mark.parametrize("name", ["accelerate, stream", "Trainer, stream"])
 def test_a_stream_is_shared(ranks, name):
-    """Its last samples are filled up with its first ones, and each epoch has the stream's own order."""
+    """The stream's first samples fill its last batches, and each epoch has the stream's own order."""
     first, second = epochs(ranks, name)
     for epoch in (first, second):
         assert sorted(epoch[:ODD]) == list(range(ODD))

@@ -1,4 +1,4 @@
-"""User code that can't travel: torch's own workers and all they promise, with content that follows from the seed."""
+"""User code that can't travel: torch's own workers, all that DataLoader promises, and content that follows from the seed."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_content_does_not_depend_on_the_workers(kind):
         assert all(same(a, b) for a, b in zip(epochs, found[0], strict=True))
     first, second = found[0]
     assert not any(torch.equal(first[k], second[k]) for k in first)
-    if kind is Draws:  # with __getitems__ it follows from the batch
+    if kind is Draws:  # with __getitems__ the content depends on the batch
         numbers = torch.stack(list(first.values()))
         assert len(numbers.unique()) == 3 * SAMPLES
 
@@ -83,7 +83,7 @@ def test_the_same_index_twice_draws_twice():
 
 
 class Named(Draws):
-    """With a key of its own beside the numbers."""
+    """Takes a key that is no number, beside the numbers."""
 
     def __getitem__(self, index: Any) -> tuple[torch.Tensor, int]:
         return super().__getitem__(40 if index == "last" else index)
@@ -154,7 +154,7 @@ def test_worker_info_and_worker_init_fn():
 
     samples = list(DDLPLoader(Seen(), 4, num_workers=2, worker_init_fn=init))
     assert all(bool(b[0].all()) and set(b[1]) == {"Seen"} for b in samples)
-    assert begun == []  # in the workers only
+    assert begun == []  # only in the workers
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -209,13 +209,13 @@ def test_batch_transform_and_device():
 
 
 class Fields(dict):
-    """A dict that holds something else as well."""
+    """A dict with an attribute of its own."""
 
     note = "none"
 
 
 class Graph:
-    """A batch of the user's that knows how to move, and takes nothing but the device."""
+    """A user's batch with its own `to`, which takes only a device."""
 
     def __init__(self, x: torch.Tensor) -> None:
         self.x = x
@@ -230,11 +230,11 @@ class Plain:
 
 
 class Registered(Plain):
-    """Made known to torch's pytree."""
+    """Registered with torch's pytree."""
 
 
 Edge = collections.namedtuple("Edge", "fro to")
-# torch before 2.2 has it under another name.
+# torch before 2.2 names it differently.
 register = getattr(torch.utils._pytree, "register_pytree_node", None) or torch.utils._pytree._register_pytree_node
 register(Registered, lambda r: ([r.x], None), lambda parts, _: Registered(*parts))
 
@@ -245,7 +245,7 @@ def fields(x: torch.Tensor) -> Fields:
     return made
 
 
-HELD = {  # what a collate_fn makes of a tensor, and where the tensor is in it
+HELD = {  # what a collate_fn makes of a tensor, and how to get the tensor back
     "UserDict": (lambda x: collections.UserDict(x=x), lambda b: b["x"]),
     "dict subclass": (fields, lambda b: b["x"]),
     "read-only mapping": (lambda x: types.MappingProxyType({"x": x}), lambda b: b["x"]),
@@ -273,7 +273,7 @@ def test_the_device_takes_batches_of_any_type(name):
         if name == "dict subclass":
             assert batch.note == "kept" and batch["name"] == "a"
         if name == "PackedSequence":
-            assert batch.batch_sizes.tolist() == [2, 1]  # which stay on the CPU
+            assert batch.batch_sizes.tolist() == [2, 1]  # these stay on the CPU
 
 
 def test_the_device_leaves_alone_what_nobody_can_move():
@@ -285,7 +285,7 @@ def test_the_device_leaves_alone_what_nobody_can_move():
 def test_persistent_workers_and_another_batch_transform():
     loader = DDLPLoader(Draws(), 4, num_workers=1, persistent_workers=True, batch_transform=lambda batch: "mixed")
     assert set(loader) == {"mixed"}
-    loader.batch_transform = None  # as timm ends MixUp
+    loader.batch_transform = None  # as timm does it to stop MixUp
     assert order(list(loader)) == order(list(DataLoader(Draws(), 4)))
 
 
@@ -304,10 +304,10 @@ def test_one_warning_at_the_users_line_and_an_error_where_the_device_must_do_it(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         loader = DDLPLoader(dataset, 4, **given)
-        assert not caught  # its transform may be set later
+        assert not caught  # its transform may still be set
         list(loader), list(loader)
     told = [str(one.message) for one in caught]
-    if isinstance(dataset, ImageFiles):  # could be faster, without a device too
+    if isinstance(dataset, ImageFiles):  # it could be faster even without a device
         (notice,) = told
         assert words in notice and "loader.explain()" in notice and caught[0].filename == __file__
     else:

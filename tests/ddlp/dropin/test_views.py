@@ -1,4 +1,4 @@
-"""Several views of each sample: torch's form of batch, keyed draws of each view, either side, exactly once, over a resume."""
+"""Several views of each sample: torch's form of batch, keyed draws of each view, either side, each sample once, resuming."""
 
 import json
 import pickle
@@ -30,7 +30,7 @@ def fixed(*more, size=(24, 24)):
 
 
 def dino(small=13, number=3):
-    """All of DINO's steps."""
+    """All steps of DINO's transform."""
 
     def crop(size, scale, *more):
         jitter = T.RandomApply([T.ColorJitter(0.4, 0.4, 0.2, 0.1)], p=0.8)
@@ -47,7 +47,7 @@ class Listed:
         self.base_transform = base_transform
 
     def __call__(self, image):
-        """With a docstring."""
+        """A docstring, which must not matter."""
         q = self.base_transform(image)
         k = self.base_transform(image)
         return [q, k]
@@ -206,7 +206,7 @@ def test_an_epoch_goes_on_where_it_was(paths):
     assert len(found) == len(whole) == 3
     for ours, theirs in zip(found, whole, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
-    # The same sample three times: six draws.
+    # The same sample three times: its six views differ.
     thrice = torch.cat([torch.stack([whole[0][v][0], whole[0][v][2], whole[1][v][0]]) for v in range(2)])
     assert len({one.numpy().tobytes() for one in thrice}) == 6
 

@@ -1,4 +1,4 @@
-"""One of two processes that torchrun starts: DDLPLoaders of accelerate, of Hugging Face's Trainer and of Lightning.
+"""One of two processes that torchrun starts: DDLPLoaders with accelerate, Hugging Face's Trainer and Lightning.
 
 two_ranks.py IMAGES DIRECTORY     writes which samples came, in what order, to DIRECTORY/RANK.json
 """
@@ -25,12 +25,12 @@ from ddlp.integrations.transformers import DDLPTrainerMixin
 from tests.ddlp.dropin.frameworks import SMALL, Net
 from tests.ddlp.dropin.small_sets import Draws, numbered
 
-EVEN, ODD = 40, 41  # batches of 4 in two processes: without a rest, and with one
+EVEN, ODD = 40, 41  # the number of samples: batches of 4 in two processes leave no rest, or one
 EPOCHS = 2
 
 
 class Numbers(IterableDataset):
-    """As dicts, shuffled anew in each epoch; it knows nothing of processes, and not how many it has."""
+    """A stream of dicts, shuffled anew in each epoch. It knows neither its length nor that there are several processes."""
 
     epoch = 0
 
@@ -61,7 +61,7 @@ class Remembers(nn.Module):
 
 
 def epochs(accelerator: Any, loader: DDLPLoader) -> list[list[list[int]]]:
-    """Each epoch's batches; an optimizer would step with each second one, and with an epoch's last."""
+    """Each epoch's batches. An optimizer would step with every second batch, and with an epoch's last."""
     found = []
     for _ in range(EPOCHS):
         seen, steps = [], 0
@@ -77,7 +77,7 @@ def epochs(accelerator: Any, loader: DDLPLoader) -> list[list[list[int]]]:
 
 def by_accelerate(paths: list[str], directory: Path) -> dict[str, Any]:
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
-    torch.manual_seed(accelerator.process_index)  # no order may depend on it
+    torch.manual_seed(accelerator.process_index)  # the order may not depend on it
     found: dict[str, Any] = {}
     for strategy in ("cpu", "wrr", "mte"):
         loader = DDLPLoader(numbered(paths[:EVEN], SMALL), 4, True, strategy=strategy)

@@ -1,4 +1,4 @@
-"""Where an epoch's threads wait."""
+"""Condition variables of an epoch's threads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddlp.schedule.rates import Rates
 from ddlp.schedule.strategies import STRATEGIES
 
 
-def test_ctrl_c_leaves_nobody_that_seems_to_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_ctrl_c_no_thread_counts_as_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     ledger, rates = Ledger(4, host_slots=3), Rates()
     strategy = STRATEGIES["cpu"](ledger, rates)
     conditions = Conditions(ledger, strategy, ClaimChunker(ledger, strategy, rates.host))

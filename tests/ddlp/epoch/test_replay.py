@@ -1,4 +1,4 @@
-"""`DDLPLoader.replay`: a real batch for the user's loop, a measured step, and epochs that are as if it had not been."""
+"""`DDLPLoader.replay`: it gives the user's loop a real batch and measures a step. It does not change the epochs after it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SAMPLES, BATCH = 24, 4
 
 @pytest.fixture(autouse=True)
 def limited(hard_limit: None) -> None:
-    """A hang is a failure."""
+    """A test that hangs fails."""
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> ImageFiles:
 
 
 class Draws(Dataset):
-    """User code: samples of numbers from the three global generators."""
+    """User code whose samples are numbers from the three global generators."""
 
     def __len__(self) -> int:
         return SAMPLES
@@ -47,7 +47,7 @@ class Draws(Dataset):
 
 
 class Counting(Draws):
-    """User code whose samples depend on how many were made before, as its state says."""
+    """User code whose samples depend on how many were made before, which is its state."""
 
     def __init__(self) -> None:
         self.made = 0
@@ -64,7 +64,7 @@ class Counting(Draws):
 
 
 class OneStream(IterableDataset):
-    """A stream that goes on where it was left: what has been read is gone."""
+    """A stream that can be read only once, like a socket."""
 
     def __init__(self) -> None:
         self._numbers = iter(range(3 * SAMPLES))
@@ -77,7 +77,7 @@ class OneStream(IterableDataset):
 
 
 class Shuffling(Sampler):
-    """A sampler of the user's that keeps its generator, and the number of its epoch, to itself."""
+    """A user's sampler with a private generator and a private number of its epoch."""
 
     def __init__(self) -> None:
         self._random, self._epochs = np.random.default_rng(3), 0
@@ -123,7 +123,7 @@ def equal(one: Any, other: Any) -> bool:
 
 
 def step(batch: Any) -> None:
-    """Draw as a training step with dropout draws, and change the batch in place."""
+    """Draw random numbers, as dropout in a training step does, and change the batch in place."""
     torch.rand(3), random.random(), np.random.rand()
     for tensor in flat(batch):
         if tensor.is_floating_point():
@@ -131,7 +131,7 @@ def step(batch: Any) -> None:
 
 
 def epochs(loader: DDLPLoader, replays: bool) -> list[Any]:
-    """Two epochs, and a part of one; before each, with ``replays``, a replay."""
+    """Two epochs and a part of one. With ``replays``, each begins with a replay."""
     torch.manual_seed(11), random.seed(11), np.random.seed(11)
     found: list[Any] = []
     for batches in (100, 100, 2):
@@ -219,7 +219,7 @@ def test_the_report_has_the_ceiling_from_then_on(images: ImageFiles) -> None:
     for number, _ in enumerate(loader.replay(30)):
         if number == 20:
             break
-    assert loader.report().ceiling is None  # left early
+    assert loader.report().ceiling is None  # the loop ended early
     for _ in loader.replay(30):
         pass
     report = loader.report()
@@ -232,12 +232,12 @@ def test_the_report_has_the_ceiling_from_then_on(images: ImageFiles) -> None:
 
 
 class Accelerator:
-    """Work is queued and done later, as on a GPU. Its clock is moved by the loop and by waiting."""
+    """Work is queued and done later, as on a GPU. The loop and waiting move its clock forward."""
 
     def __init__(self) -> None:
         self.now_s = self._free_s = 0.0
         self.queued = 0
-        self.drained: list[int] = []  # how many steps were queued by then
+        self.drained: list[int] = []  # the number of steps that were queued at each drain
 
     def clock(self) -> float:
         return self.now_s
@@ -259,7 +259,7 @@ def test_work_that_is_left_to_an_accelerator_counts(host_s: float, work_s: float
     for number, _ in enumerate(replayed(torch.zeros(2), steps, None, life, accelerator.drain, accelerator.clock)):
         accelerator.step(host_s, 64.0 if number < WARM_UP else work_s)
     assert accelerator.drained == [WARM_UP, steps]  # never within a step
-    assert life.ceiling == Ceiling(step_s, 16)  # all of the window's work, and none from before
+    assert life.ceiling == Ceiling(step_s, 16)  # all work of the measured steps, and no earlier work
 
 
 def test_nothing_is_left_running(images: ImageFiles) -> None:
@@ -277,7 +277,7 @@ def test_nothing_is_left_running(images: ImageFiles) -> None:
         until(over)
     with pytest.raises(LookupError) as caught:
         DDLPLoader(Broken(), BATCH, num_workers=2).replay()
-    until(over)  # although the error is still there, and its frames with it
+    until(over)  # the error still holds its frames
     del caught
 
 

@@ -1,4 +1,4 @@
-"""Training steps measured on a device that works while the training thread goes on: a thread, or a GPU."""
+"""Measuring training steps on a device that works while the training thread goes on: a thread, or a GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEP_S = 0.02
 
 
 class Device:
-    """Does what it is given, in order, in a thread of its own: asynchronous by construction."""
+    """Runs what it is given, in order, in a thread of its own. So it is asynchronous like a GPU."""
 
     def __init__(self) -> None:
         self.work: queue.Queue[Callable[[], None] | None] = queue.Queue()
@@ -54,7 +54,7 @@ class Event:
         return self._reached_s > 0
 
     def elapsed_time(self, end: Event) -> float:
-        assert self.query() and end.query(), "asked before it was reached"
+        assert self.query() and end.query(), "elapsed_time() before both events were reached"
         return 1000 * (end._reached_s - self._reached_s)
 
 
@@ -73,8 +73,8 @@ def test_steps_are_measured_on_the_device_and_nobody_waits(device: Device) -> No
         device.work.put(lambda: time.sleep(STEP_S))
         clock.ends(0.5 if number == 9 else 1.0)
         found += clock.done()
-    assert time.monotonic() - began < 5 * STEP_S, "the training thread has waited for the device"
-    device.close()  # once it has done all
+    assert time.monotonic() - began < 5 * STEP_S, "the training thread must not wait for the device"
+    device.close()  # after it has done everything
     found += clock.done()
     assert [part for _, part in found] == [1.0] * 9 + [0.5]
     assert all(seconds >= STEP_S for seconds, _ in found)
@@ -107,7 +107,7 @@ def test_a_loader_rates_training_by_the_devices_time(device: Device, monkeypatch
     images = ImageArrays(np.zeros((30, 8, 8, 3), np.uint8), range(30), transforms.ToTensor())
     loader: Any = DDLPLoader(images, 1, strategy="cpu")
     for _ in loader:
-        device.work.put(lambda: time.sleep(STEP_S))  # as launching a kernel: it returns at once
+        device.work.put(lambda: time.sleep(STEP_S))  # like launching a kernel: it returns at once
         time.sleep(STEP_S / 2)
     training = loader._life.rates.training
     assert training.count >= 5 and training.seconds >= STEP_S

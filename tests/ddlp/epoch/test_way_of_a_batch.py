@@ -1,4 +1,4 @@
-"""The way of a batch can be read in one sitting: a batch is traced, and docs/design.md names the files that it comes by."""
+"""The test traces a batch through ddlp. docs/design.md must name the files that it passes through, and they must stay few."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ddlp import DDLPLoader
 from tests.ddlp.dropin.small_sets import RANDOM, numbered, write_images
 
 HOME = Path(ddlp.__file__).resolve().parent
-POSITION = 33  # of the batch that is traced: a number that is nothing else's in a call that counts
+POSITION = 33  # the traced batch's position; no other argument of the traced calls has this value
 
 
 def files_of_a_batch(loader: DDLPLoader) -> set[str]:
-    """The files of ddlp with a call that is given the batch's position or its sample, or chooses it as the next one."""
+    """The files of ddlp in which a call gets the batch's position or its sample, or returns it as the next position."""
     found: set[str] = set()
 
     def look(frame: FrameType, event: str, result: Any) -> None:

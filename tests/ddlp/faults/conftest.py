@@ -1,4 +1,4 @@
-"""Fixtures of the fault tests: images, the truth about them, a hard time limit, and a look at what is left."""
+"""Fixtures of the fault tests: images, the expected samples, a hard time limit, and checks of what is left behind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.small_images import make_images
 
 @pytest.fixture(autouse=True)
 def limited(hard_limit: None) -> None:
-    """A hang is a failure."""
+    """A test that hangs fails."""
 
 
 @pytest.fixture(scope="session")
@@ -51,8 +51,8 @@ def truth(data: Any) -> Truth:
 
 @pytest.fixture
 def spool(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The temporary directory of everything in the test, the embedded engines' spools included."""
-    path = Path(tempfile.mkdtemp(prefix="f-", dir="/tmp"))  # short: a socket's path has 107 bytes
+    """The temporary directory of the whole test, also for the embedded engines' spools."""
+    path = Path(tempfile.mkdtemp(prefix="f-", dir="/tmp"))  # short: a socket's path may have at most 107 bytes
     monkeypatch.setenv("TMPDIR", str(path))
     monkeypatch.setattr(tempfile, "tempdir", str(path))
     yield path
@@ -61,7 +61,7 @@ def spool(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def engines(spool: Path) -> Iterator[Callable[..., EngineProcess]]:
-    """Start engines on loopback; afterwards each has ended cleanly and its spool holds nothing but what hosts have sent."""
+    """Start engines on loopback. At the end each must have ended cleanly, with only what hosts have sent in its spool."""
     started: list[EngineProcess] = []
 
     def start(*arguments: str, **options: Any) -> EngineProcess:
@@ -85,7 +85,7 @@ def engines(spool: Path) -> Iterator[Callable[..., EngineProcess]]:
 
 
 def settled() -> bool:
-    """True once no engine lingers, no worker of torch's is ending and no thread of ours is at work."""
+    """True once no engine is left, no worker of torch is ending, and no thread of ddlp is at work."""
     ending = [p for p in descendants() if ENGINE in p.command or "multiprocessing" in p.command or " pytest" in p.command]
     threads = [t for t in threading.enumerate() if t.name.startswith("ddlp-") or "QueueFeeder" in t.name]
     return not threads and not [p for p in ending if "resource_tracker" not in p.command]
@@ -93,7 +93,7 @@ def settled() -> bool:
 
 @pytest.fixture(scope="session")
 def gpu_awake() -> None:
-    """What the driver opens at its first work stays open: before anybody counts."""
+    """Use the GPU once before descriptors are counted: what the driver opens at its first use stays open."""
     if torch.cuda.is_available():
         memory = torch.ones(1 << 20, pin_memory=True)
         with torch.cuda.stream(torch.cuda.Stream(priority=-1)):
@@ -111,9 +111,9 @@ def slow_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def leaves_nothing(spool: Path, gpu_awake: None) -> Iterator[Path]:
-    """Once the test's loaders are dropped: no process, thread, descriptor, shared memory or file more than before."""
+    """After the test, when its loaders are dropped, there may be no more processes, descriptors or files than before."""
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
-        vars(sys).pop(name, None)  # pytest keeps a failed test's frames, and so its loader, until the next is called
+        vars(sys).pop(name, None)  # they keep a failed test's frames, and so its loader
     gc.collect()
     until(settled, 20, "the end of what earlier tests began")
     before = listing()
@@ -154,7 +154,7 @@ def zygote() -> Iterator[Zygote]:
 
 @pytest.fixture
 def script(zygote: Zygote, images: Path) -> Iterator[Callable[..., Script]]:
-    """Run training scripts; whatever they leave is killed after the test."""
+    """Run training scripts. After the test, everything that they left is killed."""
     started: list[Script] = []
 
     def run(body: str, **environment: str) -> Script:

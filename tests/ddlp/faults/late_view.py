@@ -1,7 +1,7 @@
-"""`late_view.py SPOOL MOUNTPOINT LATE_S WAY`: a read-only FUSE file system that shows a spool as NFS may show it. For root.
+"""`late_view.py SPOOL MOUNTPOINT LATE_S WAY`: a read-only FUSE file system that shows a spool late, as NFS may. Needs root.
 
 A batch file that is younger than LATE_S is answered with "no such file" (WAY=absent) or as a short file (WAY=short), and
-the kernel is told to remember that for a minute, as an NFS client does by itself. Speaks to /dev/fuse directly.
+the kernel is told to cache that answer for a minute, as an NFS client does. Speaks to /dev/fuse directly.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class View:
         self._nodes = {"": 1}
 
     def _attributes(self, path: str) -> tuple[bytes, bool]:
-        """A file's attributes, and whether they are to be remembered although they will be others soon."""
+        """A file's attributes, and whether the kernel shall cache them although they will change soon."""
         real = os.path.join(self._spool, path)
         status = os.lstat(real)
         late = path.endswith(".safetensors") and time.time() - status.st_mtime < self._late_s
         size, mode = status.st_size, status.st_mode
-        if path == "files":  # written to by the host: the real one
+        if path == "files":  # the host writes there: show the real directory
             mode = stat.S_IFLNK | 0o777
         if late and self._way == "absent":
             raise FileNotFoundError(errno.ENOENT, "late")
@@ -50,7 +50,7 @@ class View:
         return self._nodes[path]
 
     def answer(self, opcode: int, node: int, body: bytes) -> bytes | None:
-        """The reply to a request; OSError for an error, None where there is none."""
+        """The reply to a request, or None if it needs none. Raises OSError for an error reply."""
         path = self._paths.get(node, "")
         real = os.path.join(self._spool, path)
         if opcode == 26:  # INIT
@@ -126,7 +126,7 @@ def main() -> None:
             try:
                 os.write(device, struct.pack("<IiQ", 16 + len(reply), failure, unique) + reply)
             except OSError:
-                pass  # whoever asked was interrupted
+                pass  # the process that asked was interrupted
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A small training scene for fault tests: images, the bits that each must become, and who runs on behalf of whom."""
+"""A small training set-up for fault tests: images, the bits that each must have, and the processes that belong to a test."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ ENGINE, WORKER = "csd_engine", "csd_engine.service.worker"
 
 
 def transform() -> Any:
-    """Random draws, so that wrong keys show, and a mask, so that boxes travel too."""
+    """Random draws, so that wrong keys are noticed, and a mask, so that boxes are sent too."""
     return T.Compose([T.RandomResizedCrop(32), T.RandomHorizontalFlip(), T.ToTensor(), T.RandomErasing(p=0.5)])
 
 
 def dataset(paths: list[str]) -> ImageFiles:
-    """The paths with their own numbers as targets: each delivered sample says which it is."""
+    """The paths, with their numbers as targets: a delivered sample says which one it is."""
     return ImageFiles(paths, list(range(len(paths))), transform())
 
 
 def make_loader(data: Any, strategy: str | None, **options: Any) -> DDLPLoader:
-    """A loader as the tests want it."""
+    """A loader with the options that most tests use."""
     return DDLPLoader(data, BATCH, strategy=strategy, seed=SEED, **options)
 
 
@@ -50,7 +50,7 @@ def device(engine: Any, **options: Any) -> Device:
 
 
 class Truth:
-    """What each sample must be, bit by bit: as the host alone makes it."""
+    """The bits that each sample must have: those that the host alone makes."""
 
     def __init__(self, data: Any) -> None:
         self._data = data
@@ -64,7 +64,7 @@ class Truth:
         return self._epochs[epoch]
 
     def check(self, batches: Iterable[Any], epoch: int = 0, without: Iterable[int] = ()) -> None:
-        """Every sample exactly once, and bit-identical."""
+        """Assert that every sample came exactly once, with the right bits."""
         truth = self.of(epoch)
         seen = [int(y) for _, labels in batches for y in labels]
         assert sorted(seen) == sorted(set(truth) - set(without))
@@ -74,7 +74,7 @@ class Truth:
 
 
 def train(loader: Any, step_s: float = 0.0, at: dict[int, Callable[[], Any]] | None = None) -> list[Any]:
-    """Iterate as a training loop does, with an accelerator that sleeps; ``at`` says what happens after which step."""
+    """Iterate like a training loop; steps sleep. ``at`` maps a step's number to what is called after it."""
     batches = []
     for step, batch in enumerate(loader):
         batches.append(batch)
@@ -97,7 +97,7 @@ class Process:
 
 
 def processes() -> list[Process]:
-    """All processes that run now; zombies do not."""
+    """All running processes, without zombies."""
     found = []
     for path in Path("/proc").iterdir():
         if not path.name.isdigit():
@@ -114,7 +114,7 @@ def processes() -> list[Process]:
 
 
 def descendants(pid: int | None = None) -> list[Process]:
-    """The processes below one (default: this one)."""
+    """All processes below one. The default is this one."""
     everyone = processes()
     known = {os.getpid() if pid is None else pid}
     while True:
@@ -125,20 +125,20 @@ def descendants(pid: int | None = None) -> list[Process]:
 
 
 def engine_pid(below: int | None = None) -> int:
-    """The embedded engine's process."""
+    """The process id of the embedded engine."""
     found = [p.pid for p in descendants(below) if f"-m {ENGINE} " in p.command]
     assert len(found) == 1, found
     return found[0]
 
 
 def worker_pids(below: int | None = None) -> list[int]:
-    """The worker processes of the engines below."""
+    """The process ids of the engines' workers."""
     return [p.pid for p in descendants(below) if WORKER in p.command]
 
 
 def listing() -> dict[str, Any]:
-    """What this process has of things that can be left behind."""
-    ours = [one for one in open_files() if not one.startswith("/dev/nvidia")]  # the driver's own, which it opens when it likes
+    """This process's threads, descriptors and other things that could be left behind."""
+    ours = [one for one in open_files() if not one.startswith("/dev/nvidia")]  # the driver opens /dev/nvidia* whenever it likes
     return {
         "descriptors": sorted(one.partition(":")[0] for one in ours),
         "threads": sorted(t.name for t in threading.enumerate() if t is not threading.main_thread()),
@@ -167,7 +167,7 @@ def engine_at_work(loader):
 
 
 class Zygote:
-    """Where the scripts' processes come from, see zygote.py."""
+    """Starts the scripts' processes, see zygote.py."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -189,7 +189,7 @@ class Zygote:
         return said
 
     def start(self, script: Path, environment: dict[str, str]) -> int:
-        """Run it; its output goes to files beside it."""
+        """Run a script. Its output goes to files beside it."""
         request = {"script": str(script), "environment": environment}
         request.update({name: str(script.with_suffix(f".{name}")) for name in ("stdout", "stderr")})
         assert self._process.stdin is not None
@@ -200,21 +200,21 @@ class Zygote:
         return said["pid"]
 
     def status(self, pid: int) -> int:
-        """Wait for the process's end."""
+        """Wait for the process's end and return its status."""
         while pid not in self._statuses:
             self._next()
         return self._statuses[pid]
 
     def end(self) -> None:
-        self._process.communicate("{}\n")  # workers that a failed test has left hold this end of its input, too
+        self._process.communicate("{}\n")  # not by closing: workers that a failed test left hold the pipe open
 
 
 class Script:
-    """A training script in a process of its own, in a session of its own, with a temporary directory of its own."""
+    """A training script as a process, with its own session and temporary directory."""
 
     def __init__(self, zygote: Zygote, home: Path, images: Path, body: str, **environment: str) -> None:
         self.home = home
-        self.mark = f"ddlp-test-{uuid.uuid4().hex}"  # in the engine's command line, as part of its spool
+        self.mark = f"ddlp-test-{uuid.uuid4().hex}"  # part of the spool's path, and so of the engine's command line
         self.temporary = home / self.mark
         self.temporary.mkdir()
         self._zygote = zygote
@@ -229,7 +229,7 @@ class Script:
         return path.read_text() if path.exists() else ""
 
     def line(self) -> str:
-        """What the script says next."""
+        """The next line that the script prints."""
         until(
             lambda: self._read("stdout").count("\n") > self._said or not alive(self.pid), 20, "the script's next word"
         )
@@ -248,16 +248,16 @@ class Script:
         return status, self._read("stderr")
 
     def running(self) -> list[Process]:
-        """Its processes, whoever their parents are by now."""
+        """The script's processes, whoever their parents are now."""
         return [p for p in processes() if self.mark in p.environment or p.pid == self.pid]
 
     def nothing_left(self, within_s: float = 5.0) -> None:
-        """No process of it runs, and its temporary directory is empty."""
+        """Assert that none of its processes runs, and that its temporary directory is empty."""
         until(lambda: not self.running(), within_s, f"the end of {self.running()}")
         until(lambda: not os.listdir(self.temporary), 1, f"the removal of {os.listdir(self.temporary)}")
 
     def stop(self) -> None:
-        """Kill what is left of it."""
+        """Kill the rest of its processes."""
         for process in self.running():
             os.kill(process.pid, signal.SIGKILL)
         self._zygote.status(self.pid)

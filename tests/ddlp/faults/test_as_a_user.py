@@ -1,4 +1,4 @@
-"""A training script as a user would run it: its exit status, and nothing of ours or our libraries on stderr."""
+"""A training script as a user would run it: its exit status, and nothing from ddlp or its libraries on stderr."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An epoch that is broken off, by an error, by Ctrl-C, or after its first batch, leaves nothing behind."""
+"""An epoch that ends early, by an error, by Ctrl-C, or after its first batch, leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def ours(prefix: str = "ddlp-") -> list[str]:
 
 
 def test_training_does_not_wait_any_more_after_its_timeout(leaves_nothing, data, told, monkeypatch):
-    """Else the engine works first for an iterator that nobody asks."""
+    """Otherwise the engine would first work for an iterator that nobody reads."""
     monkeypatch.setenv("DDLP_ENGINE_SLOWDOWN", "300")
     loader = make_loader(data, "csd")
     iterator = iter(loader)
@@ -39,12 +39,12 @@ def test_training_does_not_wait_any_more_after_its_timeout(leaves_nothing, data,
 
 
 def test_one_batch_of_each_of_many_iterators(leaves_nothing, data, truth, told):
-    """A device that is slow to come is not asked to join epochs that are over: an engine refuses its 257th job."""
+    """A device that joins late is not asked to join epochs that are over. An engine refuses its 257th job."""
     loader = make_loader(data, "wrr")
     with loader._reached(LoaderConfig.of(loader))._connecting[EMBEDDED]:
         for _ in range(300):
             next(iter(loader))
-        assert len(ours("ddlp-attach")) == 300, "the device is on the way"
+        assert len(ours("ddlp-attach")) == 300, "the threads that bring the device in"
     until(lambda: not ours("ddlp-attach"), 30, "the end of the threads that bring it in")
     truth.check(train(loader, 0.05), 300)
     assert loader.report().batches_csd
@@ -53,7 +53,7 @@ def test_one_batch_of_each_of_many_iterators(leaves_nothing, data, truth, told):
 
 
 def test_an_engine_that_dies_between_its_answer_and_its_part(leaves_nothing, data, truth, told, monkeypatch):
-    """It counts as gone, and is tried again."""
+    """The engine counts as gone, and is tried again."""
     loader = make_loader(data, "csd")
     compare, tries = csd.host_digest, []
 
@@ -113,7 +113,7 @@ def test_a_thread_that_cannot_be_started(leaves_nothing, data, monkeypatch):
 
 
 def test_threads_that_make_iterators_at_once():
-    """`when_dropped` looks through what is pending while others add to it."""
+    """`when_dropped` goes through the pending objects while other threads add some."""
     errors, interval = [], sys.getswitchinterval()
 
     class Thing:

@@ -1,4 +1,4 @@
-"""Engines that run by themselves: found by address, under other paths, several at once, or not to be reached."""
+"""Engines that run on their own: reached by address, with other paths, several at once, or not reachable."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_two_devices_of_which_one_is_killed(engines, data, truth, told, images, 
     truth.check(batches, 2)
     assert loader.report().batches_csd
     (left,) = (one for one in live(loader).devices if one.alive)
-    assert loader.report().rate_csd == left.rate, "the lost one's counts no more"
+    assert loader.report().rate_csd == left.rate, "the rate may not include the lost device"
 
 
 def test_a_device_that_is_lost_is_not_in_the_bound_of_later_epochs(engines, data, truth, told, images):
@@ -99,7 +99,7 @@ def arrays(count=400):
 
 
 def test_arrays_travel_below_the_spool(engines, truth, told, images):
-    """1.9 MB of images, though the engine's roots hold nothing of them."""
+    """1.9 MB of images, of which the engine's roots hold nothing."""
     engine = engines("--root", str(images))
     data = arrays()
     loader = make_loader(data, "csd", csd=device(engine))
@@ -112,7 +112,7 @@ def test_arrays_travel_below_the_spool(engines, truth, told, images):
 
 @pytest.mark.parametrize("way", ["a link in it", "the directory itself"])
 def test_the_spools_files_lead_nowhere_else(engines, told, images, tmp_path, way):
-    """A host may put links there; what they lead to stays unread."""
+    """A host may put links there. The engine does not read what they point to."""
     engine = engines("--root", str(images))
     data = arrays(40)
     loader = make_loader(data, "wrr", csd=device(engine))
@@ -148,11 +148,11 @@ def test_left_files_of_killed_hosts_are_swept(engines, images):
     assert not left.exists()
 
 
-# -- not to be reached ---------------------------------------------------------------------------------------------------
+# -- unreachable engines ------------------------------------------------------------------------------------------------
 
 
 def fails(loader, kind, match, within_s=6.0):
-    """The first iteration says what is wrong, and soon."""
+    """Assert that the first iteration raises with what is wrong, and soon."""
     began = time.monotonic()
     with pytest.raises(kind, match=match):
         for _ in loader:
@@ -167,7 +167,7 @@ def test_nobody_there(leaves_nothing, data, tmp_path):
 
 
 def test_one_of_two_is_not_there(engines, data, truth, images, tmp_path):
-    """The other one is not kept waiting."""
+    """The other device does not wait for it."""
     engine = engines("--root", str(images), "--slowdown", "2")
     nobody = Device("tcp://127.0.0.1:1", engine.keys, connect_timeout_s=4)
     loader = make_loader(data, "wrr", csd=[nobody, device(engine)])
@@ -220,7 +220,7 @@ def test_a_spool_out_of_sight(engines, data, images, tmp_path):
 
 
 def test_different_data_there(engines, told, tmp_path):
-    """The device's copy of the data set has other images under the same names."""
+    """The device's data set has other images under the same names."""
     here, there = tmp_path / "here", tmp_path / "there"
     paths = make_images(here, 40)
     make_images(there, 40)

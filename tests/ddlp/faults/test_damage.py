@@ -1,4 +1,4 @@
-"""Files in the spool are damaged from outside, an engine computes wrong pixels: exactly once and bit-identical, and said."""
+"""Damaged files in the spool, engines with wrong pixels: ddlp reports them, and each sample comes once with the right bits."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ RATIO, STEP = 0.25, 7
 
 
 class Vandal:
-    """Does one thing to files that lie in the spool. Called between two steps, when all fetch slots are full: no race.
+    """Damages files in the spool. It is called between two steps, when all fetch slots are full, so nothing races with it.
 
-    With mte at `RATIO`, before `STEP`: the host makes up to 13 of the device's 30 batches beside its own ten.
+    It works with mte at `RATIO`, before `STEP`: there the host makes up to 13 of the device's 30 batches beside its own ten.
     """
 
     def __init__(self, spool: Path, way: Callable[[Path, Path], None], files: int) -> None:
@@ -81,7 +81,7 @@ class Vandal:
         old.unlink()
 
     def _lying_there(self) -> list[Path]:
-        """Files that nobody fetches: nothing is delivered meanwhile, so once the slots are full none goes any more."""
+        """Files that are not being fetched. Nothing is delivered meanwhile, so once the slots are full no more are fetched."""
         found = self._published()
         time.sleep(0.5)
         return found if all(path.exists() for path in found) else []
@@ -93,7 +93,7 @@ class Vandal:
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_damaged_files(leaves_nothing, data, truth, told, way):
-    """mte leaves the device's batches in the spool until the host's are trained on."""
+    """mte leaves the device's batches in the spool until the host's are used."""
     loader = make_loader(data, "mte", ratio=RATIO)
     vandal = Vandal(leaves_nothing, way, 4)
     truth.check(train(loader, 0.02, at={STEP: vandal}))
@@ -102,7 +102,7 @@ def test_damaged_files(leaves_nothing, data, truth, told, way):
     assert all("was not used" in text and WAYS[way] in text and "host prepares it again" in text for text in told)
     report = loader.report()
     assert report.batches_cpu + report.batches_csd == 40
-    assert report.batches_csd >= vandal.lying - 4  # all others that lay there, however fast this machine's sides are
+    assert report.batches_csd >= vandal.lying - 4  # all other files there, however fast this machine's sides are
 
 
 def test_damaged_under_wrr(leaves_nothing, data, truth, told):
@@ -114,7 +114,7 @@ def test_damaged_under_wrr(leaves_nothing, data, truth, told):
 
 
 def test_files_that_nobody_expects(leaves_nothing, data, truth, told):
-    """A stranger's file, and a late copy of a lease: never taken, and gone with the job."""
+    """A foreign file and a late copy of a lease are never used, and are removed with the job."""
     loader = make_loader(data, "mte", ratio=0.5)
     copies = []
 
@@ -123,7 +123,7 @@ def test_files_that_nobody_expects(leaves_nothing, data, truth, told):
             identity, lease, _ = path.name.split(".")
             for name in (f"{identity}.{int(lease) + 1000}.safetensors", f"{'0' * 32}.{lease}.safetensors", "x.part"):
                 if path.exists() and not (path.parent / name).exists():
-                    with contextlib.suppress(FileNotFoundError):  # fetched at this moment, and gone
+                    with contextlib.suppress(FileNotFoundError):  # it was fetched and removed just now
                         shutil.copy(path, path.parent / name)
                         copies.append(path.parent / name)
 
@@ -163,7 +163,7 @@ BOTH_SIDES = r"pillow \S+ there, \S+ here, libjpeg \S.* there, \S.* here, numpy 
 
 @pytest.fixture
 def wrong_engine(tmp_path, monkeypatch):
-    """Engines whose operators go wrong by one bit in one pixel, after so many samples."""
+    """Engines whose operators change one bit of one pixel, after `after` samples."""
 
     def make(after: int) -> None:
         home = tmp_path / "wrong"
@@ -182,7 +182,7 @@ def test_the_probe_finds_an_engine_with_other_pixels(leaves_nothing, data, truth
     with pytest.raises(DifferentBits, match=f"(?s)image .*{BOTH_SIDES}.*allow_different_bits=True"):
         for batch in loader:
             batches.append(batch)
-            time.sleep(0.2)  # the engine has time to start while there are batches left
+            time.sleep(0.2)  # gives the engine time to start while batches are left
     truth_of = truth.of(0)
     for images, labels in batches:
         assert all(bool((x == truth_of[int(y)]).all()) for x, y in zip(images, labels))
@@ -220,7 +220,7 @@ if any("csd_engine" in word for word in sys.orig_argv):
 )
 def test_the_operator_that_differs_is_named(leaves_nothing, data, tmp_path, monkeypatch, step, named):
     (tmp_path / "sitecustomize.py").write_text(ONE_WRONG.format(step=step))
-    monkeypatch.setenv("DDLP_KERNEL", "off")  # a kernel would not go through what is bent there
+    monkeypatch.setenv("DDLP_KERNEL", "off")  # with a kernel the altered operator would not run
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("PYTHONSAFEPATH", "")
     loader = make_loader(data, "csd")
@@ -239,7 +239,7 @@ def test_allowed_differences_pass_and_stand_in_the_report(leaves_nothing, data, 
 
 
 def test_an_audit_finds_an_engine_that_goes_wrong_later(leaves_nothing, data, truth, wrong_engine, told):
-    wrong_engine(4)  # the probe is past
+    wrong_engine(4)  # after the probe
     loader = make_loader(data, "csd", audit=1)
     truth.check(train(loader))
     assert len(told) == 1 and "audit" in told[0] and "other pixels" in told[0] and "not used any more" in told[0], list(told)
@@ -247,7 +247,7 @@ def test_an_audit_finds_an_engine_that_goes_wrong_later(leaves_nothing, data, tr
 
 
 def test_an_audit_finds_wrong_pixels_of_a_device_just_lost(leaves_nothing, data, truth, wrong_engine, told, monkeypatch):
-    """While the audited batch is made again: it is not looked for any more, though it would be back at once."""
+    """The device is lost while the host makes the audited batch again. It is then not tried again, though it is back."""
     wrong_engine(4)
     loader = make_loader(data, "csd", audit=1)
     check = EngineJob._check
@@ -265,7 +265,7 @@ def test_an_audit_finds_wrong_pixels_of_a_device_just_lost(leaves_nothing, data,
 
 
 def test_what_was_read_before_the_audit_is_not_delivered(leaves_nothing, data, truth, wrong_engine, told, monkeypatch):
-    """Two batches of the device come into memory in the first part, and the second is audited."""
+    """The first part of the epoch reads two batches of the device into memory. The second one is audited."""
     wrong_engine(4)
     loader = make_loader(data, "mte", ratio=0.5, audit=2)
     check, ready = EngineJob._check, []

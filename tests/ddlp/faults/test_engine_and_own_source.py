@@ -1,4 +1,4 @@
-"""An engine and a source of the user's own in one loader: both deliver, and each goes on where the other one is lost."""
+"""An engine and a user's own source in one loader: both deliver, and if one is lost, the other goes on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OWN = "spare cores"
 
 
 class StaysAway(InProcess):
-    """Does not come back once it is lost."""
+    """A source that does not come back once it is lost."""
 
     class Sink:
         def __init__(self, inner: Any) -> None:
@@ -37,7 +37,7 @@ class StaysAway(InProcess):
 
 
 class Both:
-    """A loader with both, and a record of what passes between its epochs and each of them."""
+    """A loader with both sources, and a record of the calls between its epochs and each source."""
 
     def __init__(
         self, engine: EngineProcess, data: Any, strategy: str, monkeypatch: pytest.MonkeyPatch, kind: type = InProcess
@@ -50,26 +50,26 @@ class Both:
         self.loader = make_loader(data, strategy, csd=[device(engine), kind(OWN)], **ratio)
 
     def at_work(self) -> None:
-        """Wait for a batch of each. Each holds four batches at most that training has not taken: most of the epoch is left."""
+        """Wait for a batch of each source. Each holds at most four that are not yet used, so most of the epoch is left."""
         until(lambda: all(c.sinks and published(c) for c in (self.to_engine, self.to_own)), 20, "a batch of each")
 
     def last_lease(self) -> int:
-        """The number of the last lease of this epoch; they are counted over all sources."""
+        """The number of this epoch's last lease; numbers run over all sources."""
         return max(number for contract in (self.to_engine, self.to_own) for number in contract.sink.leases)
 
     def check(self) -> None:
-        """After the epochs: the sources and the loader have kept what they promise each other."""
+        """After the epochs: check that the sources and the loader kept their contract."""
         self.to_engine.check()
         self.to_own.check()
 
 
 def published(contract: Contract) -> int:
-    """Batches that the source has published in the last epoch."""
+    """The number of batches that the source published in the last epoch."""
     return sum(lease.published > 0 for lease in list(contract.sink.leases.values()))
 
 
 def delivered(contract: Contract, after: int = 0) -> int:
-    """Batches of the source in the last epoch, of leases given after this one. Fetched and released: they were delivered."""
+    """The number of batches that the source delivered in the last epoch, from leases after `after`: fetched and released."""
     leases = list(contract.sink.leases.values())
     return sum(lease.fetched and lease.ended == "released" and lease.number > after for lease in leases)
 
@@ -98,9 +98,9 @@ def test_each_sample_once_with_the_hosts_bits(engine, data, truth, told, monkeyp
     [("csd", InProcess), ("csd", StaysAway), ("mte", InProcess), ("wrr", StaysAway), ("ordered", InProcess)],
 )
 def test_the_own_source_is_killed_in_mid_epoch(engine, data, truth, told, monkeypatch, strategy, kind):
-    """What it had published is gone with it. The engine goes on, and so does the source if it comes back."""
+    """Its published batches are lost with it. The engine goes on, and so does the source if it comes back."""
     both = Both(engine, data, strategy, monkeypatch, kind)
-    both.to_own.faults.publish_s = 0.02  # so it has leases in work when it is killed
+    both.to_own.faults.publish_s = 0.02  # so that it has leases at work when it is killed
     numbers: list[int] = []
 
     def kill() -> None:
@@ -116,7 +116,7 @@ def test_the_own_source_is_killed_in_mid_epoch(engine, data, truth, told, monkey
     truth.check(train(both.loader, 0.005, at={0: kill}))
     assert [text for text in told if f"{OWN} is gone (it was killed)" in text]
     assert bool(both.to_own.sink.sources[1:]) == (kind is InProcess)
-    if strategy == "csd":  # else the host may be first
+    if strategy == "csd":  # with other strategies the host may be first
         assert delivered(both.to_engine, numbers[0])
         assert bool(delivered(both.to_own, numbers[0])) == (kind is InProcess)
     both.check()

@@ -1,4 +1,4 @@
-"""The embedded engine or its worker is killed, stopped or hangs: the epoch goes on, complete, and the next uses it again."""
+"""The embedded engine or its worker is killed, stopped or hangs: the epoch ends complete, and the next uses an engine again."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def options(strategy):
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_killed_engine(leaves_nothing, data, truth, told, strategy, monkeypatch):
-    monkeypatch.setenv("DDLP_ENGINE_SLOWDOWN", "25")  # else it may be done with its part by the sixth step
+    monkeypatch.setenv("DDLP_ENGINE_SLOWDOWN", "25")  # otherwise it may have done its part by the sixth step
     loader = make_loader(data, strategy, shuffle=strategy != "ordered", **options(strategy))
-    truth.check(train(loader, 0.02), 0)  # it has joined
+    truth.check(train(loader, 0.02), 0)  # the engine has joined
     assert not len(told)
     first = engine_pid()
     batches = train(loader, 0.02, at={6: lambda: os.kill(first, signal.SIGKILL)})
     truth.check(batches, 1)
     assert len(told) == 1 and "is gone" in told[0] and "the host prepares" in told[0], list(told)
-    for epoch in range(2, 12):  # a new one is started meanwhile, which takes its time on a busy machine
+    for epoch in range(2, 12):  # a new one starts meanwhile, which takes time on a busy machine
         batches = train(loader, 0.02)
         truth.check(batches, epoch)
         if loader.report().batches_csd > 0:
@@ -40,7 +40,7 @@ def test_killed_engine(leaves_nothing, data, truth, told, strategy, monkeypatch)
 
 
 def test_a_killed_engine_that_is_back_in_the_same_epoch(leaves_nothing, slow_engine, data, truth, told):
-    """Its loss is warned of; its return is a line of the report."""
+    """The loss is a warning, the return is a line of the report."""
     loader = make_loader(data, "csd")
     train(loader, 0.02)
 
@@ -59,9 +59,9 @@ def test_killed_worker(leaves_nothing, slow_engine, data, truth, told, strategy)
     truth.check(train(loader, 0.02), 0)
     (worker,) = until(worker_pids, 30, "a worker")
     truth.check(train(loader, 0.02, at={6: lambda: os.kill(worker, signal.SIGKILL)}), 1)
-    assert len(told) <= 1, list(told)  # none where it was idle at that moment
+    assert len(told) <= 1, list(told)  # none if the worker was idle when it was killed
     assert all("worker process" in text for text in told), list(told)
-    for epoch in range(2, 10):  # on a busy machine a new worker takes its time
+    for epoch in range(2, 10):  # on a busy machine a new worker takes time
         truth.check(train(loader, 0.02), epoch)
         if loader.report().batches_csd > 0:
             break
@@ -70,23 +70,23 @@ def test_killed_worker(leaves_nothing, slow_engine, data, truth, told, strategy)
 
 @pytest.mark.parametrize("strategy", ("csd",))
 def test_stopped_engine(leaves_nothing, data, truth, told, strategy, monkeypatch):
-    monkeypatch.setenv("DDLP_ENGINE_SLOWDOWN", "25")  # else a fast machine's is done with the epoch by the sixth step
+    monkeypatch.setenv("DDLP_ENGINE_SLOWDOWN", "25")  # otherwise a fast machine's is done by the sixth step
     loader = make_loader(data, strategy)
     train(loader, 0.02)
     engine = engine_pid()
     began = time.monotonic()
     batches = train(loader, 0.02, at={6: lambda: os.kill(engine, signal.SIGSTOP)})
-    assert time.monotonic() - began < 12  # the heartbeat's five seconds, and the rest of the epoch
+    assert time.monotonic() - began < 12  # five seconds without a heartbeat, and the rest of the epoch
     truth.check(batches, 1)
     os.kill(engine, signal.SIGCONT)
     assert len(told) == 1 and "silent" in told[0], list(told)
     truth.check(train(loader, 0.02), 2)
-    assert loader.report().batches_csd > 0  # of a new one
+    assert loader.report().batches_csd > 0  # from a new engine
 
 
 @pytest.mark.parametrize("strategy", ("csd",))
 def test_hanging_worker(leaves_nothing, slow_engine, data, truth, told, strategy, monkeypatch):
-    """The service answers every ping, but its only worker is at one lease for ever."""
+    """The service answers each ping, but its only worker never ends a lease."""
     monkeypatch.setattr("ddlp.schedule.strategies.base.STALLED_AT_LEAST_S", 2.0)
     loader = make_loader(data, strategy, **options(strategy))
     train(loader, 0.02)

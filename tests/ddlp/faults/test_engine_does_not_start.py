@@ -1,4 +1,4 @@
-"""An engine of our own that does not start, or dies while it starts: a warning and the host's work; an error under ``csd``."""
+"""An embedded engine does not start, or dies while it starts: ddlp warns, and the host works alone. With ``csd`` it raises."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STRATEGIES = ("mte", "wrr", "ordered")
 
 @pytest.fixture
 def interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Have a shell script be what starts the engine; in it $PYTHON is the real one."""
+    """Let a shell script start the engine; $PYTHON in it is the real interpreter."""
 
     def become(script: str) -> None:
         path = tmp_path / "python"
@@ -33,17 +33,17 @@ def interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[st
 
 @pytest.fixture(autouse=True)
 def nothing_left(leaves_nothing: Path) -> Iterator[None]:
-    """No process, thread, descriptor or file of the attempts stays."""
+    """No process, thread, descriptor or file of the failed starts may stay."""
     yield
 
 
 def train_until(loader, done):
-    """An epoch that goes on after its sixth step once something is done."""
+    """Train an epoch that goes on after its sixth step once `done` is true."""
     return train(loader, 0.01, at={6: lambda: until(done, 30)})
 
 
 def check(loader, truth, told, because):
-    """Two epochs, whole, of the host alone; one warning that says why and what to do; the report of each says why as well."""
+    """Two complete epochs by the host alone. One warning and each report say why, and the warning says what to do."""
     for epoch in range(2):
         truth.check(train_until(loader, lambda: loader.report().notes), epoch)
         assert loader.report().batches_csd == 0
@@ -93,7 +93,7 @@ def test_a_spool_that_is_a_file(data, truth, told, tmp_path):
 
 
 def test_no_place_for_a_socket(data, truth, told, tmp_path, monkeypatch):
-    """The spool's path is too long for a socket's, and neither the temporary directory nor /tmp takes it."""
+    """The spool's path is too long for a socket, and neither the temporary directory nor /tmp can be used."""
     monkeypatch.setattr("ddlp.sources.engine.embedded.MAX_SOCKET_PATH_BYTES", 20)
     check(make_loader(data, "wrr", spool=str(tmp_path)), truth, told, "a socket's path has at most 20 bytes")
 
@@ -104,7 +104,7 @@ def test_a_quota_smaller_than_a_batch(data, truth, told):
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_killed_when_it_is_about_to_join(data, truth, told, monkeypatch, strategy):
-    """It has said where it is; the next one, of the same epoch, does its part."""
+    """The engine is killed after it has told its address. The next one joins the same epoch."""
     await_ready = EmbeddedEngine._await_ready
     starts: list[str] = []
 

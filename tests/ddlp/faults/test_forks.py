@@ -1,4 +1,4 @@
-"""Forks in mid-epoch: the child keeps its hands off, the parent goes on."""
+"""Forks in mid-epoch: the child touches nothing of the parent's, and the parent goes on."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_beside_a_dataloader_with_workers(leaves_nothing, slow_engine, data, tru
 
 
 def test_user_code_in_workers_beside_an_engine(leaves_nothing, data, truth):
-    """Forked workers inherit the engine's pipes; it ends with its loader all the same."""
+    """Forked workers inherit the engine's pipes. The engine still ends with its loader."""
 
     class Own(torch.utils.data.Dataset):
         def __len__(self):
@@ -117,7 +117,7 @@ def test_user_code_in_workers_beside_an_engine(leaves_nothing, data, truth):
 
 
 def test_collected_in_one_of_our_own_threads_that_holds_the_lock(leaves_nothing, slow_engine, data, truth):
-    """The collector runs finalizers wherever it is triggered: here as it would be in a host's worker, inside the monitor."""
+    """The garbage collector runs finalizers in any thread: here in a thread like a host's worker, which holds the lock."""
     loader = make_loader(data, "wrr", num_workers=2)
     train(loader, 0.01)
 
@@ -168,7 +168,7 @@ print(len(list(loader)), "batches")
 
 @pytest.mark.parametrize("strategy, suffix, kernel", [("cpu", "jpg", ""), ("cpu", "tif", "off"), ("csd", "jpg", "")])
 def test_no_thread_imports_anything(tmp_path, paths, strategy, suffix, kernel):
-    """A process that is forked meanwhile, a DataLoader's worker, would wait for that module's lock for ever."""
+    """A process that is forked during an import, such as DataLoader's worker, would wait for the module's lock for ever."""
     copies = [tmp_path / f"{k}.{suffix}" for k in range(8)]
     for path, copy in zip(paths, copies):
         Image.open(path).save(copy)

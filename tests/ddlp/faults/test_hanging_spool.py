@@ -1,4 +1,4 @@
-"""A spool's file system that does not answer: no read from it ends, while the device itself is well."""
+"""A spool's file system does not answer: reads from it never end, though the device itself works."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.ddlp.faults.scene import device, make_loader, train, until
 
 @pytest.fixture
 def spool_that_hangs(monkeypatch):
-    """(address of the device whose batches can't be read, what ends that); a device's fetch is given up after a second."""
+    """(address of the device whose batches can't be read, a function that ends this). A fetch is given up after a second."""
     monkeypatch.setattr("ddlp.schedule.strategies.base.STALLED_S", 1.0)
     monkeypatch.setattr("ddlp.schedule.strategies.base.STALLED_BATCHES", 0)
     monkeypatch.setattr("ddlp.epoch.executor.STALLED_AT_LEAST_S", 1.0)
@@ -31,9 +31,9 @@ def spool_that_hangs(monkeypatch):
 
 
 def test_a_spool_that_does_not_answer(engines, data, truth, told, images, spool_that_hangs):
-    """As a network file system whose server is gone. The other device goes on; the first one once its spool answers again."""
+    """As if a network file system's server were gone. The other device goes on, and so does this one once its spool answers."""
     hangs, ends = spool_that_hangs
-    first = engines("--root", str(images), "--quota-batches", "4")  # else it would have made half of all by then
+    first = engines("--root", str(images), "--quota-batches", "4")  # otherwise it would have made half of all by then
     second = engines("--root", str(images), "--slowdown", "3")
     loader = make_loader(data, "csd", csd=[device(first), device(second)])
     train(loader)
@@ -56,7 +56,7 @@ def test_a_spool_that_does_not_answer(engines, data, truth, told, images, spool_
 
 @pytest.mark.parametrize("strategy", ["csd", "wrr"])
 def test_the_only_spool_does_not_answer(engines, data, truth, told, images, spool_that_hangs, strategy):
-    """The host makes all that is missing; nobody waits for the threads that hang."""
+    """The host makes the missing batches. Nobody waits for the threads that hang."""
     hangs, ends = spool_that_hangs
     engine = engines("--root", str(images))
     hangs.append(engine.address)
@@ -88,7 +88,7 @@ def test_no_thread_can_be_started_for_those_that_hang(engines, data, truth, told
 
 
 def test_it_does_not_answer_while_the_device_joins(engines, data, truth, told, images, monkeypatch):
-    """The engine itself is well. Nobody waits for it for ever, and it takes part once its spool answers."""
+    """The engine itself works. Nobody waits for it for ever, and it joins once its spool answers."""
     monkeypatch.setattr("ddlp.schedule.strategies.base.STALLED_S", 1.0)
     share, ends = connections.share_spool, threading.Event()
 
@@ -113,7 +113,7 @@ def test_it_does_not_answer_while_the_device_joins(engines, data, truth, told, i
 
 
 def test_that_it_is_full_is_known_though_the_device_says_so_before_it_joins(engines, data, images, monkeypatch):
-    """It says so once, while its bits are compared."""
+    """The device says so only once, while its bits are compared."""
     compare = csd._compare_bits
 
     def full(run, name, *rest):

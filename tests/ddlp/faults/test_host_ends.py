@@ -1,4 +1,4 @@
-"""However the training process ends, nothing of it is left: no process, no file, no noise."""
+"""However the training process ends, it leaves no process and no file, and prints nothing extra."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine with the right key that lies: every sample comes exactly once, with the host's bits, and a line says why."""
+"""An engine with the right key sends wrong messages: every sample comes once with the host's bits, and a warning says why."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ESCAPES = "\x1b[2Jrm -rf\x07\u202e\n/"
 
 @pytest.fixture(scope="module")
 def engine(images: Path) -> Iterator[EngineProcess]:
-    """The real engine behind all the lies."""
+    """The real engine behind the lying one."""
     home = Path(tempfile.mkdtemp(prefix="h-", dir="/tmp"))
     one = EngineProcess(home, "--root", str(images), "--lease-timeout", "2", listen="tcp://127.0.0.1:0")
     yield one
@@ -38,7 +38,7 @@ def engine(images: Path) -> Iterator[EngineProcess]:
 
 @pytest.fixture
 def lying(engine: EngineProcess) -> Iterator[Callable[[Lie], LyingEngine]]:
-    """Begin to lie."""
+    """Start a lying engine."""
     liars: list[LyingEngine] = []
 
     def begin(lie: Lie) -> LyingEngine:
@@ -51,7 +51,7 @@ def lying(engine: EngineProcess) -> Iterator[Callable[[Lie], LyingEngine]]:
 
 
 def instead_of(kind: type[say.Message], tell: Callable[[Any], list[say.Message]], after: int = 0) -> Callable[[], Lie]:
-    """Tell other messages in place of each message of a kind, or of each but the first ones."""
+    """Send other messages in place of each message of a kind, except the first `after`."""
 
     def make() -> Lie:
         seen = itertools.count()
@@ -72,7 +72,7 @@ def parts(change: Callable[[say.Part, bytes], list[list[Any]]]) -> Callable[[], 
 
 
 def raw(kind: type[say.Message], *frames: bytes) -> Callable[[], Lie]:
-    """Send bytes in place of each message of a kind."""
+    """Send these bytes in place of each message of a kind."""
     return lambda: lambda message, payload: [list(frames)] if isinstance(message, kind) else None
 
 
@@ -85,7 +85,7 @@ def flipped(part: say.Part, content: bytes) -> list[list[Any]]:
 
 
 def in_ages_then_never(message: say.Message, payload: Any) -> Any:
-    """The longer a batch takes, the longer the next one is waited for."""
+    """The longer a device says a batch takes, the longer ddlp waits for its next one."""
     if not isinstance(message, say.Published):
         return None
     return [say.encode(replace(message, busy_s=9e8))] if message.lease < 3 else []
@@ -174,7 +174,7 @@ def test_a_lie_costs_speed_and_no_sample(lying, data, truth, told, monkeypatch, 
 
 
 def test_a_device_that_lies_is_one_line_an_epoch(lying, data, truth, told):
-    """However often it is tried again; and it may think better of it."""
+    """However often it is tried again. It may also stop lying."""
     liar = lying(LIES["probe: no digests"]())
     loader = make_loader(data, "wrr", csd=liar.device(), transfer="stream")
     truth.check(train(loader, 0.05))
@@ -195,7 +195,7 @@ def test_once_an_epoch_is_over_nobody_waits_for_an_engine_that_does_not_answer(l
 
 
 def test_a_spool_that_is_somewhere_else(lying, data, truth, told, tmp_path):
-    """This host writes nothing below a path that the engine names, unless the engine has shown that it sees it too."""
+    """This host writes below a path that the engine names only if the engine has shown that it sees the same directory."""
     there = tmp_path / "home"
     there.mkdir()
     (there / "secret").write_text("x")

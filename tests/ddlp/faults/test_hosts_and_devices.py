@@ -1,4 +1,4 @@
-"""Hosts that vanish and come back, a cut network, several devices at once: real processes and network namespaces."""
+"""Hosts that vanish and come back, a cut network, several devices at once: with real processes and network namespaces."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def job_directories(engine: EngineProcess) -> list[object]:
 @pytest.mark.parametrize("transfer", ["shared", "stream"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_host_that_vanishes(engines, script, images, number, transfer):
-    """The engine stops working for it and gives its space back; the host may come back."""
+    """The engine stops working for it and frees its space. The host may come back."""
     engine = engines("--root", str(images), "--lease-timeout", "1", "--slowdown", "3")
     environment = {"ADDRESS": engine.address, "KEYS": str(engine.keys), "TRANSFER": transfer}
     host = script(HOST, **environment)
@@ -73,7 +73,7 @@ def ip(*words: str) -> None:
 
 @pytest.fixture
 def namespace() -> Iterator[tuple[str, str]]:
-    """(name of a network namespace, address in it) that is reached over a link of its own, `dd<name>`."""
+    """(name of a network namespace, address in it). It is reached over a link of its own, `dd<name>`."""
     if os.geteuid() != 0:
         pytest.skip("a network namespace needs root")
     name = uuid.uuid4().hex[:8]
@@ -95,7 +95,7 @@ def namespace() -> Iterator[tuple[str, str]]:
 
 
 def test_a_cut_network(namespace, spool, data, truth, told, images, tmp_path):
-    """Both sides give the other up, each cleans up by itself, and they meet again."""
+    """Both sides give each other up, clean up alone, and connect again."""
     name, address = namespace
     within = ("ip", "netns", "exec", name)
     arguments = ("--root", str(images), "--lease-timeout", "2", "--slowdown", "3")
@@ -111,19 +111,19 @@ def test_a_cut_network(namespace, spool, data, truth, told, images, tmp_path):
         until(lambda: connections._places[engine.address].link.lost, 10, "the loss to be noticed")
         truth.check(train(loader, 0.03), 2)
         assert loader.report().batches_csd
-        assert len(told) <= 1, list(told)  # none where the epoch was over before the silence had lasted long enough
+        assert len(told) <= 1, list(told)  # none if the epoch was over before the silence had lasted long enough
     finally:
         assert engine.end() == 0
     assert "Traceback" not in engine.log
 
 
 def fetched(loader) -> list[int]:
-    """Batches that came from each device, over its socket."""
+    """The number of batches from each device, over its socket."""
     return [loader._connections._places[device.address].link.stream._fetches for device in LoaderConfig.of(loader).devices]
 
 
 def test_two_devices_share_a_tail_each_at_its_own_speed(engines, data, truth, told, images, tmp_path):
-    """One of them is killed in mid-epoch, and joins again in mid-run."""
+    """One of them is killed in mid-epoch, and joins again in a later one."""
     slow, quick = (engines("--root", str(images), "--slowdown", factor) for factor in ("40", "4"))
     devices = [Device(one.address, one.keys, spool=tmp_path / "none") for one in (slow, quick)]
     loader = make_loader(data, "csd", csd=devices)
@@ -146,14 +146,14 @@ def test_two_devices_share_a_tail_each_at_its_own_speed(engines, data, truth, to
 
 
 def test_a_device_that_fails_every_lease_leaves_the_tail_to_the_other(engines, data, truth, told, images, paths, tmp_path):
-    """It has the files that both sides compare and no others, so each of its leases fails, and the host makes that batch."""
+    """It has only the files that both sides compare. So each of its leases fails, and the host makes that batch."""
     for path in paths[:BATCH]:
         shutil.copy(path, tmp_path)
     whole, empty = engines("--root", str(images), "--slowdown", "24"), engines("--root", f"{images}={tmp_path}")
     loader = make_loader(data, "csd", csd=[device(whole), device(empty)])
-    for epoch in range(20):  # on a busy machine it may come when an epoch is over
+    for epoch in range(20):  # on a busy machine it may join only when an epoch is over
         truth.check(train(loader), epoch)
-        # Three leases in a row and the one beside them; then one, and one beside it, after 2 s, 4 s, 8 s ...
+        # First three leases in a row and the one beside them fail; then one, and one beside it, after 2 s, 4 s, 8 s ...
         assert loader.report().batches_csd > 24
         news = [text for text in told if "is gone" in text]
         assert len(news) <= epoch + 1, list(told)  # once an epoch, however often it was tried again
@@ -164,7 +164,7 @@ def test_a_device_that_fails_every_lease_leaves_the_tail_to_the_other(engines, d
 
 
 def test_a_device_that_can_go_on_after_a_failure_of_all_its_leases(engines, data, truth, told, images):
-    """The first lease that its job's directory was missing for is enough; the next job has a directory again."""
+    """Its job's directory was removed, so the first lease fails. The next job has a directory again."""
     engine = engines("--root", str(images), "--slowdown", "24")
     loader = make_loader(data, "csd", csd=device(engine))
 

@@ -1,7 +1,7 @@
-"""Whole epochs that land on a device: the same samples and bits, in every strategy, also where files are damaged.
+"""Whole epochs with batches copied to a device: the same samples and bits with every strategy, also if files are damaged.
 
-With this machine's CPU as a device without streams, on the very path of a GPU: workers and fetchers bring, verify and finish
-the batches, the training thread uses them after their marks. And on a GPU where there is one.
+The CPU serves as a device without streams, on the same code path as a GPU: workers and fetchers read, verify and finish the
+batches, and the training thread uses them after their events. If there is a GPU, it is tested too.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=NO_GPU)])
 def lands(request, monkeypatch):
-    """Options of a loader whose batches land."""
+    """Options of a loader that copies its batches to a device."""
 
     def plain(device, transfer):
-        if device is None:  # the reference
+        if device is None:  # the reference loader
             return None
         lane = PlainStream(torch.device(device))
         return GpuTransfer(lane, ways(lane, plain.transfer or transfer))
@@ -69,7 +69,7 @@ def test_every_way(leaves_nothing, data, truth, told, lands, transfer):
 def test_every_strategy(leaves_nothing, data, truth, told, lands, strategy, workers):
     loader = make_loader(data, strategy, num_workers=workers, **lands())
     took_part = False
-    for epoch in range(30):  # an engine takes its time to start where others work
+    for epoch in range(30):  # an engine takes time to start on a busy machine
         truth.check(on_cpu(train(loader, 0.01)), epoch)
         report = loader.report()
         assert report.batches_cpu + report.batches_csd == 40 and not len(told), list(told)
@@ -89,7 +89,7 @@ def test_damaged_files(leaves_nothing, data, truth, told, lands, way):
 
 
 def test_the_checksum_is_what_finds_it(leaves_nothing, data, truth, told, lands, monkeypatch):
-    """Else the test above could pass by something else: without it the damaged bits are delivered."""
+    """Without the checksum damaged bits are delivered. So it is the checksum that makes the test above pass."""
     monkeypatch.setattr("ddlp.transfer.gpu_transfer.check_sum", lambda found, promised: None)
     loader = make_loader(data, "mte", ratio=RATIO, **lands("pinned"))
     vandal = Vandal(leaves_nothing, flip, 4)
@@ -99,7 +99,7 @@ def test_the_checksum_is_what_finds_it(leaves_nothing, data, truth, told, lands,
 
 
 def test_an_audit_looks_at_what_landed(leaves_nothing, data, told, lands, monkeypatch):
-    """The audited sample is the file's own: a host that reckons otherwise is told so."""
+    """The audited sample is read from the file's bytes. If the host computes other pixels, the audit says so."""
     loader = make_loader(data, "csd", audit=1, **lands("pinned"))
     assert len(train(loader)) == 40 and not len(told), list(told)
     monkeypatch.setattr("ddlp.sources.engine.source.host_digest", lambda spec, item: "other")
@@ -109,7 +109,7 @@ def test_an_audit_looks_at_what_landed(leaves_nothing, data, told, lands, monkey
 
 
 def test_what_was_delivered_is_the_callers_to_change(leaves_nothing, data, truth, lands):
-    """Each batch is spoilt after its step; those that come later are right all the same, and it stays as it was left."""
+    """Each batch is overwritten after its step. Later batches are still right, and the overwritten one stays as it was left."""
     loader = make_loader(data, "wrr", output="uint8", memory_format=torch.channels_last, **lands())
     reference = make_loader(data, "cpu", output="uint8", memory_format=torch.channels_last)
     expected = {int(label): image for images, labels in reference for image, label in zip(images, labels)}
@@ -123,7 +123,7 @@ def test_what_was_delivered_is_the_callers_to_change(leaves_nothing, data, truth
 
 
 def test_on_a_network_file_system_nothing_is_mapped(leaves_nothing, data, truth, lands, monkeypatch, tmp_path):
-    """A file that the engine removes while it is copied from a mapping would end this process there."""
+    """If the engine removes a file while it is copied from a mapping, reading the mapping would kill this process there."""
     mounts = tmp_path / "proc/self/mountinfo"
     mounts.parent.mkdir(parents=True)
     mounts.write_text("21 1 0:42 / / rw - nfs4 there:/all rw\n")
@@ -137,7 +137,7 @@ def test_on_a_network_file_system_nothing_is_mapped(leaves_nothing, data, truth,
 
 
 def test_few_finished_batches_wait_on_the_device(leaves_nothing, data, truth, lands, monkeypatch):
-    """The next ones are brought before training asks for them; the others of seventeen wait as bytes."""
+    """The next batches are copied before training asks for them. The other ones of seventeen wait as bytes."""
     ledgers, brought, there, ready, bring = [], [], [], [], GpuTransfer.bring
 
     def counted(self, *batch):
@@ -155,12 +155,12 @@ def test_few_finished_batches_wait_on_the_device(leaves_nothing, data, truth, la
             until(lambda: len(ledgers[0].ready_host) > 2 * AHEAD, 5, "more of them ready")
         ready.append(len(ledgers[0].ready_host))
     truth.check(on_cpu(got))
-    assert max(there) <= AHEAD + 1  # with the one that training takes
+    assert max(there) <= AHEAD + 1  # and the one that training uses
     assert max(ready) > 2 * AHEAD and len(brought) == 40
 
 
 def test_a_batch_for_which_there_is_no_room_is_not_lost(leaves_nothing, data, truth, told, lands, monkeypatch):
-    """Training is told so, and may ask for it again, as often as it likes."""
+    """Training gets the error, and may ask for the batch again, any number of times."""
     full, bring = threading.Event(), GpuTransfer.bring
 
     def refusing(self, *batch):
@@ -231,7 +231,7 @@ def test_readers_end_with_the_loader(leaves_nothing, data, lands):
     next(iterator)
     assert readers()
     del loader
-    next(iterator)  # it outlives its loader, and needs them still
+    next(iterator)  # it outlives its loader, and still needs the readers
     del iterator
     until(lambda: not readers(), 10, "no reader left")
 

@@ -20,7 +20,7 @@ STRATEGIES = ("cpu", "csd", "mte", "wrr", "ordered")
 
 
 def chain(ops):
-    """Before and after crops and flips, in each container, of another size, and with a mask at the end."""
+    """The operators before and after crops and flips, in each container, at another size, and with a mask at the end."""
     return T.Compose([
         ops.letterbox(48).sized(48, 48),
         T.RandomResizedCrop(32),
@@ -43,7 +43,7 @@ def ops():
 
 @pytest.fixture(scope="module")
 def own(ops, paths):
-    """80 images with the user's operators, and what each must be."""
+    """80 images with the user's operators, and the bits that each must have."""
     data = with_transform(paths[:80], chain(ops))
     return data, Truth(data)
 
@@ -56,7 +56,7 @@ def directory(tmp_path):
 
 
 def copy_to(directory, source=MY_OPS):
-    """What deploy does over SSH."""
+    """Copy the operator file, as deploy does over SSH."""
     path = directory / f"{content_hash(source.read_bytes())}.py"
     shutil.copyfile(source, path)
     path.chmod(0o600)
@@ -69,7 +69,7 @@ def write(path, text):
 
 
 def epochs_with_the_device(loader, truth, wanted):
-    """Whole epochs, each checked, until the device has had its part in so many; at least two."""
+    """Check whole epochs until the device has taken part in `wanted` of them; at least two."""
     had = 0
     for epoch in range(20):
         truth.check(train(loader, 0.02 if wanted else 0.0), epoch)
@@ -122,7 +122,7 @@ def test_an_engine_without_the_file_says_how_it_gets_there(engines, own, images,
     for strategy in ("csd", "wrr"):
         with pytest.raises(EngineRefused, match=f"does not have {name}: `ddlp deploy ... --operators FILE`"):
             train(make_loader(data, strategy, csd=device(engine)), 0.2)
-    copy_to(directory)  # and it needs no restart
+    copy_to(directory)  # the engine needs no restart
     truth.check(train(make_loader(data, "csd", csd=device(engine))))
 
 
@@ -134,7 +134,7 @@ def test_another_engine_than_ours_takes_no_file_from_the_host(engines, own, imag
 
 
 def test_a_file_edited_between_epochs(engines, paths, told, images, directory, tmp_path):
-    """The device goes on only with what the host runs: until it has the new file, the host is alone and says so once."""
+    """The device works only with the file that the host runs. Until it has that, the host works alone and says so once."""
     path = tmp_path / "mine.py"
     old = write(path, "def f(image, by=3):\n    return image.point(lambda v: v // by)\n")
     engine = engines("--root", str(images), "--operators", str(directory))
@@ -162,7 +162,7 @@ def test_a_changed_file_on_the_device(engines, own, images, directory):
 
 
 def test_a_file_that_the_device_cannot_import(engines, paths, images, directory, tmp_path, monkeypatch):
-    """A module that only this host has."""
+    """It imports a module that only this host has."""
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "wave.py").write_text("host = True\n")
     monkeypatch.syspath_prepend(str(tmp_path / "here"))
@@ -191,7 +191,7 @@ def test_a_function_that_fails_on_the_device_only(engines, paths, images, direct
 
 
 def test_a_function_with_draws_of_its_own_is_found_by_the_probe(leaves_nothing, paths, tmp_path):
-    # Another draw for each value: one for all of them is the same on both sides once in 256 times.
+    # A new draw for each value: a single draw would be equal on both sides once in 256 times.
     text = "import random\ndef f(image):\n    return image.point(lambda value: random.randrange(256))\n"
     with pytest.warns(UserWarning, match="line 3 calls random.randrange"):
         ops = write(tmp_path / "mine.py", text)
@@ -202,7 +202,7 @@ def test_a_function_with_draws_of_its_own_is_found_by_the_probe(leaves_nothing, 
 
 @pytest.mark.parametrize("strategy", ("cpu", "csd", "wrr", "ordered"))
 def test_a_function_that_raises_is_reported_in_its_batchs_place(leaves_nothing, ops, paths, told, strategy):
-    """By the host, with the user's own type of exception, file, line and function; all other batches come."""
+    """The host raises the user's own exception with file, line and function. All other batches come."""
     data = small(paths, ops.moody())
     loader = make_loader(data, strategy)
     iterator, good, errors = iter(loader), [], []

@@ -1,4 +1,4 @@
-"""Bad images with ``on_error="replace"``: the same other samples from either side, counted, named, and never too many."""
+"""Bad images with ``on_error="replace"``: either side takes the same other samples, counts and names them, up to a limit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ BAD = {5: "truncated", 10: "missing", 11: "text", 22: "truncated"}
 
 @pytest.fixture(scope="module")
 def bad(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The paths of images, of which four are bad."""
+    """The paths of images, four of them bad."""
     paths = make_images(tmp_path_factory.mktemp("bad"), COUNT)
     for number, how in BAD.items():
         if how == "truncated":
@@ -56,7 +56,7 @@ def replacing(data, strategy, most=0.5, **options):
 
 
 def by_first(batches):
-    """Each batch by its first label: BAD has no first sample of a batch."""
+    """Batches by their first label. No sample of BAD is the first of its batch."""
     return {int(labels[0]): (images, labels.tolist()) for images, labels in batches}
 
 
@@ -68,7 +68,7 @@ def assert_same(some, others):
 
 
 def instead(paths, labels):
-    """The paths as they would have to be for these labels: a bad one is that of the sample in its place."""
+    """The paths that give these labels: in place of a bad file stands that of its replacement."""
     return [paths[label] for label in labels]
 
 
@@ -82,7 +82,7 @@ def test_the_same_bits_from_either_side(leaves_nothing, bad, told):
     assert report.replaced == 4 and [text.partition(":")[0] for text in report.replaced_samples] == [bad[k] for k in BAD]
     assert "truncated" in report.replaced_samples[0] and "replaced" in str(report)
     assert len(told) == 1 and bad[5] in told[0], list(told)
-    # Independently: the other file under the bad one's number, so with the bad one's draws.
+    # An independent check: the other file with the bad one's number, and so with the bad one's draws.
     expected = by_first(train(make_loader(dataset(instead(bad, labels)), "cpu")))
     assert all(torch.equal(host[first][0], expected[first][0]) for first in host)
     assert_same(host, by_first(train(replacing(dataset(bad), "cpu", num_workers=2))))
@@ -99,7 +99,7 @@ def test_the_same_bits_from_either_side(leaves_nothing, bad, told):
 
 
 def test_on_an_accelerator(leaves_nothing, bad, monkeypatch):
-    """The way into an accelerator's memory, with this machine's CPU as one."""
+    """With this machine's CPU in the place of an accelerator."""
     expected = by_first(train(replacing(dataset(bad), "cpu")))
 
     def plain(device, transfer):
@@ -142,7 +142,7 @@ def test_no_sample_that_the_sampler_leaves_out(bad):
 
 
 def test_too_many(bad):
-    """The share is held over a resume, and a state that is saved at the error comes back to it."""
+    """The limit still holds after a resume. A state that was saved at the error leads to the same error again."""
     most = 2.5 / COUNT
     iterator = iter(loader := replacing(dataset(bad), "cpu", most))
     for _ in range(2):
@@ -175,7 +175,7 @@ def test_a_batch_without_a_good_sample_raises_its_own_error(bad):
 
 
 def test_a_device_that_says_a_good_image_is_bad(engines, images, paths, told, monkeypatch):
-    """Its batches are not used: the host tries what it marks."""
+    """Its batches are not used: the host tries the images that it marks as bad."""
     data = dataset(paths[:COUNT])
     expected = by_first(train(make_loader(data, "cpu")))
     engine = engines("--root", str(images))
@@ -201,7 +201,7 @@ def test_a_device_that_says_a_good_image_is_bad(engines, images, paths, told, mo
 
 
 def mark(path: Path, lease: int, layout: Layout) -> None:
-    """Mark the second row of a batch file as bad, as an engine would have done."""
+    """Mark the second row of a batch file as bad, as an engine does."""
     content = bytearray(path.read_bytes())
     assert len(content) == layout.file_bytes
     content[DATA_OFFSET + layout.row_bytes : DATA_OFFSET + 2 * layout.row_bytes] = bytes(layout.row_bytes)
@@ -233,7 +233,7 @@ def test_what_is_no_bad_image(bad, monkeypatch):
 
 
 class Own:
-    """A data set of the user's own code."""
+    """A user's own data set."""
 
     def __len__(self) -> int:
         return 4

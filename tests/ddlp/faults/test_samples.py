@@ -1,4 +1,4 @@
-"""Samples that can't be read: each raises once, in its batch's place, from the host; all else is delivered."""
+"""Samples that can't be read: the host raises for each once, in its batch's place. All others are delivered."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BROKEN = {5: os.unlink, 47: cut, 80: empty, 81: directory, 115: garble}
 
 @pytest.fixture(scope="module")
 def broken(images, tmp_path_factory):
-    """Half of the images, of which five can't be read."""
+    """Half of the images, five of them unreadable."""
     root = tmp_path_factory.mktemp("broken")
     paths = []
     for number in range(120):
@@ -52,7 +52,7 @@ def broken(images, tmp_path_factory):
 
 
 def collect(loader):
-    """All batches and all errors of an epoch, and which step each error had."""
+    """All batches and errors of an epoch, and at which step each error came."""
     batches, errors = [], []
     iterator = iter(loader)
     for step in range(1000):
@@ -103,7 +103,7 @@ def test_the_same_type_and_place_as_dataloader(broken):
 
 
 def test_a_file_that_hangs(leaves_nothing, images, tmp_path, told):
-    """A FIFO where an image was: DataLoader would wait for ever."""
+    """A FIFO in place of an image: DataLoader would wait for ever."""
     paths = [shutil.copy(images / f"image {number}.jpg", tmp_path) for number in range(40)]
     data = dataset(paths)
     truth = Truth(data)
@@ -116,7 +116,7 @@ def test_a_file_that_hangs(leaves_nothing, images, tmp_path, told):
 
 
 def test_an_error_keeps_no_loader_alive(broken):
-    """Once the error is handled and the loader dropped it is gone at once, without the collector: threads and device too."""
+    """After the error is handled and the loader dropped, it is gone without garbage collection, with its threads and device."""
     loader = make_loader(broken[0], "cpu")
     gone = weakref.ref(loader)
     gc.collect()

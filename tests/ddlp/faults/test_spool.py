@@ -104,7 +104,7 @@ def test_a_path_too_long_for_a_socket(leaves_nothing, data, truth, told, tmp_pat
 
 
 def _train_until_joined(loader):
-    """Train epochs until its engine takes part. On a busy computer that starts for longer than an epoch takes."""
+    """Train epochs until the engine takes part. On a busy computer it may start only after several."""
     until(lambda: train(loader, 0.01) and loader.report().batches_csd, 30, "an engine that takes part")
 
 

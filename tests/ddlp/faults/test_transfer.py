@@ -1,4 +1,4 @@
-"""How batches travel: through a spool that both sides see, else over the socket; chosen by what they really see."""
+"""How batches travel: through a spool that both sides see, otherwise over the socket. ddlp finds out which."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_without_a_shared_spool(engines, data, truth, told, images, tmp_path, st
 
 
 def test_a_shared_spool_is_used(engines, data, truth, told, images):
-    """By the first look at the files that are delivered: the socket carries none of them."""
+    """From the first look at the delivered files on: no batch goes over the socket."""
     engine = engines("--root", str(images))
     loader = make_loader(data, "csd", csd=Device(engine.address, engine.keys))
     truth.check(train(loader))
@@ -83,7 +83,7 @@ def test_it_is_explained(data, capsys):
 
 @pytest.mark.parametrize("there", ["another disk", "a copy of the spool"])
 def test_one_path_on_two_disks(engines, data, truth, images, tmp_path, there):
-    """Both sides have a directory of that name. Nothing is left in what is not the engine's."""
+    """Both sides have a directory of that name. Nothing is left in the one that is not the engine's."""
     engine = engines("--root", str(images))
     here = tmp_path / "spool"
     if there == "a copy of the spool":
@@ -102,16 +102,16 @@ def test_one_path_on_two_disks(engines, data, truth, images, tmp_path, there):
 
 
 def test_damage_is_found(engines, data, truth, told, images, tmp_path):
-    """Bits that turn in the device's spool, before its batches are fetched from there."""
+    """Bits change in the device's spool before its batches are fetched."""
     engine = engines("--root", str(images))
     loader = make_loader(data, "mte", csd=apart(engine, tmp_path), ratio=0.5)
     turned = []
 
     def turn():
         paths = until(lambda: found if len(found := list(engine.spool.glob("job-*/*.safetensors"))) > 8 else None)
-        time.sleep(0.3)  # all fetch slots are full by now
-        # The next ones are not fetched yet. The last ones the host may have taken up, where the device was slow: its own copy,
-        # if that is first, is used then, and nobody looks at the file.
+        time.sleep(0.3)  # all fetch slots are full now
+        # The next ones are not fetched yet. The host may have begun the last ones if the device was slow: if its own copy is
+        # first, that one is used, and nobody reads the file.
         there = [path for path in sorted(paths, key=lambda p: int(p.name.split(".")[1])) if path.exists()]
         for path in there[3:6]:
             with open(path, "r+b") as stream:
@@ -134,7 +134,7 @@ def test_an_engine_that_is_killed(engines, data, truth, told, images, tmp_path):
 
 
 def test_breaking_off_does_not_wait_for_a_batch_on_its_way(engines, data, images, tmp_path):
-    """The engine hangs; the user has seen enough."""
+    """The engine hangs, and the user ends the loop."""
     engine = engines("--root", str(images))
     loader = make_loader(data, "csd", csd=apart(engine, tmp_path))
     iterator = iter(loader)
@@ -142,7 +142,7 @@ def test_breaking_off_does_not_wait_for_a_batch_on_its_way(engines, data, images
     until(lambda: len(list(engine.spool.glob("job-*/*.safetensors"))) > 5)
     engine.process.send_signal(signal.SIGSTOP)
     try:
-        for _ in range(3):  # fetched before; now the next ones are asked for
+        for _ in range(3):  # these were fetched before; now the next ones are requested
             next(iterator)
         (place,) = loader._connections._places.values()
         until(lambda: place.link.stream._under_way)
@@ -160,7 +160,7 @@ def arrays(count=400, seed=5):
 
 
 def test_arrays_are_sent_once(engines, told, images, tmp_path):
-    """1.9 MB, to an engine whose roots hold nothing of them, and which keeps them for the next run."""
+    """1.9 MB, to an engine whose roots hold nothing of them. It keeps them for the next run."""
     engine = engines("--root", str(images))
     data = arrays()
     truth = Truth(data)
@@ -174,7 +174,7 @@ def test_arrays_are_sent_once(engines, told, images, tmp_path):
             written = path.stat()
     assert path.suffix == ".npy" and np.array_equal(np.load(path), data.images)
     assert (path.stat().st_ino, path.stat().st_size) == (written.st_ino, written.st_size)
-    data.images[7] = 0  # edited in place: another content, another name
+    data.images[7] = 0  # edited in place: another content gives another name
     Truth(data).check(train(loader), 2)
     assert loader.report().batches_csd == 100 and len(list((engine.spool / "arrays").iterdir())) == 2
 
@@ -191,7 +191,7 @@ def test_arrays_beyond_the_engines_limit(engines, images, tmp_path):
 
 
 def test_what_was_sent_leads_nowhere_else(engines, told, images, tmp_path):
-    """A link among them, to a file outside: it stays unread."""
+    """Among the sent files is a link to a file outside. It is not read."""
     engine = engines("--root", str(images))
     data = arrays(40)
     train(make_loader(data, "csd", csd=apart(engine, tmp_path)))
@@ -203,7 +203,7 @@ def test_what_was_sent_leads_nowhere_else(engines, told, images, tmp_path):
 
 
 def test_a_spool_that_shows_files_late(engines, data, truth, told, images, tmp_path):
-    """As NFS, which remembers for up to a minute that there was no such file: no batch of the device's is lost."""
+    """Like NFS, which caches for up to a minute that a file is missing. No batch of the device is lost."""
     engine = engines("--root", str(images))
     seen = tmp_path / "mounted"
     with LaggingView(engine.spool, seen, 2.0):
@@ -227,7 +227,7 @@ def test_a_spool_that_shows_files_a_little_late(engines, data, truth, told, imag
 
 @pytest.fixture
 def late_view(tmp_path):
-    """Mount a spool so that new files in it come late, as the kernel's own caches have it (late_view.py)."""
+    """Mount a spool in which new files appear late because of the kernel's own caches (late_view.py)."""
     if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
         pytest.skip("mounting a FUSE file system needs root and /dev/fuse")
     mounted = []
@@ -251,7 +251,7 @@ def late_view(tmp_path):
 
 @pytest.mark.parametrize("way", ["absent", "short"])
 def test_a_real_file_system_that_remembers_what_is_no_longer_so(engines, data, truth, told, images, late_view, way):
-    """The kernel answers from its cache for a minute, whatever the file system has by then."""
+    """The kernel answers from its cache for a minute, whatever the file system holds by then."""
     engine = engines("--root", str(images))
     seen = late_view(engine.spool, 0.3, way)
     loader = make_loader(data, "csd", csd=Device(engine.address, engine.keys, spool=seen))
@@ -275,7 +275,7 @@ def test_a_real_file_system_that_is_not_late(engines, data, truth, told, images,
 
 
 class LaggingView:
-    """A directory in which the files of another one appear late, cut short at first. files/ is the same in both."""
+    """A directory in which another one's files appear late, and shortened at first. files/ is the same in both."""
 
     def __init__(self, spool: Path, view: Path, late_s: float) -> None:
         self._spool, self._view, self._late_s = spool, view, late_s
@@ -308,14 +308,14 @@ class LaggingView:
                             stream.write(path.read_bytes())
                         os.replace(stream.name, copy)
                 except FileNotFoundError:
-                    continue  # fetched meanwhile, and released
+                    continue  # it was fetched and released meanwhile
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") < 14 << 30, reason="needs 14 GiB of memory")
 @pytest.mark.parametrize("way", ("shared", "stream"))
 def test_a_batch_file_of_more_than_2_gib(leaves_nothing, paths, told, way):
-    """One call of read() or write() moves 2 GiB less 4 KiB at most. The last batch is small, its sides are odd."""
+    """One read() or write() moves at most 2 GiB less 4 KiB. The last batch is small and of odd size."""
     side, full, rest = 1021, 688, 3
     assert side * side * 3 * full > 2**31
     data = ImageFiles([paths[k % 9] for k in range(full + rest)], list(range(full + rest)))

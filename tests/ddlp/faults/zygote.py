@@ -1,8 +1,8 @@
 """Imports what training scripts need, once, and forks a process for each: importing torch costs seconds.
 
-A line of JSON on standard input starts one: {"script", "stdout", "stderr", "environment"}; {} ends this process. Lines on
-standard output say {"pid"} of the one just started, and later {"pid", "status"}. The script runs as the main module of its
-process.
+A line of JSON on standard input starts one: {"script", "stdout", "stderr", "environment"}; {} ends this process. A line on
+standard output gives the {"pid"} of the new process, and later one its {"pid", "status"}. The script runs as the main module of
+its process.
 """
 
 import gc
@@ -15,7 +15,7 @@ from tests.ddlp.faults import scene  # noqa: F401
 
 script = ""
 gc.collect()
-gc.freeze()  # a child collects what it has made, also at its end: with torch's 400,000 objects that takes a second
+gc.freeze()  # a child then collects only its own objects: with torch's 400,000 it takes a second
 print("{}", flush=True)
 while not script:
     if select.select([0], [], [], 0.05)[0]:

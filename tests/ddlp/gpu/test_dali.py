@@ -1,4 +1,4 @@
-"""backend="dali" where DALI decodes on the GPU: the same samples and draws, pixels near torchvision's, memory of their own."""
+"""backend="dali" with DALI decoding on the GPU: the same samples and draws, pixels near torchvision's, own memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 pytest.importorskip("nvidia.dali.fn", reason="DALI is not installed: pip install ddlp[dali]", exc_type=ImportError)
 
 SEED, BATCH, COUNT = 3, 8, 61
-NEAR = 2.0  # grey levels in the mean: another window, size or flip is tens away; scripts/dali_distance.py tells what it is
+NEAR = 2.0  # mean distance in grey levels. A wrong window, size or flip gives tens. scripts/dali_distance.py measures it
 STEPS = {
     "crop": [T.RandomCrop(40), T.RandomHorizontalFlip(), T.RandomVerticalFlip()],
     "resized crop": [T.RandomResizedCrop(48), T.RandomHorizontalFlip()],
@@ -27,7 +27,7 @@ STEPS = {
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory):
-    """Photographs of different sizes, each kind of JPEG among them, and a PNG."""
+    """Photographs of different sizes, with each kind of JPEG, and a PNG."""
     home = tmp_path_factory.mktemp("images")
     kinds = sorted(KINDS)
     found = []
@@ -45,7 +45,7 @@ def loader(paths, steps, **options):
 
 
 def samples(batches):
-    """Each sample by its target, which must be there once."""
+    """Samples by target. Each target must come once."""
     found = {}
     for images, targets in batches:
         for image, target in zip(images.cpu(), targets.tolist(), strict=True):
@@ -91,7 +91,7 @@ def test_with_a_device(paths, truth, strategy):
 
 
 def test_nothing_is_handed_out_that_is_used_again(paths, truth):
-    """The step's stream is busy until all batches are there; each was changed in place, or dropped."""
+    """The step's stream is busy until all batches are there. Each batch was changed in place, or dropped."""
     one = loader(paths, STEPS["resized crop"], backend="dali", device="cuda", num_workers=2)
     kept = []
     for images, labels in one:
@@ -103,7 +103,7 @@ def test_nothing_is_handed_out_that_is_used_again(paths, truth):
 
 
 def test_the_training_thread_never_waits_for_the_gpu(paths, truth):
-    """The step's stream is busy for seconds; all batches are given out meanwhile, and are right when it comes to them."""
+    """The step's stream is busy for seconds. All batches are delivered meanwhile, and are right when the stream uses them."""
     one = loader(paths, STEPS["resized crop"], backend="dali", device="cuda", num_workers=2)
     list(one)
     torch.cuda.synchronize()
@@ -112,12 +112,12 @@ def test_the_training_thread_never_waits_for_the_gpu(paths, truth):
     busy.record()
     one.set_epoch(0)
     batches = list(one)
-    assert not busy.query(), "the epoch was not given out while the step's stream was busy"
+    assert not busy.query(), "the epoch must be delivered while the step's stream is busy"
     near(samples(batches), truth("resized crop"))
 
 
 def test_on_the_cpu_for_a_gpu(paths, truth):
-    """The CPU's decoder: torchvision's pixels, where nothing is resized."""
+    """DALI's decoder on the CPU gives torchvision's pixels if nothing is resized."""
     one = loader(paths, STEPS["crop"], backend="dali_cpu", device="cuda", num_workers=2)
     found = samples(one)
     assert all(torch.equal(found[k], image) for k, image in truth("crop").items())
@@ -125,7 +125,7 @@ def test_on_the_cpu_for_a_gpu(paths, truth):
 
 
 def test_values_and_masks_are_the_epilogues(paths):
-    """Of the same bytes the same numbers: what is left of the transform is a function of them."""
+    """The rest of the transform is a function of the bytes: from the same bytes it gives the same numbers."""
     steps = [T.RandomCrop(40), T.ToTensor(), T.Normalize((0.4, 0.5, 0.6), (0.2, 0.3, 0.4)), T.RandomErasing(p=0.7)]
     data = ImageFiles(paths, range(len(paths)), T.Compose(steps))
     options = dict(seed=SEED, backend="dali", device="cuda")
@@ -133,7 +133,7 @@ def test_values_and_masks_are_the_epilogues(paths):
     for (values, _), (expected, _) in zip(*both, strict=True):
         assert values.dtype == torch.float32
         assert float((values.cpu() - expected).abs().mean()) < NEAR / 255 / 0.2
-        assert float(((values.cpu() == 0) ^ (expected == 0)).float().mean()) < 0.02  # the masks, and a pixel here and there
+        assert float(((values.cpu() == 0) ^ (expected == 0)).float().mean()) < 0.02  # masks, and a few pixels
 
 
 def test_memory_does_not_grow_with_the_epochs(paths):
@@ -147,7 +147,7 @@ def test_memory_does_not_grow_with_the_epochs(paths):
         list(one)
     gc.collect()
     torch.cuda.synchronize()
-    assert free - torch.cuda.mem_get_info()[0] <= 256 << 20  # DALI's own included
+    assert free - torch.cuda.mem_get_info()[0] <= 256 << 20  # DALI's own memory included
 
 
 def test_a_damaged_file_is_raised_in_its_place(paths, tmp_path, truth):

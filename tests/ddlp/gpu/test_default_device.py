@@ -1,4 +1,4 @@
-"""torch.set_default_device("cuda") with a generator on the GPU: a known way to shuffle there, which DataLoader takes."""
+"""torch.set_default_device("cuda") with a generator on the GPU: a usual way to shuffle there, which DataLoader supports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torchrun on GPUs: the scene of tests/ddlp/ranks, its batches delivered there, the gradients by NCCL."""
+"""torchrun on GPUs: the job of tests/ddlp/ranks with batches on the GPU and gradients over NCCL."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ PHASES = ["csd", "wrr", "mte"]
 
 @pytest.mark.parametrize(
     "backend, ranks",
-    # NCCL wants a GPU for each rank; gloo's two share one where there are no more.
+    # NCCL needs a GPU for each rank. With gloo, two ranks may share one.
     [pytest.param("nccl", min(2, GPUS), id=f"nccl-{min(2, GPUS)}"), pytest.param("gloo", 2, id="gloo-2")],
 )
 def test_ranks_train_on_gpus_with_one_engine(tmp_path, backend, ranks):
-    """Disjoint, complete, equal steps, the CPU's bits."""
+    """Ranks get disjoint samples, all of them, in equal steps, with the CPU's bits."""
     if backend == "nccl" and not torch.distributed.is_nccl_available():
         pytest.skip("this torch has no NCCL")
     images = tmp_path / "images"

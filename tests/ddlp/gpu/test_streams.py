@@ -1,4 +1,4 @@
-"""What only a GPU shows: batches and steps on different streams, each at its own time."""
+"""What only a GPU shows: batches and steps on different streams, which run at their own times."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def data():
 
 @pytest.fixture(scope="module")
 def sums(data):
-    """Of each sample's numbers as float64: sums of so few that they are exact."""
+    """The sum of each sample's numbers as float64: of so few numbers it is exact."""
     loader = DDLPLoader(data, BATCH, seed=3, output=torch.uint8)
     return {int(y): int(x.long().sum()) for images, labels in loader for x, y in zip(images, labels)}
 
@@ -50,10 +50,10 @@ def total(images):
 
 @pytest.mark.parametrize("strategy", ["cpu", "csd", "wrr"])
 def test_the_training_thread_never_waits_for_the_gpu(data, sums, strategy):
-    """The step's stream is busy for a second; all batches are given out meanwhile, and are right when it comes to them."""
+    """The step's stream is busy for a second. All batches are delivered meanwhile, and are right when the stream uses them."""
     one = loader(data, strategy)
     epochs = until_both(one) if strategy == "wrr" else [one]
-    for epoch in epochs:  # an engine up, memory there, and kernels, those of its batches as well: loading one may wait
+    for epoch in epochs:  # warm up engine, memory and GPU kernels: loading a kernel may wait for the GPU
         for images, _ in epoch:
             total(images)
     assert bool(one.report().batches_csd) == (strategy != "cpu")
@@ -63,12 +63,12 @@ def test_the_training_thread_never_waits_for_the_gpu(data, sums, strategy):
     busy.record()
     one.set_epoch(0)
     found = [(total(images), labels) for images, labels in one]
-    assert not busy.query(), "the epoch was not given out while the step's stream was busy"
+    assert not busy.query(), "the epoch must be delivered while the step's stream is busy"
     check(found, sums)
 
 
 def test_a_batch_is_used_after_it_is_there(data, sums, monkeypatch):
-    """Copies and epilogues come late: the step, whose stream is idle, must not read before them."""
+    """Copies and epilogues come late. The step's stream is idle, and must not read before them."""
     from ddlp.transfer.device_stream import CudaStream
 
     work = CudaStream.work
@@ -84,7 +84,7 @@ def test_a_batch_is_used_after_it_is_there(data, sums, monkeypatch):
 
 
 def test_memory_is_not_used_again_before_the_step_has_read_it(data, sums):
-    """Each batch is dropped at once, while the step that reads it still stands in the queue."""
+    """Each batch is dropped at once, while the step that reads it is still in the queue."""
     found = []
     for images, labels in loader(data):
         torch.cuda._sleep(LONG // 50)
@@ -106,9 +106,9 @@ def test_on_a_stream_of_the_users_own(data, sums):
 
 
 def test_nothing_is_synchronised_in_the_training_thread(data):
-    """torch raises where an operation would wait for the GPU."""
+    """torch raises for each operation that would wait for the GPU."""
     one = loader(data, "cpu")
-    list(one)  # constants are copied once
+    list(one)  # constants are copied only once
     iterator = iter(one)
     next(iterator)
     torch.cuda.synchronize()
@@ -158,7 +158,7 @@ assert not torch._C._cuda_hasPrimaryContext(0), "a context on GPU 0"
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_a_rank_leaves_the_other_gpus_alone():
-    """No thread of a loader for GPU 1 makes a context on GPU 0, where each rank's would take half a GB."""
+    """A loader's threads for GPU 1 make no context on GPU 0. There each rank's context would take half a GB."""
     done = subprocess.run([sys.executable, "-c", ELSEWHERE], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
 

@@ -1,4 +1,4 @@
-"""Headless Chromium on a page of ours: opens it at a width and in a colour scheme, and says what is wrong with it."""
+"""Headless Chromium: opens one of our pages at a width and in a colour scheme, and says what is wrong with it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
-# What a person could not read or see. Everything that is folded up is opened first.
+# Finds what a person could not read or see. Opens everything that is folded up first.
 _LOOK = r"""
 const found = [];
 const name = e => e.tagName.toLowerCase() + (e.getAttribute('class') ? '.' + e.getAttribute('class').trim() : '');
@@ -106,7 +106,7 @@ return found;
 
 
 class Browser:
-    """One headless Chromium; it has no network. ``directory``: for its files, of which it leaves some."""
+    """One headless Chromium without network. ``directory`` is for its files; it does not remove all of them."""
 
     def __init__(self, directory: Path) -> None:
         from selenium import webdriver
@@ -119,7 +119,7 @@ class Browser:
             "--disable-background-networking", "--no-first-run", "--host-resolver-rules=MAP * ~NOTFOUND",
         ):  # fmt: skip
             options.add_argument(argument)
-        environment = {**os.environ, "TMPDIR": str(directory), "SE_OFFLINE": "true"}  # selenium fetches no driver
+        environment = {**os.environ, "TMPDIR": str(directory), "SE_OFFLINE": "true"}  # selenium downloads no driver
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
         self.driver: Any = webdriver.Chrome(options=options, service=Service(str(DRIVER), env=environment))
 
@@ -128,7 +128,7 @@ class Browser:
         self.driver.quit()
 
     def look(self, page: Path, width: int, scheme: str) -> list[str]:
-        """Open a page; what is wrong with it, each begins with a word for its kind."""
+        """Open a page and return what is wrong with it. Each text begins with the fault's kind."""
         self._logs()
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
@@ -142,7 +142,7 @@ class Browser:
         return found + self._logs(page.as_uri())
 
     def _logs(self, own: str = "") -> list[str]:
-        """What the console says, and what was asked for beside the page itself, since the last call."""
+        """What the console has logged, and what was requested beside the page itself, since the last call."""
         found = [f"console: {entry['level']} {entry['message']}" for entry in self.driver.get_log("browser")]
         for entry in self.driver.get_log("performance"):
             message = json.loads(entry["message"])["message"]

@@ -1,4 +1,4 @@
-"""Epochs of whole seconds, written down by hand, and the file that they would have been recorded in."""
+"""Events of epochs with whole seconds, written by hand, and the file in which they would have been recorded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ddlp.recording.events import (
 
 BEGAN = EpochBegan(FORMAT, "0", 1000.0, 1, 0, 0, "wrr", 4, 2, 1, 1, ["d"], "cpu")
 
-# A host batch is made in 4 s, 1 of them reading; the device's takes 6 s, is fetched in 1 s; a step takes 2 s.
+# A host batch takes 4 s, 1 s of them reading. The device's takes 6 s, and 1 s to fetch. A step takes 2 s.
 TWO_SIDES = [
     HostBatch(0, 0, 0.0, 4.0, 1.0, 3.0, "made"),
     Joined("d", 1.0, 1, 2, 1),

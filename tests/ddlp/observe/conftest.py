@@ -1,4 +1,4 @@
-"""Fixtures: small images, and a loader with real delays in real stages that says how long they were."""
+"""Fixtures: small images; loaders whose stages really sleep, with the time they slept; recorded runs."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from tests.small_images import make_images
 
 @pytest.fixture(autouse=True)
 def limited(hard_limit: None) -> None:
-    """A hang is a failure."""
+    """A test that hangs fails."""
 
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Eighty small JPEG files with their numbers as targets, random crops and masks."""
+    """Eighty small JPEG files with random crops and masks. Their targets are their numbers."""
     return dataset(make_images(tmp_path_factory.mktemp("images"), 80))
 
 
-PROBED = 2  # samples that a device makes before its first lease, to be compared: a batch has no more
+PROBED = 2  # the samples that a device makes before its first lease, to be compared: a whole batch here
 
 
 class Delays:
-    """Makes loaders whose stages sleep, and adds up how long each really slept, in seconds."""
+    """Makes loaders whose stages sleep, and adds up how long each stage really slept, in seconds."""
 
     def __init__(self, home: Path, patch: pytest.MonkeyPatch) -> None:
         self._log, self._patch = home / "slept", patch
@@ -55,7 +55,7 @@ class Delays:
     def loader(
         self, batches: int, *, read_s: float = 0, host_s: float = 0, device_s: float = 0, fetch_s: float = 0, **options: Any
     ) -> DDLPLoader:
-        """Batches of two small samples: reading and preparing delayed a sample, fetching a batch."""
+        """Batches of two small samples. Reading and preparing sleep for each sample, fetching for each batch."""
         if read_s:
             self._patch.setattr(_PartReader, "open", self._slow("read", read_s, _PartReader.open))
         if fetch_s:
@@ -68,14 +68,14 @@ class Delays:
         return DDLPLoader(images, 2, seed=0, **options)
 
     def train(self, loader: Any, step_s: float) -> None:
-        """An epoch with an accelerator that sleeps. What was slept before is forgotten."""
+        """Train an epoch with steps that sleep. Clears earlier sums."""
         self.slept.clear()
         for kind in ("host", "device"):
             Path(f"{self._log}.{kind}").unlink(missing_ok=True)
         for _ in loader:
             began = time.monotonic()
             time.sleep(step_s)
-            while not self.joined(loader):  # the host has a few batches ready then, and waits as well
+            while not self.joined(loader):  # the host then has some batches ready, and waits too
                 time.sleep(step_s)
             self.slept["training"] += time.monotonic() - began
         for kind in ("host", "device"):
@@ -85,11 +85,11 @@ class Delays:
 
     @staticmethod
     def joined(loader: Any) -> bool:
-        """Whether every device is at it."""
+        """Whether every device takes part."""
         return all(account.alive for account in loader._last.executor.ledger.devices.values())
 
     def warm(self) -> None:
-        """Have the engine of this machine up: later loaders join it at once."""
+        """Start the embedded engine, so that later loaders join it at once."""
         self.train(self.loader(2, strategy="csd"), 0)
 
 
@@ -100,15 +100,15 @@ def delays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Delays]:
 
 @pytest.fixture(scope="session")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Recorded runs, a directory each, of real loaders and the engine of this machine:
+    """Recorded runs, a directory each, of real loaders with the embedded engine:
 
-    wrr (two epochs, with the energy of one as the model has it), mte, alone (no device), taken back (a lease), lost (the
-    engine was killed), broken off, empty (broken off before the first batch).
+    wrr (two epochs, with the energy of one by the model), mte, alone (no device), taken back (a lease), lost (the
+    engine was killed), broken off (it ended early), empty (it ended before the first batch).
     """
     home = tmp_path_factory.mktemp("recorded")
     with pytest.MonkeyPatch.context() as patch:
         delays = Delays(home, patch)
-        kept = delays.loader(2, strategy="csd")  # the engine of this machine is up as long as this is there
+        kept = delays.loader(2, strategy="csd")  # keeps the embedded engine running
         delays.train(kept, 0)
         both: dict[str, Any] = {"host_s": 0.01, "device_s": 0.012, "fetch_s": 0.005, "num_workers": 2}
         meter = EnergyMeter.auto(sys=home / "no meters")

@@ -1,4 +1,4 @@
-"""The analyser on epochs of whole seconds, written down by hand, and its commands."""
+"""The analyser on hand-written epochs of whole seconds, and its commands."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ def test_every_second_has_its_place(tmp_path):
     assert analysis.seconds == pytest.approx(
         {
             TRAINING: 2 + 2 + 2 + 2, TRANSFER: 0.5 + 0.5,
-            # A quarter of each wait for a host batch is reading.
+            # A quarter of each wait for a host batch counts as reading.
             "waiting for read": 0.25 * (4 + 2.5 + 1.5), "waiting for CPU preprocessing": 0.75 * (4 + 2.5 + 1.5),
             "waiting for CSD preprocessing": 0, "waiting for transfer": 0, "waiting for start": 0,
             "before and after": 1.0,
         }
     )  # fmt: skip
-    # The second lease is at work from 8.5 on, when the first is published, until it is taken back.
+    # The second lease is at work from 8.5 s, when the first is published, until it is taken back.
     assert analysis.stages == pytest.approx(
         {READ: 3, CPU: 9, CSD: 6 + 4.5, TRANSFER: 1 + 1, TRAINING: 8, "waiting": 8}
     )
     resources = {r.name: (r.lanes, r.busy_s, r.waiting_s, r.idle_s) for r in analysis.resources}
     assert resources == {
         "host workers": (1, 12.0, 3.0, 3.0),
-        "engine": (1, 10.5, 1.5, 6.0),  # 1 s without a lease, 0.5 s more than its own word; not there for 1 s, done for 5 s
+        "engine": (1, 10.5, 1.5, 6.0),  # 1 s without a lease, 0.5 s over its own figure; 1 s not yet there, 5 s done
         "transfer": (1, 1.0, 8.5, 8.5),
         "accelerator": (1, 8.0, 9.0, 1.0),
         "training thread": (1, 9.0, 8.0, 1.0),
@@ -128,7 +128,7 @@ def test_as_a_chrome_trace(tmp_path):
     assert sorted(names.values()) == ["engine d, worker 0", "host worker 0", "training thread", "transfer 0"]
     spans = [e for e in events if e["ph"] == "X"]
     assert {names[e["tid"]] for e in spans} == set(names.values())
-    for tid in names:  # Perfetto drops what overlaps without being nested
+    for tid in names:  # Perfetto drops spans that overlap without being nested
         open_until: list[float] = []
         for e in sorted((e for e in spans if e["tid"] == tid), key=lambda e: (e["ts"], -e["dur"])):
             while open_until and open_until[-1] <= e["ts"]:
@@ -142,7 +142,7 @@ def test_as_a_chrome_trace(tmp_path):
 
 
 def test_the_verdict_is_on_the_steps_after_the_first(tmp_path, capsys):
-    # The first batch comes after 9 s. Then each step takes 2 s, and the wait for the next batch 1 s; the host makes one in 2 s.
+    # The first batch comes after 9 s. Then a step takes 2 s and the wait for the next batch 1 s; the host makes a batch in 2 s.
     steps = [step(0, "cpu", 0.0, 9.0), *(step(k, "cpu", 8.0 + 3 * k, 9.0 + 3 * k) for k in range(1, 30))]
     made = [HostBatch(0, k, 3.0 * k, 3.0 * k + 2, 0.0, 2.0, "made") for k in range(30)]
     analysis = found(tmp_path, [*made, *steps, Exhausted(98.0, 99.0), EpochEnded(99.0, 0)])
@@ -154,7 +154,7 @@ def test_the_verdict_is_on_the_steps_after_the_first(tmp_path, capsys):
     assert main(["analyse", str(tmp_path)]) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("verdict: "))
     assert line == f"verdict: {verdict}" and "waits for data 33 % of the time" in line and "9 s, comes on top" in line
-    of_device = [one._replace(side="csd") for one in steps]  # the host's workers make nothing that training gets
+    of_device = [one._replace(side="csd") for one in steps]  # the host's workers make nothing that training uses
     ended = [Exhausted(98.0, 99.0), EpochEnded(99.0, 0)]
     assert not found(tmp_path, [Joined("d", 0.0, 1, 2, 1), *of_device, *ended]).verdict.remedies
 

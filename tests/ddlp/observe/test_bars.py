@@ -1,4 +1,4 @@
-"""Progress on a real terminal (a pty) and elsewhere: what is drawn, what is left of it, and what it must not do to the loop."""
+"""Progress on a real terminal (a pty) and elsewhere: what it draws, what it leaves, and that it does not disturb the loop."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def small(n: int = 24, batch: int = 2, **options) -> DDLPLoader:
 
 
 class Terminal:
-    """A pty, 120 columns wide, and what is on it."""
+    """A pty, 120 columns wide, and what was written to it."""
 
     def __init__(self) -> None:
         self._master, slave = os.openpty()
@@ -51,12 +51,12 @@ class Terminal:
         self._reader.start()
 
     def _read(self) -> None:
-        with contextlib.suppress(OSError):  # the other end is closed
+        with contextlib.suppress(OSError):  # the other end was closed
             while said := os.read(self._master, 65536):
                 self._said.append(said)
 
     def end(self) -> str:
-        """All that was written, control characters included."""
+        """Everything that was written, with control characters."""
         self.file.close()
         self._reader.join()
         os.close(self._master)
@@ -64,7 +64,7 @@ class Terminal:
 
 
 def screen(said: str) -> list[str]:
-    """The lines that stand there in the end: each written over by what came after a carriage return."""
+    """The lines that are visible at the end: what follows a carriage return overwrites a line."""
     lines = []
     for line in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", said).replace("\r\n", "\n").split("\n"):
         stands = ""
@@ -88,7 +88,7 @@ def terminal() -> Iterator[Terminal]:
 
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
-    """No bar stays on tqdm's list, which would move the next one down a line."""
+    """No bar may stay in tqdm's list, which would move the next one down a line."""
     yield
     gc.collect()
     assert not list(getattr(tqdm, "_instances", ()))
@@ -157,7 +157,7 @@ def test_a_dumb_terminal_gets_lines(terminal, monkeypatch):
 # -- no terminal ---------------------------------------------------------------------------------------------------------
 
 
-def test_elsewhere_few_plain_lines(data):
+def test_without_a_terminal_there_are_few_plain_lines(data):
     file = io.StringIO()
     for style in ("auto", "tqdm", "rich"):
         list(progress(DDLPLoader(data, 4, strategy="csd"), "epoch 1", file=file, style=style))
@@ -166,7 +166,7 @@ def test_elsewhere_few_plain_lines(data):
     words = r"[\d.]+ img/s, \d+% of bound \(\d+ img/s\), host 0%, csd 100%, waiting \d+%.*"
     form = rf"epoch 1: (\d+)/20 batches, 0:\d\d min, {words}"
     done = [int(re.fullmatch(form, line)[1]) for line in said.splitlines()]
-    assert done.count(20) == 3 and len(done) < 9, said  # more than the last ones only where it takes 5 s
+    assert done.count(20) == 3 and len(done) < 9, said  # more lines than that only if it takes 5 s
 
 
 def test_lines_come_more_seldom_with_time():
@@ -321,16 +321,16 @@ def test_what_is_said():
 
 
 def test_a_batch_costs_few_calls():
-    """Counted in calls, not in time: between two drawings no more than a look at the clock."""
+    """Counts calls, not time: between two drawings a batch costs only a look at the clock."""
     ways = (lambda: small(200), lambda: progress(small(200), file=io.StringIO()))
-    calls = [min(_calls(way()) for _ in range(3)) for way in ways]  # one of them may be a drawing's turn
+    calls = [min(_calls(way()) for _ in range(3)) for way in ways]  # in one run it may be time to draw
     assert calls[1] - calls[0] < 4, calls
 
 
 def _calls(batches) -> float:
-    """Calls for one batch outside of the loader's own iterator, those of built-in functions included.
+    """Calls per batch outside of the loader's own iterator, built-in functions included.
 
-    Its own differ from batch to batch, with what is ready and who waits.
+    The iterator's calls vary with what is ready and who waits.
     """
     iterator, count, inside = iter(batches), 0, False
 

@@ -1,4 +1,4 @@
-"""The checker: proves an honest epoch of each strategy, and finds each planted fault. The faults are planted for real, in the
+"""The checker proves a correct epoch of each strategy, and finds each planted fault. The faults are planted in the
 loader's own functions."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ALL = [ONCE, ORDER, BITS, LABELS, COMPLETE, UNCHANGED]
 
 
 def verdict_on(data: Any, strategy: str = "cpu", batch: int = 4, **options: Any) -> Any:
-    """An epoch as a training loop goes through it."""
+    """Run an epoch like a training loop; returns the verdict."""
     loader = DDLPLoader(data, batch, strategy=strategy, seed=3, **options)
     watched = checked(loader, every=1, rows=None, say=None)
     for _batch in watched:  # held until the next one comes, as in any loop
@@ -59,7 +59,7 @@ def test_an_honest_epoch_is_proved(data, strategy, capsys):
 
 
 def test_an_honest_epoch_of_more_samples_than_there_are_is_proved(data, monkeypatch):
-    """It is drawn as it is needed, and forgotten, where nobody looks at it."""
+    """The epoch's order is drawn block by block, and forgotten after use."""
     monkeypatch.setattr("ddlp.sampling.epoch_plan._BLOCK", 8)
     verdict = verdict_on(data, sampler=RandomSampler(data, num_samples=2 * len(data) + 3))
     assert not verdict.refuted and verdict.claims[ONCE].state == "proved" and verdict.claims[ONCE].looked_at == 163
@@ -230,7 +230,7 @@ def test_swapped_labels(data, monkeypatch):
 
 
 def test_labels_that_the_data_set_does_not_give(data, monkeypatch):
-    """Both ways to look a label up are wrong alike: the data set itself has the last word."""
+    """Both ways to look up a label give the same wrong one. The data set's own answer decides."""
     honest = PortableSet.part
     parts = []
 
@@ -246,7 +246,7 @@ def test_labels_that_the_data_set_does_not_give(data, monkeypatch):
 
 @pytest.mark.parametrize("mapped", [True, False])
 def test_a_file_that_is_not_verified(data, monkeypatch, mapped):
-    """A byte is damaged on the way, and the checksum not compared."""
+    """A byte is damaged on the way, and the checksum is not compared."""
     read, map_ = BatchReceiver.batch, fetching.map_batch
 
     def unverified(self):
@@ -266,7 +266,7 @@ def test_a_file_that_is_not_verified(data, monkeypatch, mapped):
 
 
 def test_a_batch_used_before_it_was_read(data, monkeypatch):
-    """What is published counts as made: nobody fetches it."""
+    """A published batch counts as made, though nobody fetches it."""
     def at_once(self, device, lease, path, busy_s):
         with self._lock:
             position = self.ledger.devices[device].outstanding.get(lease)
@@ -282,7 +282,7 @@ def test_a_batch_used_before_it_was_read(data, monkeypatch):
 
 
 def test_half_a_file(data, monkeypatch):
-    """The reader is back before the bytes are."""
+    """The reader returns before the bytes are there."""
     honest = EngineJob.fetch
 
     def too_early(self, lease, position, path):
@@ -300,7 +300,7 @@ def test_a_batch_delivered_before_its_worker_is_done(data, monkeypatch):
     def early(self, timeout_s=0.0):
         delivered = honest(self, timeout_s)
         if delivered is not None and delivered.position == 2:
-            # Nobody has made that one yet: the host has five in its hands at most.
+            # Position 15 is not made yet: the host works on at most five batches.
             delivered = dataclasses.replace(delivered, position=15)
         return delivered
 
@@ -310,10 +310,10 @@ def test_a_batch_delivered_before_its_worker_is_done(data, monkeypatch):
 
 @pytest.mark.parametrize("strategy", ["cpu", "csd"])
 def test_memory_that_is_used_again(data, monkeypatch, strategy):
-    """The pool lends what is still in somebody's hands.
+    """The pool lends a block that is still in use.
 
-    A block is lent anew for the sixth batch after its own: never before its own was delivered, since the sides are at most
-    three ahead, and always before the epoch ends. All batches are looked at until then: on a busy machine nobody is ahead.
+    The sixth batch after a block's own gets the block. Its own was delivered by then, since the sides are at most three
+    ahead, and the epoch has not ended. All batches are compared until the end: on a busy machine no side is ahead.
     """
     monkeypatch.setattr("ddlp.observe.check.KEPT", 1000)
     lent: dict[int, list[np.ndarray]] = {}

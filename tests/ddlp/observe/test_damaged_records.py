@@ -1,4 +1,4 @@
-"""Recorded runs that were damaged or forged: the documented error, or a report without foreign markup."""
+"""Damaged or forged recordings: they raise the documented error, or give a report without foreign markup."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_one_value_is_another(tmp_path, data):
     lines = records(file)
     number = data.draw(st.integers(0, len(lines) - 1))
     lines[number], where = data.draw(mutated(lines[number]))
-    if data.draw(st.booleans()):  # and one line is elsewhere, or there twice
+    if data.draw(st.booleans()):  # one line is moved or doubled
         lines.insert(data.draw(st.integers(0, len(lines))), lines[data.draw(st.integers(0, len(lines) - 1))])
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     try:

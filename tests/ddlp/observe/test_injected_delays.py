@@ -1,4 +1,4 @@
-"""Real sleeps in real stages: the analyser finds them where they are."""
+"""Real sleeps in real stages: the analyser finds them in the right stage."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def adds_up(found: Analysis) -> None:
 def test_every_stage_at_once(delays, tmp_path):
     found = analysed(
         delays, tmp_path / "run", 0.03, 50, strategy="wrr",
-        read_s=0.01, host_s=0.15, device_s=0.2, fetch_s=0.15,  # long beside the work itself
+        read_s=0.01, host_s=0.15, device_s=0.2, fetch_s=0.15,  # long compared with the work itself
     )  # fmt: skip
     slept, stages = delays.slept, found.stages
     assert found.batches["cpu"] >= 10 and found.batches["csd"] >= 10
@@ -44,7 +44,7 @@ def test_every_stage_at_once(delays, tmp_path):
     assert set(named) == {"host workers", "engine", "transfer", "accelerator", "training thread"}
     assert named["engine"].busy_s == pytest.approx(slept["device"], rel=WITHIN)
     assert named["accelerator"].busy_s == pytest.approx(slept["training"], rel=WITHIN)
-    # Both sides sleep most of the time, at the same time.
+    # Both sides sleep most of the time, and at the same time.
     shared, host_s = found.overlap[CPU][CSD], found.overlap[CPU][CPU]
     assert shared == found.overlap[CSD][CPU] <= min(host_s, found.overlap[CSD][CSD])
     assert shared > 0.5 * min(host_s, found.overlap[CSD][CSD])

@@ -1,4 +1,4 @@
-"""A loader's live numbers: what training waited for, lost leases, sums over epochs, from any thread."""
+"""A loader's live numbers: what training waited for, lost leases, sums over epochs; read from any thread."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_waiting_is_told_by_what_came_late(delays, strategy, slow, cause):
     delays.train(loader, 0)
     report = loader.report()
     assert set(report.waiting) == set(CAUSES) and sum(report.waiting.values()) == pytest.approx(report.waiting_s)
-    assert report.waiting["start"] > 0.015  # the first batch cannot be there sooner
+    assert report.waiting["start"] > 0.015  # the first batch takes that long
     rest = {one: seconds for one, seconds in report.waiting.items() if one not in ("start", cause)}
     assert report.waiting[cause] > 0.1 > 2 * sum(rest.values()), report.waiting
 
@@ -133,7 +133,7 @@ def test_a_loader_that_is_unpickled_begins_anew():
 
 
 def test_the_numbers_belong_together():
-    """Asked from another thread, which may be let in anywhere."""
+    """Another thread asks, and may be let in at any point."""
     loader = small(1000)
     torn, over = [], threading.Event()
 
@@ -184,12 +184,12 @@ def test_the_report_of_what_torchs_own_workers_prepare(data, workers):
     loader.set_epoch(5)
     with EnergyMeter() as meter:
         list(loader)
-    loader.set_epoch(9)  # of the next one: the report is of the last
+    loader.set_epoch(9)  # belongs to the next epoch: the report is of the last one
     report = loader.report()
     assert (report.epoch, report.strategy, report.samples, report.batches_cpu, report.batches_csd) == (5, "cpu", 7, 4, 0)
     assert report.rate_cpu is report.rate_csd is report.bound_s is None
     assert 0 < report.waiting_s <= report.seconds and report == live(loader).report
-    assert meter.result(report).host_cpu_s is None  # not 0
+    assert meter.result(report).host_cpu_s is None  # not 0, which would be a measurement
     with pytest.raises(DDLPError, match="no epoch has begun"):
         pickle.loads(pickle.dumps(DDLPLoader(Stream(), 2))).report()
 
@@ -233,7 +233,7 @@ def test_samples_of_batches_of_any_shape():
 
 
 class Odd:
-    """What a collate_fn of the user's may give."""
+    """An object that a user's collate_fn may return."""
 
     def __init__(self, shape):
         self.shape = shape
@@ -286,7 +286,7 @@ def test_the_pace_is_of_the_last_seconds():
     assert window.pace(at(5.0, 50, 1.0)).samples_per_s == 10
     pace = window.pace(at(10.0, 150, 1.0))
     assert (pace.samples_per_s, pace.waited) == (15, 0.1)
-    pace = window.pace(at(15.0, 250, 1.0))  # from second 5 on
+    pace = window.pace(at(15.0, 250, 1.0))  # from the 5th second on
     assert (pace.seconds, pace.samples_per_s, pace.waited) == (10, 20, 0)
     assert window.pace(at(60.0, 250, 31.0)).waiting == {**dict.fromkeys(CAUSES, 0.0), "host": 30 / 45}
     assert overall(at(50.0, 250, 31.0)).samples_per_s == 5

@@ -1,4 +1,4 @@
-"""Prometheus: scraped over HTTP during real epochs, and read by Prometheus's own parser."""
+"""Prometheus metrics: scraped over HTTP during real epochs, parsed by Prometheus's own parser."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def small(n: int = 24, batch: int = 2, **options) -> DDLPLoader:
 
 
 def parsed(text: str) -> dict[tuple[str, ...], float]:
-    """(name, label values...) -> value. Each family once, with help and type, names as the conventions want them."""
+    """(name, label values...) -> value. Each family must come once, with help and type, named by the conventions."""
     found, families = {}, []
     for family in parser.text_string_to_metric_families(text):
         families.append(family.name)
@@ -66,7 +66,7 @@ def test_scraped_during_epochs_of_both_sides(data):
     during = seen[2]
     assert during["ddlp_device_up", "embedded engine"] == 1 and during["ddlp_side_samples_per_second", "csd"] > 0
     assert 0 <= during["ddlp_spool_batches", "embedded engine"] <= during["ddlp_spool_quota_batches", "embedded engine"]
-    assert ("ddlp_side_samples_per_second", "host") not in during  # not known is not 0
+    assert ("ddlp_side_samples_per_second", "host") not in during  # an unknown rate must not appear as 0
     last = seen[-1]
     assert last["ddlp_info", "0.1.0", "csd"] == 1 and last["ddlp_batches_total", "host"] == 0
     waited = sum(value for key, value in last.items() if key[0] == "ddlp_waiting_seconds_total")

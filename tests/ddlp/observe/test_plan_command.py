@@ -1,4 +1,4 @@
-"""`ddlp plan --from-run` and `--html`: figures of a recording, and the page."""
+"""`ddlp plan --from-run` and `--html`: the recording's figures, and the page."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.ddlp.observe.by_hand import TWO_SIDES, written
 
 
 def test_figures_of_an_epoch_by_hand(tmp_path):
-    """A host worker makes a batch in 4 s, 3 of them of a processor; the device's takes 6 s, and half a second on its way."""
+    """A host worker makes a batch in 4 s, 3 s of them on a CPU. The device's batch takes 6 s, and half a second to travel."""
     trace = read_epoch(written(tmp_path / "0000.jsonl", TWO_SIDES))
     found = measured_run(trace, batch_bytes=1e6)
     assert found.fields == {
-        "step_s": pytest.approx((2.5 + 2.0 + 2.5 + 2.0) / 4),  # from having a batch until asking for the next
+        "step_s": pytest.approx((2.5 + 2.0 + 2.5 + 2.0) / 4),  # from getting a batch until asking for the next
         "workers": 1, "batches": 4, "host_rate": pytest.approx(1 / 4), "host_cpu_s": pytest.approx(3.0), "batch_bytes": 1e6,
         "engine": [{
             "name": "d", "rate": pytest.approx(1 / 6), "workers": 1, "room": 2, "bandwidth": pytest.approx(2e6),
@@ -32,7 +32,7 @@ def test_figures_of_an_epoch_by_hand(tmp_path):
     assumed = measured_run(trace)
     assert assumed.fields["batch_bytes"] == 2 * IMAGE_BYTES and any("224 x 224" in one for one in assumed.assumed)
     bandwidth = assumed.fields["engine"][0]["bandwidth"]
-    assert bandwidth == pytest.approx(2 * 2 * IMAGE_BYTES), "the batch's time on its way stays"
+    assert bandwidth == pytest.approx(2 * 2 * IMAGE_BYTES), "the batch's transfer time stays the same"
 
 
 def test_a_device_without_a_batch_is_left_out_and_said(tmp_path):
@@ -57,7 +57,7 @@ def test_a_real_run_is_planned_from_what_ddlp_analyse_says(recorded: Path, capsy
     assert measured["loader_batches_per_s"] == pytest.approx(rates.host / 2)
     (path,) = measured["paths"]
     assert path["with_host_batches_per_s"] == pytest.approx(rates.devices[path["source"]] / 2)
-    assert measured["step_s"] >= 2 / rates.training  # handing the batch over is not waiting
+    assert measured["step_s"] >= 2 / rates.training  # handing over the batch is not waiting
     assert {row["name"] for row in plan["rows"]} >= {"cpu", "mte", "wrr", "ordered"}
     assert any("224 x 224" in one for one in plan["setup"]["assumed"])
 
@@ -78,7 +78,7 @@ def test_what_is_given_counts_more_than_the_recording(recorded: Path, capsys: py
 def test_every_kind_of_run_can_be_planned_from(recorded: Path, capsys: pytest.CaptureFixture[str], run: str):
     status = main(["plan", "--from-run", str(recorded / run), "--host-rate", "50"])
     said = capsys.readouterr()
-    if run == "broken off":  # after a single batch
+    if run == "broken off":  # it ended after a single batch
         assert status == 1 and "no training step is recorded whole" in said.err
     else:
         assert status == 0 and "\nanswers (" in said.out
@@ -132,7 +132,7 @@ def test_a_page_that_can_not_be_written_is_said_before_anything_is_done(tmp_path
 
 
 def test_the_end_of_a_recording_does_not_matter(tmp_path: Path):
-    """A process that was killed: its last step counts as far as it is known."""
+    """The process was killed: its last step counts as far as it was recorded."""
     whole = measured_run(read_epoch(written(tmp_path / "a.jsonl", TWO_SIDES)))
     cut = [event for event in TWO_SIDES if not isinstance(event, EpochEnded)]
     assert measured_run(read_epoch(written(tmp_path / "b.jsonl", cut))) == whole

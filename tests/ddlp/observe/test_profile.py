@@ -1,4 +1,4 @@
-"""The accelerator's time from a real profile of torch on the CPU."""
+"""The accelerator's time, from a real torch profile on the CPU."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ STEPS, PAUSE_S = 10, 0.02
 
 @pytest.fixture
 def run(tmp_path):
-    """A small model trained under torch's profiler, asleep for a while in each step; how long it really worked and slept."""
+    """Train a small model under torch's profiler, with a sleep in each step. Returns how long it really worked and slept."""
     directory = tmp_path / "run"
     images = ImageArrays(np.zeros((4 * STEPS, 16, 16, 3), np.uint8), [0] * 4 * STEPS, transforms.ToTensor())
     matrix = torch.rand(500, 500)
 
-    def mixed(batch):  # the loader's own work, in its own scope: not the accelerator's
+    def mixed(batch):  # the loader's own work, in its own scope: it must not count as the accelerator's
         for _ in range(5):
             torch.mm(matrix, matrix)
         return batch
@@ -52,7 +52,7 @@ def run(tmp_path):
         worked[part] += time.monotonic() - began
         return result
 
-    forward(torch.zeros(4, 3, 16, 16), torch.zeros(4, dtype=torch.int64)).backward()  # what is done once is done before
+    forward(torch.zeros(4, 3, 16, 16), torch.zeros(4, dtype=torch.int64)).backward()  # what is done only once
     update()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         for images, labels in loader:
@@ -75,7 +75,7 @@ def test_the_accelerators_time(run):
         assert analysis.training_parts[part] == pytest.approx(seconds, rel=0.15, abs=0.01), (part, worked)
     one = {r.name: r for r in analysis.resources}["accelerator"]
     assert one.busy_s == pytest.approx(sum(worked.values()), rel=0.1, abs=0.02)
-    assert one.idle_s >= slept  # neither at work nor waiting for batches
+    assert one.idle_s >= slept  # neither working nor waiting for batches
     assert abs(one.unaccounted_s) < 0.02 * one.wall_s
     assert {r.name: r for r in without.resources}["accelerator"].busy_s >= one.busy_s + 0.95 * slept
     assert analysis.overlap[TRAINING][TRAINING] == pytest.approx(one.busy_s)
@@ -83,7 +83,7 @@ def test_the_accelerators_time(run):
 
 
 def test_gpu_kernels_are_the_accelerator(tmp_path):
-    """A trace as a GPU's: the format is the same, its kernels have a category of their own. No GPU was at hand."""
+    """A trace like a GPU's: the same format, but its kernels have another category. It is written by hand, not by a GPU."""
     images = ImageArrays(np.zeros((8, 4, 4, 3), np.uint8), range(8), transforms.ToTensor())
     for _ in DDLPLoader(images, 4, seed=0, record=tmp_path):
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""Recording: what is in the files, and what recording must not do."""
+"""Recording: what is in the files, and what recording must not disturb."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def small(n: int = 24, batch: int = 2, **options) -> DDLPLoader:
     return DDLPLoader(images, batch, seed=0, **options)
 
 
-def test_off_it_is_not_there(data, tmp_path, monkeypatch):
+def test_without_a_recording_there_are_no_hooks_and_no_files(data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     iterator = iter(small())
     assert type(iterator.executor.hooks) is EpochHooks
@@ -141,7 +141,7 @@ def test_files_that_are_none(tmp_path):
 
 
 def test_its_memory_is_bounded(tmp_path):
-    """Nobody writes yet, as on a disk that hangs."""
+    """Nothing is written yet, as on a disk that hangs."""
     recording = Recorder(tmp_path, limit=100).begin()
     for k in range(1000):
         recording.saw(Exhausted(float(k), float(k)))

@@ -1,4 +1,4 @@
-"""The report's figures and drawings against the analysis of the same runs; which epoch it shows; what it writes."""
+"""The report: its figures and drawings agree with the analysis of the same runs. Which epoch it shows; the files it writes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ RUNS = ("wrr", "mte", "alone", "taken back", "lost", "broken off")
 
 
 class Page(HTMLParser):
-    """Tables by the heading before them, as rows of texts; texts; path data by plot and class."""
+    """A parsed page: tables (rows of texts) by the heading before them, texts, path data by plot and class."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class Page(HTMLParser):
 
 
 def seconds(text: str) -> float:
-    """0.48 s or 12 ms, as seconds."""
+    """The seconds of a text like "0.48 s" or "12 ms"."""
     if text.startswith("< 0.1 ms"):
         return 0.0
     value, unit = text.replace(",", "").split(" ")[:2]
@@ -97,7 +97,7 @@ def seconds(text: str) -> float:
 
 
 def near(value: float) -> Any:
-    """As written with two digits."""
+    """Equal as far as two written digits allow."""
     return pytest.approx(value, rel=0.06, abs=0.006)
 
 
@@ -158,13 +158,13 @@ def test_its_drawings_are_of_the_events(recorded: Path, tmp_path: Path, run: str
         widths = re.findall(r"M[\d.]+ [\d.]+h([\d.]+)", page.paths.get(("timeline", f"box {kind}"), ""))
         return sum(map(float, widths)) * trace.wall_s / 1000
 
-    resolution_s = len(trace.events) * trace.wall_s / 1000 * 0.3  # coordinates have one digit after the point
+    resolution_s = len(trace.events) * trace.wall_s / 1000 * 0.3  # coordinates have one decimal
     analysis = analyse(trace)
     assert width_s("training") == pytest.approx(analysis.stages["training"], abs=resolution_s)
     assert width_s("host") == pytest.approx(sum(b.ended_at - b.began_at for b in host), abs=resolution_s)
     unused_s = sum(b.ended_at - b.began_at for b in trace.of(HostBatch)) - sum(b.ended_at - b.began_at for b in host)
     unused_s += sum(f.ended_at - f.began_at for f in trace.of(Fetched) if f.trouble)
-    # Where a message came late, a batch's time reaches into the next one's, and is drawn once.
+    # If a message came late, a batch's span overlaps with the next one's. The overlap is drawn once.
     device_s = sum(work.span[1] - work.span[0] for device in device_times(trace) for _, work in on_workers(device))
     assert 0.8 * analysis.stages["CSD preprocessing"] <= device_s <= 1.001 * analysis.stages["CSD preprocessing"]
     assert width_s("device") + width_s("unused") == pytest.approx(device_s + unused_s, abs=resolution_s)
@@ -175,7 +175,7 @@ def test_its_drawings_are_of_the_events(recorded: Path, tmp_path: Path, run: str
 
 def test_what_happened_is_listed(recorded: Path, tmp_path: Path) -> None:
     taken, lost = (read_run(recorded / run)[-1] for run in ("taken back", "lost"))
-    assert taken.of(LeaseCancelled) and lost.of(Lost)  # as the recording was meant
+    assert taken.of(LeaseCancelled) and lost.of(Lost)  # the recording has what it was made for
     rows = Page(write_report(recorded / "taken back", tmp_path)).tables["Events"][1:]
     for event in taken.of(LeaseCancelled):
         assert [f"{event.at:.3f} s", f"lease {event.lease} taken back from embedded engine"] in rows
@@ -251,7 +251,7 @@ def test_what_a_run_says_is_only_text(tmp_path: Path) -> None:
 
 
 def long_epoch(path: Path, batches: int) -> Path:
-    """Both sides, batches of 10 ms, two host workers."""
+    """An epoch with both sides: batches of 10 ms, two host workers."""
     events: list[Any] = [Joined("d", 0.0, 1, 8, 1)]
     for k in range(batches):
         at = 0.01 * k
@@ -302,7 +302,7 @@ def test_the_command(tmp_path: Path, capsys: Any) -> None:
     for plot in plots:
         with Image.open(plot) as image:
             colours = image.convert("RGB").resize((400, 160)).getcolors(64_000)
-            assert image.size[0] >= 1200 and len(colours) > 10  # something is drawn
+            assert image.size[0] >= 1200 and len(colours) > 10  # the image is not empty
     page = Page(tmp_path / "report.html")
     assert re.search("Epoch 1, of +3 recorded", page.text) and page.source.count("<h1>") == 1
     assert main(["report", str(tmp_path), "--all", "--no-png", "--out", str(tmp_path / "deep" / "all.html")]) == 0

@@ -12,7 +12,7 @@ from ddlp.cli import main
 from ddlp.observe.report import write_report
 from tests.ddlp.observe.browser import CHROMIUM, DRIVER, Browser
 
-if not os.environ.get("CI"):  # there it must be
+if not os.environ.get("CI"):  # in CI, selenium must be there
     pytest.importorskip("selenium", reason="selenium is not installed: pip install 'ddlp[test]'")
 
 RUNS = ("wrr", "mte", "alone", "taken back", "lost", "broken off", "empty")
@@ -48,7 +48,7 @@ def test_a_plan_can_be_read(browser: Browser, tmp_path: Path, engines: list[str]
 NO_INK = "[data-plot=timeline] .marks path { stroke: none !important; fill: none !important }"
 WIDE = '<p style="white-space:nowrap">' + "wide " * 300 + "</p>"
 FAULTS = {
-    "console": ("</main>", "</main><script>1</script>"),  # the page's policy forbids it, and says so there
+    "console": ("</main>", "</main><script>1</script>"),  # the page's own policy forbids scripts, and the console says so
     "request": ("</main>", '</main><img src="http://127.0.0.1:9/a.png" alt="">'),
     "undrawn: timeline has a path with NaN": ('<path class="box host" d="M', '<path class="box host" d="MNaN '),
     "undrawn: timeline has no marks": ("</style>", NO_INK + "</style>"),
@@ -67,7 +67,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_seen(browser: Browser, recorded: Path, tmp_path: Path, fault: str) -> None:
-    """The look at a page finds what it is to find."""
+    """`Browser.look` finds the planted fault."""
     page = write_report(recorded / "wrr", tmp_path)
     whole, (there, instead) = page.read_text(), FAULTS[fault]
     assert there in whole

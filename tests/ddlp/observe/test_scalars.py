@@ -1,4 +1,4 @@
-"""TensorBoard: written by torch's own SummaryWriter, read back from its event files."""
+"""TensorBoard: torch's own SummaryWriter writes the curves, and they are read back from its event files."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_two_epochs_of_both_sides(data, tmp_path):
     assert found["ddlp_epoch/bound_fraction"] == bound
     assert found["ddlp_epoch/csd_share"] == [(0, 1.0), (1, 1.0)]
     assert found["ddlp_epoch/rate_csd"] == [(k, pytest.approx(report.rate_csd, rel=1e-4)) for k, report in enumerate(reports)]
-    assert "ddlp_epoch/rate_host" not in found  # it made none: not known
+    assert "ddlp_epoch/rate_host" not in found  # the host made no batch, so its rate is unknown
     waited = sum(found[f"ddlp_epoch/waiting/{cause}"][1][1] for cause in reports[1].waiting)
     assert waited == pytest.approx(reports[1].waiting_s / reports[1].seconds, rel=1e-4)
     assert found["ddlp_epoch/leases_lost"] == [(0, 0.0), (1, 0.0)] and "ddlp_epoch/leases_taken_back" in found
@@ -62,7 +62,7 @@ def test_two_epochs_of_both_sides(data, tmp_path):
 
 
 class Kept:
-    """Any object with add_scalar will do."""
+    """Any object with add_scalar may be used."""
 
     def __init__(self):
         self.said = []

@@ -1,4 +1,4 @@
-"""Arithmetic of spans, against sets of small integers."""
+"""Arithmetic of spans, compared with sets of small integers."""
 
 from __future__ import annotations
 

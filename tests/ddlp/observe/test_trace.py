@@ -1,7 +1,7 @@
-"""Chrome traces of recorded runs, strictly by the Trace Event Format; Perfetto's own importer is not to be had as a package.
+"""Chrome traces of recorded runs must keep strictly to the Trace Event Format. No package has Perfetto's own importer.
 
-The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. Perfetto reads it so, and drops
-spans of a thread that overlap without one being in the other.
+The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. Perfetto drops
+spans of a thread that overlap without being nested.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from ddlp.observe import analyse, chrome_trace, read_epoch, read_run
 from ddlp.recording.events import Joined, LeaseGiven, Published
 from tests.ddlp.observe.by_hand import BEGAN, TWO_SIDES, written
 
-FIELDS = {  # phase: what it must have, beside name and pid
+FIELDS = {  # phase: the fields that it needs beside name and pid
     "X": {"ts", "dur", "tid", "cat"}, "i": {"ts", "tid", "s"}, "C": {"ts", "args"}, "M": {"args"},
 }  # fmt: skip
 
 
 def moment(value: Any) -> bool:
-    """Microseconds."""
+    """Whether the value is a time in microseconds."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
 
 
 def faults(text: str) -> list[str]:
-    """What is wrong with a trace, as the format has it."""
+    """What in a trace violates the format."""
 
     def no_constant(name: str) -> float:
         raise ValueError(f"{name} is no JSON")
@@ -103,7 +103,7 @@ def test_what_breaks_the_format_is_seen(tmp_path: Path) -> None:
 
 
 def test_a_late_message_gives_an_engine_no_second_worker(tmp_path: Path) -> None:
-    """The second batch's 3 s would have begun before the first was told of."""
+    """By its 3 s, the second batch would have begun before the first was published."""
     events = [Joined("d", 0.0, 1, 4, 1), LeaseGiven("d", 1, 3, 0.0), LeaseGiven("d", 2, 2, 0.0),
               Published("d", 1, 3, 3.1, 3.0), Published("d", 2, 2, 6.0, 3.0)]  # fmt: skip
     trace = chrome_trace(read_epoch(written(tmp_path / "0000.jsonl", events, BEGAN)))

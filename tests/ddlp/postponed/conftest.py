@@ -9,7 +9,7 @@ from ddlp import postponed
 
 @pytest.fixture
 def installed(need_kernel: None) -> Iterator[None]:
-    """Postponed images in this process, until the test is over."""
+    """Postpone images in this process until the test ends."""
     assert postponed.install(), postponed.why_not()
     yield
     postponed.uninstall()

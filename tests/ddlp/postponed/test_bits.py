@@ -1,4 +1,4 @@
-"""Postponed images through chains of steps that are drawn at random: every value and all else is what Pillow gives."""
+"""Postponed images through random chains of steps: every value and all metadata equal Pillow's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHAINS_A_KIND = 15
 
 
 def steps(draw: random.Random) -> list[Callable[[Image.Image], Image.Image]]:
-    """Up to six steps, what torchvision asks for among them; some that nothing can be put off of."""
+    """Up to six steps: the usual ones of torchvision, and some that can't be postponed."""
 
     def crop(image: Image.Image) -> Image.Image:
         across, down = (draw.randrange(1, length + 1) for length in image.size)
@@ -75,7 +75,7 @@ def opened(how: str, data: bytes, path: Any) -> Image.Image:
 
 
 def run(chain_seed: int, image: Image.Image) -> list[Any]:
-    """What became of it, and of the image before the last step; or the error."""
+    """The result, and the image before the last step; or the error."""
     draw = random.Random(chain_seed)
     before = image
     for step in steps(draw):
@@ -120,11 +120,11 @@ def test_many_looks_at_one_image(installed):
     postponed.install()
     image = Image.open(io.BytesIO(data)).convert("RGB")
     draw = random.Random(3)
-    for _ in range(8):  # the third decodes the whole, the others are made of that
+    for _ in range(8):  # the third access decodes the whole image, and later ones use it
         left, top, to = draw.randrange(100), draw.randrange(80), draw.randrange(20, 90)
         box = (left, top, left + draw.randrange(40, 143), top + draw.randrange(40, 101))
         ours, theirs = (one.crop(box).resize((to, 32), 3).transpose(0) for one in (image, plain))
         assert type(ours) is PostponedImage
         assert np.array_equal(np.asarray(ours), np.asarray(theirs))
-        assert type(ours) is PostponedImage  # an array is asked for, no image of Pillow's
+        assert type(ours) is PostponedImage  # the accesses asked for arrays, not for a Pillow image
     assert np.array_equal(np.asarray(image), np.asarray(plain))

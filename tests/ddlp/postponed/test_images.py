@@ -1,4 +1,4 @@
-"""What a postponed image is to those who look closely: classes, files, errors, metadata, threads, processes."""
+"""A postponed image looks like Pillow's: class, files, errors, metadata, threads, processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DATA = encode_kind("420", PICTURE, 90)
 
 
 def plain(data: bytes = DATA) -> Image.Image:
-    """By Pillow alone."""
+    """The image as Pillow alone opens it."""
     return JpegImageFile(io.BytesIO(data))
 
 
@@ -44,7 +44,7 @@ def test_looks_like_an_image_of_pillow(installed):
     assert made.format is None and image.format == "JPEG"
     assert (type(image), type(made)) == (PostponedFile, PostponedImage)
     assert made == plain().convert("RGB") and plain().convert("RGB") == image.convert("RGB")
-    assert type(made) is Image.Image  # from here on
+    assert type(made) is Image.Image  # it has become one of Pillow's
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_damaged_files_end_as_with_pillow(kind, installed):
                 ImageFile.LOAD_TRUNCATED_IMAGES = False
                 postponed.install()
             assert ours[0] == theirs[0], number
-            if number % 3 == 0:  # a file that breaks off is told of by load()
+            if number % 3 == 0:  # load() is what reports a truncated file
                 assert ours[1] == theirs[1], number
             late += ours[1] != theirs[1]
     assert late < 20
@@ -213,7 +213,7 @@ def _loaded(image: Image.Image) -> None:
 def test_an_error_comes_again_with_each_use(installed):
     no_tables = b"".join(part for part in _segments(DATA) if part[1] != 0xDB)  # without quantisation tables
     image = Image.open(io.BytesIO(no_tables))
-    made = image.convert("RGB").resize((9, 9))  # Pillow would have told here
+    made = image.convert("RGB").resize((9, 9))  # Pillow would have raised here
     texts = []
     for use in (made.tobytes, lambda: made.load()[0, 0], image.tobytes, made.copy().histogram):
         with pytest.raises(OSError) as told:
@@ -225,7 +225,7 @@ def test_an_error_comes_again_with_each_use(installed):
 
 
 def _segments(data: bytes) -> list[bytes]:
-    """The parts of a JPEG's header, the last with all that follows."""
+    """The segments of a JPEG's header; the last one with all that follows."""
     parts, at = [data[:2]], 2
     while data[at + 1] != 0xDA:
         end = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
@@ -294,7 +294,7 @@ def test_threads_share_images(installed):
 
 def test_forked_children_go_on_with_images(installed):
     image = Image.open(io.BytesIO(DATA)).convert("RGB").resize((60, 50), 2)
-    image.copy().tobytes()  # this thread's decoder is there
+    image.copy().tobytes()  # this thread has its decoder now
     child = os.fork()
     if child == 0:
         os._exit(image.tobytes() != plain().convert("RGB").resize((60, 50), 2).tobytes())

@@ -1,4 +1,4 @@
-"""Ends of dropped things: in a thread of their own, or later, and never in the thread that happens to collect them."""
+"""Finalizers of dropped objects run in a thread of their own, or later, but never in the thread that collects the objects."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ for batch, labels in DDLPLoader(images, 8):
 
 @pytest.mark.parametrize("keeps", ["sys.of_the_script = sys.modules['__main__']", "import dill"])
 def test_a_script_that_still_holds_batches_at_its_end_says_nothing(keeps: str) -> None:
-    """What holds the script's module, as dill does, lets its variables live longer than the names in ddlp's modules."""
+    """If something holds the script's module, as dill does, its variables outlive the names in ddlp's modules."""
     if keeps == "import dill":
         pytest.importorskip("dill")
     done = subprocess.run([sys.executable, "-c", SCRIPT + keeps], capture_output=True, text=True)

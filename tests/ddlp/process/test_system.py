@@ -1,4 +1,4 @@
-"""Which system this is, from what /proc tells: the same here twice, another one elsewhere, and a name where nothing is told."""
+"""Which system this is, from /proc: the same name each time, another one elsewhere, and a name even if /proc says nothing."""
 
 from __future__ import annotations
 

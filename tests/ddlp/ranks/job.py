@@ -1,4 +1,4 @@
-"""A torchrun job of train.py, and what its ranks must have got."""
+"""A torchrun job of train.py, and what its ranks must have received."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.engine_process import until
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 TRAIN = Path(__file__).resolve().parent / "train.py"
-COUNT = 161  # of images; odd, so that DistributedSampler repeats one among two ranks
+COUNT = 161  # the number of images; odd, so that DistributedSampler repeats one for two ranks
 
 
 def steps(ranks: int) -> int:
-    """Of each rank."""
+    """The number of steps of each rank."""
     return math.ceil(math.ceil(COUNT / ranks) / BATCH)
 
 
@@ -37,7 +37,7 @@ def truth(images: Path, epoch: int) -> dict[int, str]:
 
 
 class Torchrun:
-    """torchrun with ranks of train.py, in a temporary directory of its own. ``device``: "cpu" or "cuda"."""
+    """torchrun with ranks of train.py, in a temporary directory of its own. ``device`` is "cpu" or "cuda"."""
 
     def __init__(self, images: Path, *phases: str, ranks: int = 2, backend: str = "gloo", device: str = "cpu") -> None:
         self.home = Path(tempfile.mkdtemp(prefix="t-", dir="/tmp"))
@@ -47,7 +47,7 @@ class Torchrun:
         self._mark = f"DDLP_TEST_MARK={mark}"
         environment = {
             **os.environ, "DDLP_TEST_MARK": mark, "TMPDIR": str(self.temporary),
-            "PYTHONPATH": str(REPOSITORY),  # train.py has helpers from there
+            "PYTHONPATH": str(REPOSITORY),  # train.py imports from there
             "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
         }  # fmt: skip
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
@@ -66,7 +66,7 @@ class Torchrun:
         return self._log.read_text(errors="replace")[-6000:]
 
     def running(self) -> list[tuple[int, str]]:
-        """(pid, command) of its processes, whoever their parents are by now."""
+        """(pid, command) of its processes, whoever their parents are now."""
         found = []
         for pid in filter(str.isdigit, os.listdir("/proc")):
             try:
@@ -84,7 +84,7 @@ class Torchrun:
         return json.loads(path.read_text()) if path.exists() and path.read_text() else None
 
     def nothing_left(self) -> None:
-        """torchrun itself leaves directories for logs."""
+        """Assert that nothing is left, except torchrun's own directories for logs."""
         until(lambda: not self.running(), 10, f"the end of {self.running()}")
         ours = [name for name in os.listdir(self.temporary) if name.startswith("ddlp")]
         assert not ours
@@ -97,7 +97,7 @@ class Torchrun:
 
 
 def check(phase: str, said: list[Any], true: dict[int, str]) -> None:
-    """Disjoint, complete, equal steps, the same bits."""
+    """Check that ranks got disjoint samples, all of them, in equal steps, with the right bits."""
     ranks = len(said)
     assert [one["steps"] for one in said] == [steps(ranks)] * ranks, phase
     labels = Counter(label for one in said for label in one["labels"])

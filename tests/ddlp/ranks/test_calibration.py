@@ -1,4 +1,4 @@
-"""A device that several ranks share: what each reckons with, and that one rank's calibration serves all."""
+"""A device that several ranks share: the speed that each rank assumes, and that one rank's calibration serves all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BATCH = 8
 
 
 class Listener(EpochExecutor):
-    """What listens in an epoch, without its threads."""
+    """An epoch's executor that gets messages, without its threads."""
 
     def __init__(self, strategy_of: int) -> None:
         self.ledger = Ledger(strategy_of, host_slots=4)
@@ -44,7 +44,7 @@ def test_each_rank_reckons_with_an_equal_part(ranks):
 
 
 def test_what_another_rank_has_measured_counts():
-    """As a rank's own batches would, samples and all: then the split is known, without a batch of its own."""
+    """Another rank's measurements count like the rank's own. So the split is known before it has a batch of its own."""
     one, own = Listener(100), Listener(100)
     for listener in (one, own):
         listener.ledger.expect("d")

@@ -1,4 +1,4 @@
-"""Which rank this process is, by torchrun's environment."""
+"""Which rank this process is, by torchrun's environment variables."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def test_another_run_has_another_name(name):
         {},
         {**TORCHRUN, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
         {key: value for key, value in TORCHRUN.items() if key != "MASTER_PORT"},
-        {key: value for key, value in TORCHRUN.items() if not key.startswith("LOCAL")},  # not torchrun's
+        {key: value for key, value in TORCHRUN.items() if not key.startswith("LOCAL")},  # not torchrun's environment
         {**TORCHRUN, "RANK": "three"},
         {**TORCHRUN, "LOCAL_RANK": "2"},
     ],
     ids=["nothing", "alone", "no-place", "no-machine", "no-number", "out-of-range"],
 )
-def test_otherwise_nobody_knows(environment):
+def test_other_environments_give_no_rank(environment):
     assert here(environment) is None

@@ -1,4 +1,4 @@
-"""The engine that a run's ranks share: started by one of them, ended with the last, however each of them ends."""
+"""The engine that the ranks of a run share: one of them starts it, and it ends with the last one, however each rank ends."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ print(len(list(loader)), loader.report().batches_csd)
 
 
 def environment(rank: int) -> dict[str, str]:
-    """torchrun's, of a rank of two."""
+    """torchrun's environment of one rank of two."""
     return {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0",
@@ -88,7 +88,7 @@ def environment(rank: int) -> dict[str, str]:
 
 
 class Rank:
-    """A process with torchrun's environment that does as it is told."""
+    """A process with torchrun's environment that does what it is told."""
 
     def __init__(self, spool: Path, rank: int) -> None:
         self.process = subprocess.Popen(
@@ -109,7 +109,7 @@ class Rank:
         return self.answer()
 
     def answer(self, within_s: float = 20.0) -> int:
-        assert select.select([self.process.stdout], [], [], within_s)[0], "it waits"
+        assert select.select([self.process.stdout], [], [], within_s)[0], "the rank does not answer"
         return int(self.process.stdout.readline())
 
     def kill(self) -> None:
@@ -129,7 +129,7 @@ class Rank:
 
 @pytest.fixture
 def spool() -> Iterator[Path]:
-    """Nothing is left in it, and no engine that was given it."""
+    """A spool. At the end it must be empty, and no engine may use it any more."""
     with tempfile.TemporaryDirectory(prefix="r-", dir="/tmp") as path:
         yield Path(path)
         until(lambda: os.listdir(path) == [], 15, "an empty spool")
@@ -137,7 +137,7 @@ def spool() -> Iterator[Path]:
 
 
 def unlocked(spool: Path) -> bool:
-    """Whether nobody holds the engine's lock: not the fork of a killed one either, which is about to become a worker."""
+    """Whether no process holds the engine's lock, not even the fork of a killed engine that was about to become a worker."""
     [path] = spool.glob("*/e-*/spool/.lock")
     with path.open("rb") as lock:
         try:
@@ -192,7 +192,7 @@ def test_the_starters_sudden_end_is_nobody_elses(spool, rank):
     second = rank(1)
     assert second.ask("acquire") == engine
     first.kill()
-    again = rank(0)  # as torchrun starts it again
+    again = rank(0)  # like a restart by torchrun
     assert again.ask("acquire") == engine
     workers = until(lambda: children(engine))
     second.kill()
@@ -251,7 +251,7 @@ def test_a_forked_child_is_none_of_them(spool, rank):
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_child_forked_while_the_engine_starts_holds_up_nobody(spool, rank, killed):
-    """A DataLoader's worker, as long as it lives, has the descriptors that the rank had then."""
+    """A DataLoader's worker inherits the descriptors that the rank had at that time."""
     first, second = rank(0), rank(1)
     child = first.ask("start")
     try:
@@ -335,12 +335,12 @@ def test_somebody_elses_directory_is_not_used(spool):
 
 @pytest.mark.parametrize("after_lower", [True, False], ids=["rank-after-rank", "in-turn"])
 def test_the_engine_fills_in_the_order_asked_for_and_tells_all(spool, tmp_path, after_lower):
-    """Two ranks with leases waiting: whose batch is made when, and what the other one hears of it."""
+    """Two ranks with waiting leases: in which order their batches are made, and what the other rank is told."""
     spec = Recipe(tmp_path, make_jpegs(tmp_path, np.random.default_rng(7)), tmp_path / "manifest")
-    options = EmbeddedOptions(spool=str(spool), slowdown=30.0).resolved()  # files' times tell 4 ms apart
+    options = EmbeddedOptions(spool=str(spool), slowdown=30.0).resolved()  # so slow that the files' times differ
     engines = [JointEngine(options, JointEngine.end, Ranks(RUN, number, 2, number, 2)) for number in (0, 1)]
     assert engines[0].pid == engines[1].pid
-    made: SimpleQueue[tuple[int, int]] = SimpleQueue()  # (when, rank)
+    made: SimpleQueue[tuple[int, int]] = SimpleQueue()  # (time, rank)
     events: list[SimpleQueue[Any]] = [SimpleQueue(), SimpleQueue()]
 
     def open_job(number: int) -> JobHandle:
@@ -362,11 +362,11 @@ def test_the_engine_fills_in_the_order_asked_for_and_tells_all(spool, tmp_path, 
             for lease in range(1, 5):
                 spec.lease(jobs[number], lease, lease)
         for engine in engines:
-            engine.link.status()  # all leases are there
+            engine.link.status()  # all leases have arrived
         os.kill(worker, signal.SIGCONT)
         order = [number for _, number in sorted(made.get(timeout=20) for _ in range(8))]
         if after_lower:
-            assert order[1:] == sorted(order[1:])  # the first was begun before the others were there
+            assert order[1:] == sorted(order[1:])  # the first lease was begun before the others arrived
         else:
             assert order in ([0, 1] * 4, [1, 0] * 4)
         for number in (0, 1):
@@ -374,7 +374,7 @@ def test_the_engine_fills_in_the_order_asked_for_and_tells_all(spool, tmp_path, 
             assert all(samples == spec.layout.batch and busy_s > 0 for samples, busy_s in heard.batches)
         jobs[0].close(5)
         events[0] = SimpleQueue()
-        late = open_job(0)  # a job that joins the others is told at once
+        late = open_job(0)  # a job that joins later is told at once
         assert len(wait_for(events[0], RanksMeasured).batches) == 4
         late.close(5)
     finally:
@@ -383,7 +383,7 @@ def test_the_engine_fills_in_the_order_asked_for_and_tells_all(spool, tmp_path, 
 
 
 def test_an_engine_of_another_machine_is_left_alone(spool, tmp_path):
-    """Its card lies where this one's should be; its lock is held, and its process number is another process here."""
+    """That machine's card is where this one's would be, its lock is held, and its process id is another process here."""
     ranks = Ranks(RUN, 0, 2, 0, 2)
     options = EmbeddedOptions(spool=str(spool)).resolved()
     engine = JointEngine(options, JointEngine.end, ranks)
@@ -410,7 +410,7 @@ def test_an_engine_of_another_machine_is_left_alone(spool, tmp_path):
 
 
 def test_each_system_has_a_directory_of_its_own(spool, monkeypatch):
-    """Another boot, or container, whose processes have other numbers: the run's name is the same for all of them."""
+    """Another boot or container has other process ids, but the run's name is the same for all."""
     options, ranks = EmbeddedOptions(spool=str(spool)).resolved(), Ranks(RUN, 0, 2, 0, 2)
     engines: dict[str, JointEngine] = {}
     try:

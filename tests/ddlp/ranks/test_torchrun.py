@@ -1,4 +1,4 @@
-"""torchrun, two ranks, gloo, one engine: every sample once, equal steps, the same bits; and nothing left, whatever dies."""
+"""torchrun with two ranks, gloo, one engine: every sample once, equal steps, the same bits. Nothing is left, whatever dies."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def torchrun(images: Path) -> Iterator[Any]:
 
 
 def test_two_ranks_train_with_one_engine(torchrun, images):
-    """Under each strategy; then the engine is killed, and another one takes its place for both."""
+    """With each strategy. Then the engine is killed, and another one takes its place for both ranks."""
     phases = ["csd", "wrr", "mte", "wrr-engine", "csd-again"]
     job = torchrun(*phases)
     until(lambda: job.said("wrr", 0) or job.process.poll() is not None, 60, "two epochs")
@@ -61,7 +61,7 @@ def test_two_ranks_train_with_one_engine(torchrun, images):
     wrr, mte = ([job.said(phase, rank) for rank in (0, 1)] for phase in ("wrr", "mte"))
     assert all(one["csd"] for one in wrr)
     assert all(one["measured"] >= 3 for one in mte)
-    for said in (wrr, mte):  # who came second was told; who was not told had measured enough itself before the other's first
+    for said in (wrr, mte):  # a rank was told, or had measured enough itself before the other's first batch
         assert any(one["told"] for one in said) and all(one["told"] or one["measured"] >= CALIBRATION for one in said), said
     assert job.said("csd-again", 0)["engine"] != job.said("csd", 0)["engine"]
     job.nothing_left()

@@ -1,4 +1,4 @@
-"""What torchrun runs in the tests: a tiny model under DistributedDataParallel, one DDLPLoader a rank.
+"""The script that torchrun runs in the tests: a tiny model with DistributedDataParallel, one DDLPLoader per rank.
 
 train.py IMAGES OUT BACKEND DEVICE PHASE... ; each rank writes OUT/PHASE.RANK.json after each phase: labels and digests in the
 order delivered.
@@ -29,7 +29,7 @@ DEVICE = "embedded engine"
 
 
 def dataset(images: Path) -> ImageFiles:
-    """Random draws, so that wrong keys show; each target is the image's number."""
+    """Random draws, so that wrong keys are noticed. Each target is its image's number."""
     paths = sorted(map(str, images.glob("*.jpg")))
     transform = T.Compose([T.RandomResizedCrop(32), T.RandomHorizontalFlip(), T.ToTensor()])
     return ImageFiles(paths, list(range(len(paths))), transform)
@@ -44,11 +44,11 @@ def engine_of(loader: DDLPLoader) -> int | None:
     return None if engine is None else engine.pid
 
 
-told: list[tuple[int, float]] = []  # of batches that the engine has made for the other rank
+told: list[tuple[int, float]] = []  # measurements of batches that the engine has made for the other rank
 
 
 def listen() -> None:
-    """Note what is heard of the other rank."""
+    """Record what this rank is told about the other rank."""
     measured = EpochExecutor.measured
 
     def listening(self: EpochExecutor, name: str, batches: Any) -> None:
@@ -59,7 +59,7 @@ def listen() -> None:
 
 
 def offered(run: EpochExecutor, known: bool) -> bool:
-    """Whether the engine has its part: its speed is known, or a batch of its own is ready."""
+    """Whether the engine takes part: its speed is known, or one of its batches is ready."""
     return run.rates.device(DEVICE).known() if known else bool(run.ledger.ready_csd)
 
 
@@ -67,7 +67,7 @@ def main() -> None:
     images, out, backend, device, phases = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5:]
     torch.set_num_threads(1)
     listen()
-    if device == "cuda":  # gloo's ranks may share one
+    if device == "cuda":  # gloo's ranks may share a GPU
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     torch.distributed.init_process_group(backend)
     rank = torch.distributed.get_rank()
@@ -96,7 +96,7 @@ def main() -> None:
             if phase.endswith("-rank") and step == 2:
                 (out / f"{phase}.{rank}.json").write_text(json.dumps({"pid": os.getpid(), "engine": pid}))
             if phase.endswith("-rank") and step >= 3:
-                time.sleep(0.2)  # to be killed meanwhile
+                time.sleep(0.2)  # gives the test time to kill it
             assert x.device.type == y.device.type == device
             model(x).sum().backward()
             labels += y.tolist()

@@ -1,4 +1,4 @@
-"""Every kind of JPEG is what its name says, and holds the picture."""
+"""Every kind of JPEG is what its name says, and shows the picture."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""The order of an epoch as an array: torch's own, element for element and draw for draw."""
+"""The order of an epoch as an array: the same as torch's, element for element and draw for draw."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_no_draw_comes_before_torch_makes_it(name):
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("size", [1, 4, 100])
 def test_batches_as_lists_are_torchs_own_at_each_step(name, drop_last, size):
-    """The same after each batch: the generator's state too, which somebody else may draw from in between."""
+    """Also after each batch. The generator's state is the same too, as other code may draw from it in between."""
 
     def steps(read):
         own = generator()
@@ -199,7 +199,7 @@ def test_what_is_drawn_at_once_takes_few_bytes():
     sampler = random(None, replacement=True, num_samples=200_000)
     plan = EpochPlan(BatchSampler(sampler, 4, False), translate_dataset(DATA), whole=True, batched=True)
     held = {id(a): a.nbytes for block in plan._blocks.values() for a in (block.indices, block.sources, block.before)}
-    assert sum(held.values()) <= 4 * 200_000  # a byte for an index below 256, two for how often it came before
+    assert sum(held.values()) <= 4 * 200_000  # one byte for an index below 256, two for the number of earlier occurrences
 
 
 def test_batches_read_one_by_one_are_forgotten():
@@ -208,19 +208,19 @@ def test_batches_read_one_by_one_are_forgotten():
         pass
     plan.forget(2)
     assert len(plan) == 3 and [plan.size(k) for k in range(3)] == [2, 0, 2] and plan.largest == 2
-    assert plan.items(0) == [(1, 0), (2, 0)]  # which devices are compared by, whenever they join
+    assert plan.items(0) == [(1, 0), (2, 0)]  # kept: devices are compared by these samples, whenever they join
     assert plan.items(2) == [(22, 0), (1, 2)] and plan.times_drawn == {1: 3, 2: 1, 22: 1}
 
 
 class OnTheGpu(torch.Tensor):
-    """A tensor that numpy can not see."""
+    """A tensor that numpy can't read."""
 
     def numpy(self, *others, **options):
         raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu()")
 
 
 def test_where_torch_draws_elsewhere_it_is_read_element_by_element(monkeypatch):
-    """As under torch.set_default_device("cuda"): only the user's own generator fits."""
+    """As with torch.set_default_device("cuda"): only the user's own generator can be used."""
     if ".numpy()" in inspect.getsource(RandomSampler):
         pytest.skip("this torch's RandomSampler itself reads its order by numpy")
     own, real = generator(), torch.randperm
@@ -248,7 +248,7 @@ def test_nothing_is_drawn_here_under_another_default_device():
 
 
 class Watched(Sequence):
-    """Indices that count how often one is looked up."""
+    """Indices that count how often each is looked up."""
 
     looked_up = 0
 

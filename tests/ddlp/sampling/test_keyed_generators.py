@@ -1,4 +1,4 @@
-"""The global generators: their states, put back to the bit, and seeded alike from a key."""
+"""The global generators: their states can be restored to the bit, and a key seeds them always alike."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EACH = [pytest.param(name, draw, id=f"{name}{k}") for name, draws in DRAWS.items
 
 @pytest.fixture(autouse=True, params=["in memory", "by their functions"])
 def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """torch's and Python's generators also as they are looked at where their words are not where they are expected."""
+    """Each test runs twice: with the generators' states read from memory, and read by torch's and Python's functions."""
     for words in ("_words_of_python", "_memory_of_torch"):
         if request.param == "in memory":
             assert getattr(seeding, words)() is not None
@@ -41,7 +41,7 @@ def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize(("name", "draw"), EACH)
 @pytest.mark.parametrize("drawn_before", ["nothing", "a normal", "the same"])
 def test_each_draw_is_seen_and_taken_back(name: str, draw: Any, drawn_before: str) -> None:
-    """A normal before leaves a second one, which the next draw may take without moving anything else."""
+    """Drawing a normal number leaves a second one. The next draw may take that without changing anything else in the state."""
     generator = GENERATORS[name]
     if drawn_before != "nothing":
         (DRAWS[name][1] if drawn_before == "a normal" else draw)()
@@ -93,7 +93,7 @@ def test_another_generator_in_numpys_place_is_left_alone() -> None:
 
 
 def test_keyed_for_a_while() -> None:
-    np.random.randn()  # leaves one
+    np.random.randn()  # leaves a second normal number
     states = [generator.state() for generator in GENERATORS.values()]
     found = []
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Transforms with generators of their own are found wherever code holds or names them."""
+"""Transforms with their own generators are found wherever code holds or names them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which sample takes a bad one's place: one of the same batch, by the seed, the epoch and the bad sample alone."""
+"""Which sample replaces a bad one: one of the same batch, which depends only on the seed, the epoch and the bad sample."""
 
 from __future__ import annotations
 

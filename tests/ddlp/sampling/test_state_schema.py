@@ -1,4 +1,4 @@
-"""A loader's saved state, field by field: what each may be, and what a refusal says."""
+"""A loader's saved state, field by field: which values are allowed, and what the error says otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each choice of the strategies at its limits, by numbers that can be reckoned by hand."""
+"""Each choice of the strategies at its limits, with numbers that can be checked by hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddlp.schedule.strategies.base import Order
 
 
 def scene(name: str, batches: int | None, *, host_slots: int = 3, fetch_slots: int = 2, host_s=None, device_s=None, **options):
-    """A ledger with a device "d" that has room for all, and its strategy; the rates are those of one batch, if given."""
+    """A ledger with a device "d" that has room for everything, and its strategy. Rates, if given, are seconds for one batch."""
     ledger, rates = Ledger(batches, host_slots=host_slots, fetch_slots=fetch_slots), Rates()
     ledger.join("d", quota=1000, window=1000)
     for rate, seconds in ((rates.host, host_s), (rates.device("d"), device_s)):
@@ -30,7 +30,7 @@ def publish(ledger: Ledger, *positions: int, device: str = "d") -> None:
 
 
 def late_from(host_s, device_s, times, progress=None, begun=0.0):
-    """Whether the host claims the batch whose turn it is, 0, at each of these times; else it claims the next one."""
+    """For each of these times: whether the host claims batch 0, whose turn it is. Otherwise it claims the next one."""
     ledger, strategy = scene("ordered", 10, host_s=host_s, device_s=device_s)
     lease = ledger.lease("d", 0, now=0.0)
     if progress is not None:
@@ -48,10 +48,10 @@ def test_a_lease_without_progress_is_stalled_after_half_a_minute_or_four_batches
 
 
 def test_a_lease_is_late_where_the_host_would_be_ready_first():
-    assert late_from(1.0, None, [0.0]) == [True], "nobody knows how long the device will take"
+    assert late_from(1.0, None, [0.0]) == [True], "the device's speed is not known"
     assert late_from(1.0, 4.0, [10.0, 10.5], progress=0.5, begun=10.0) == [True, True], "2 s are left, and then 1.5"
     assert late_from(1.0, 4.0, [11.0], progress=0.5, begun=10.0) == [False], "as long as the host would take"
-    assert late_from(1.0, 4.0, [10.0, 18.0, 18.1], progress=0.75, begun=10.0) == [False, False, True], "twice its time is over"
+    assert late_from(1.0, 4.0, [10.0, 18.0, 18.1], progress=0.75, begun=10.0) == [False, False, True], "after twice its time"
 
 
 def test_a_device_whose_spool_others_fill_is_not_waited_for():
@@ -73,7 +73,7 @@ def test_a_fetch_hangs_after_half_a_minute_or_four_of_the_devices_batches():
         _, hanging = ledger.fetch(8, now=2.0)
         assert strategy.hanging_fetch(2.0 + limit) is None and strategy.hanging_fetch(2.1 + limit) == hanging
     ledger.leave("d", now=4.0)
-    assert strategy.hanging_fetch(9.0) is None and strategy.hanging_fetch(9.1) == hanging, "5 s from its loss on"
+    assert strategy.hanging_fetch(9.0) is None and strategy.hanging_fetch(9.1) == hanging, "5 s after the device was lost"
 
 
 def test_a_fetch_that_begins_after_its_device_was_lost_has_five_seconds():
@@ -103,7 +103,7 @@ def test_a_device_may_take_half_a_minute_to_join():
 
 
 def test_a_batch_that_is_read_hangs_by_no_device():
-    """What the user's own steps take afterwards is not the device's fault."""
+    """A batch that has been read can't hang any more: the time of the user's own steps after it is not the device's fault."""
     ledger = Ledger(10, host_slots=3)
     strategy = STRATEGIES["wrr"](ledger, Rates())
     ledger.join("csd0", quota=4, window=2)
@@ -113,7 +113,7 @@ def test_a_batch_that_is_read_hangs_by_no_device():
     ledger.read(lease)
     ledger.leave("csd0", now=1.0)
     assert strategy.hanging_fetch(1e6) is None and ledger.verified(lease)
-    ledger.read(lease)  # it was given up, or is over: nothing to note
+    ledger.read(lease)  # the fetch was given up or is over: nothing changes
     assert not ledger.fetching
 
 
@@ -141,12 +141,12 @@ def test_a_devices_leases_take_their_time():
     ledger.progressed("d", lease, 0.5, 1.0)
     assert strategy._backlog("d") == 1.5 and strategy._ready_s("d") == 10.0
     strategy.rates.joined("d", workers=2)
-    assert strategy._ready_s("d") == 7.0, "two at once; the last one takes as long as ever"
+    assert strategy._ready_s("d") == 7.0, "two at once; the last one takes as long as one"
 
 
 def test_a_batch_is_leased_so_far_ahead_that_it_is_ready_at_its_turn():
     for free, ahead in ((100, 16), (33, 16), (20, 10), (1, 0)):
-        assert scene("ordered", free)[1].made_meanwhile("d") == ahead, "the host is taken to be 16 times as fast"
+        assert scene("ordered", free)[1].made_meanwhile("d") == ahead, "unknown rates: the host counts as 16 times as fast"
     for host_s, device_s in ((None, 3.0), (1.0, None)):
         assert scene("ordered", 100, host_s=host_s, device_s=device_s)[1].made_meanwhile("d") == 16
     ledger, strategy = scene("ordered", 100)
@@ -156,9 +156,9 @@ def test_a_batch_is_leased_so_far_ahead_that_it_is_ready_at_its_turn():
     assert strategy.made_meanwhile("d") == 6, "3 s for the batch, half of that for safety, rounded up, and one"
     assert strategy.next_lease("d") == 6
     ledger, strategy = scene("ordered", 6, host_s=1.0, device_s=3.0)
-    assert strategy.next_lease("d") == 5, "none comes so late: the last one, as that saves time"
+    assert strategy.next_lease("d") == 5, "no batch is that far ahead: the last one, if that saves time"
     ledger, strategy = scene("ordered", 2, host_s=1.0, device_s=3.0)
-    assert strategy.next_lease("d") is None, "it does not"
+    assert strategy.next_lease("d") is None, "it saves no time"
 
 
 def test_a_device_without_room_is_given_nothing():
@@ -193,7 +193,7 @@ def test_one_slot_is_kept_for_the_batch_whose_turn_it_is():
     ledger.published("d", lease)
     ledger.fetch(0)
     ledger.verified(lease)
-    assert strategy.next_claim(0.0) is None, "also where the device's copy is ready"
+    assert strategy.next_claim(0.0) is None, "also if the device's copy is ready"
     ledger.deliver(0)
     assert strategy.next_claim(0.0) == 3, "the host has the batch whose turn it is"
     ledger.claim(3)
@@ -272,7 +272,7 @@ def test_the_last_fetch_slot_is_for_the_batch_whose_turn_it_is():
     ledger, strategy = scene("wrr", 10)
     publish(ledger, 7, 5)
     ledger.fetch(7)
-    assert strategy.next_fetch() == 5, "where any may come, the last slot is for any"
+    assert strategy.next_fetch() == 5, "if any order is allowed, the last slot is for any batch"
 
 
 # -- cpu and csd
@@ -295,7 +295,7 @@ def test_csd_leaves_all_to_the_device_but_what_it_can_not_make():
     publish(ledger, 1)
     ledger.made(ledger.claim(0))
     ledger.deliver(0)
-    assert strategy.next_claim(1e9) is None, "it is published"
+    assert strategy.next_claim(1e9) is None, "a published batch is not claimed"
     ledger.leave("d", now=0.0)
     assert strategy.next_claim(0.0) == 2
     _, published = ledger.fetch(1)
@@ -349,19 +349,19 @@ def test_mte_calibrates_with_what_is_left_and_takes_nothing_back():
     for position in range(60):
         ledger.claim(position)
     strategy.turn()
-    assert strategy.host_batches == 60, "it would be 50; these the host has begun"
+    assert strategy.host_batches == 60, "50 by the rates, but the host has begun these"
     ledger = Ledger(100, host_slots=3, delivered=[(0, 10)])
     rates = strategy.rates
     ledger.join("d", quota=1000, window=1000)
     strategy = Mte(ledger, rates)
-    assert strategy.turn() == 10 and strategy.host_batches == 55, "half of the 90 that are left"
+    assert strategy.turn() == 10 and strategy.host_batches == 55, "half of the remaining 90"
     ledger = Ledger(100, host_slots=3)
     rates.device("e").add(1.0)
     rates.device("e").count = 10
     for name in ("d", "e"):
         ledger.join(name, quota=10, window=10)
     strategy = Mte(ledger, rates)
-    assert strategy.turn() == 0 and strategy.host_batches == 9, "both spools have 20, and are filled by two"
+    assert strategy.turn() == 0 and strategy.host_batches == 9, "two devices fill two spools of 20"
 
 
 @pytest.mark.parametrize("host, device, steps", [(10, 1, 3), (1, 10, 3), (10, 10, 2), (10, 10, 3)])
@@ -387,7 +387,7 @@ def test_mte_too_short_to_calibrate_stays_ascending():
     claims = [ledger.claim(0)]
     ledger.failed("d", ledger.lease("d", 1, 0.0))
     strategy.turn()
-    assert strategy.host_batches is None, "1 came back, and nobody has it"
+    assert strategy.host_batches is None, "batch 1 came back, and no side has it"
     claims.append(ledger.claim(1))
     strategy.turn()
     assert strategy.host_batches == 3
@@ -417,7 +417,7 @@ def test_mtes_host_and_fetches_follow_the_order_of_delivery():
 
 
 def test_mte_leaves_the_hosts_part_of_the_second_part_to_it_evenly_spread():
-    """The host makes two batches while the device makes one: of 100, 67 are the host's, 50 of these before the split."""
+    """The host makes two batches while the device makes one. Of 100, 67 are the host's, 50 of these before the split."""
     ledger, strategy = scene("mte", 100, host_s=0.5, device_s=1.0, host_batches=50)
     leased = []
     for _ in range(12):
@@ -425,16 +425,16 @@ def test_mte_leaves_the_hosts_part_of_the_second_part_to_it_evenly_spread():
         ledger.lease("d", leased[-1], 0.0)
     left = sorted(set(range(leased[-1], 100)) - set(leased), reverse=True)
     assert leased == sorted(leased, reverse=True) and leased[0] == 99
-    assert left == [97, 94, 91, 88, 85], "one of three"
+    assert left == [97, 94, 91, 88, 85], "every third batch"
     assert strategy._hosts_part(100, 10) == 0.0 and strategy._hosts_part(0, 10) == 1.0, "from none to all"
     assert strategy._hosts_part(0, 0) == 1.0 and scene("mte", 9)[1]._hosts_part(0, 9) == 0.0
 
 
 def test_mte_gives_a_device_what_is_due_soon_only_while_that_saves_time():
     ledger, strategy = scene("mte", 4, host_s=1.0, device_s=3.0, host_batches=2)
-    # 3 s for the batch, half of that and one: six must come before it, and no batch comes so late.
+    # 3 s for the batch, half of that for safety, and one: six must come before it. No batch is that far ahead.
     assert strategy.made_meanwhile("d") == 6
-    assert strategy.next_lease("d") == 2, "the last one in the order of delivery"
+    assert strategy.next_lease("d") == 2, "no batch is that far ahead: the last in the order of delivery"
     for position in (3, 2):
         ledger.claim(position)
     assert strategy.next_lease("d") == 1, "none of the second part is free"
@@ -452,9 +452,9 @@ def test_mte_gives_a_device_what_is_due_soon_only_while_that_saves_time():
 @pytest.mark.parametrize(
     "batches, parallel, host_s, length",
     [
-        (400, 1, None, 1),  # not known yet
+        (400, 1, None, 1),  # the rate is not known yet
         (400, 1, 0.003, 1), (400, 1, 0.001, 2), (400, 1, 0.0005, 4), (400, 1, 1e-6, 16),
-        (9, 2, 1e-6, 2), (7, 2, 1e-6, 1), (3, 2, 1e-6, 1),  # all workers get some
+        (9, 2, 1e-6, 2), (7, 2, 1e-6, 1), (3, 2, 1e-6, 1),  # every worker gets some
     ],
 )  # fmt: skip
 def test_a_run_takes_two_milliseconds_and_sixteen_batches_at_most(batches, parallel, host_s, length):
@@ -470,7 +470,7 @@ def test_a_run_takes_two_milliseconds_and_sixteen_batches_at_most(batches, paral
     assert ledger.host_slots == 3 + 2 * (length - 1) * parallel
 
 
-# -- which strategy is meant
+# -- how a strategy is given
 
 
 class Own(Strategy):
@@ -506,7 +506,7 @@ def test_a_strategy_is_given_by_its_name_or_as_a_class():
     ]
 
 
-# -- by numbers other than 1
+# -- with rates and sizes other than 1
 
 
 def test_each_strategy_keeps_its_ledger_its_rates_and_its_order():
@@ -550,7 +550,7 @@ def test_a_device_that_is_back_has_the_usual_time_for_a_fetch():
 
 def test_a_fast_host_makes_more_while_a_device_makes_one():
     ledger, strategy = scene("wrr", 10, host_s=0.5, device_s=4.9)
-    assert strategy.worth_leasing("d"), "the host takes 5 s for all"
+    assert strategy.worth_leasing("d"), "the host needs 5 s for all"
     ledger, strategy = scene("wrr", 10, host_s=0.5, device_s=5.1)
     assert not strategy.worth_leasing("d")
 
@@ -560,13 +560,13 @@ def test_a_batch_is_leased_where_it_has_come_before_the_host_has_made_the_others
     strategy.rates.trained(3.9)
     publish(ledger, 19, 18, 17, 16)
     for count in range(3):
-        assert strategy.worth_leasing("d"), f"{count} fetches say nothing yet"
+        assert strategy.worth_leasing("d"), f"{count} fetches are too few to tell"
         strategy.rates.fetched("d", 8.0, 1.0, 2)
-    assert strategy.worth_leasing("d"), "4 batches come in 16 s, as the host makes 16"
+    assert strategy.worth_leasing("d"), "4 batches arrive in 16 s, in which the host makes 16"
     publish(ledger, 15)
-    assert not strategy.worth_leasing("d"), "5 come in 20 s"
+    assert not strategy.worth_leasing("d"), "5 batches arrive in 20 s"
     strategy.rates.training.seconds = 4.1
-    assert strategy.worth_leasing("d"), "they come as fast as training takes them"
+    assert strategy.worth_leasing("d"), "they arrive as fast as training uses them"
     assert strategy.rates.arriving_per_s(["d"]) == 0.25 and strategy.rates.csd_per_s(["d"]) == 1.0
 
 

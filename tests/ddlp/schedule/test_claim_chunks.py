@@ -1,4 +1,4 @@
-"""The runs of batches that a host's worker claims."""
+"""How many batches a worker of the host claims at once."""
 
 from ddlp.schedule.claim_chunks import ClaimChunker
 from ddlp.schedule.ledger import Ledger

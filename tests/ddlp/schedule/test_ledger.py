@@ -1,4 +1,4 @@
-"""The rules that close each schedule in which a batch is lost, doubled or never comes."""
+"""The ledger's rules. Without each of them, some schedule loses a batch, delivers it twice, or never delivers it."""
 
 import pytest
 
@@ -47,7 +47,7 @@ def test_first_verified_copy_wins_host_first():
     assert ledger.made(claim)
     assert list(ledger.effects) == [Cancel("d", lease)]
     ledger.effects.clear()
-    assert not ledger.published("d", lease), "the late copy"
+    assert not ledger.published("d", lease), "the device's late copy is not used"
     assert list(ledger.effects) == [Release("d", lease)]
     assert ledger.deliver(3) is Side.HOST
 
@@ -60,8 +60,8 @@ def test_first_verified_copy_wins_device_first():
     ledger.fetch(3)
     assert ledger.wanted(claim)
     assert ledger.verified(lease)
-    assert not ledger.wanted(claim), "its worker may stop"
-    assert ledger.free_host_slots == 2, "but it keeps its slot until it does"
+    assert not ledger.wanted(claim), "the worker may stop"
+    assert ledger.free_host_slots == 2, "the worker keeps its slot until it stops"
     assert ledger.deliver(3) is Side.CSD
     assert not ledger.made(claim)
     assert ledger.free_host_slots == 3
@@ -85,7 +85,7 @@ def test_a_device_that_leaves_gives_back_what_it_has_not_published():
     ledger.published("d", first)
     assert ledger.leave("d", now=0.0) == 1
     assert list(ledger.returned) == [2] and list(ledger.in_spool) == [3]
-    assert not ledger.published("d", second), "a copy from a lease taken back"
+    assert not ledger.published("d", second), "a copy from a lease that was taken back is not used"
     assert Release("d", second) in ledger.effects
     ledger.fetch(3)
     assert ledger.verified(first) and ledger.deliver(3) is Side.CSD
@@ -129,7 +129,7 @@ def test_what_was_taken_back_and_what_came_back_is_counted():
         lease = ledger.lease("d", position, 0.0)
         ledger.published("d", lease)
         ledger.fetch(position)
-        assert ledger.damaged(lease), "it was needed"
+        assert ledger.damaged(lease), "the damaged batch was still needed"
     assert (ledger.taken_back, ledger.came_back) == (2, 2)
 
 
@@ -153,8 +153,8 @@ def test_nothing_of_a_device_that_computes_wrong_pixels_is_delivered_though_it_i
     ledger.effects.clear()
     ledger.distrust("d", now=0.0)
     assert list(ledger.returned) == [1, 2, 3] and not ledger.ready_csd and ledger.devices["d"].held == 0
-    assert list(ledger.effects) == [Release("d", leases[2]), Release("d", leases[1])], "the first's was given back"
-    assert ledger.free_fetch_slots == 1, "two are being read still"
+    assert list(ledger.effects) == [Release("d", leases[2]), Release("d", leases[1])], "the first was released before"
+    assert ledger.free_fetch_slots == 1, "two files are still being read"
     assert not ledger.verified(leases[2]) and not ledger.damaged(leases[1]) and ledger.free_fetch_slots == 3
     assert ledger.made(ledger.claim(3)) and ledger.deliver(3) is Side.HOST
 
@@ -170,7 +170,7 @@ def test_a_fetch_that_hangs_is_given_up_and_its_device_left_alone_until_it_has_e
     assert Cancel("d", leases[3]) in ledger.effects and ledger.devices["d"].held == 0
     assert not ledger.can_lease("d") and not ledger.devices_there
     assert ledger.made(ledger.claim(5)) and ledger.deliver(5) is Side.HOST
-    assert not ledger.verified(leases[5]), "too late"
+    assert not ledger.verified(leases[5]), "a fetch that was given up is not used"
     assert ledger.free_fetch_slots == 2 and ledger.can_lease("d")
 
 
@@ -192,11 +192,11 @@ def test_a_device_that_comes_back_starts_with_an_empty_spool():
     ledger.published("d", first)
     assert ledger.leave("d", now=0.0) == 1 and not ledger.can_lease("d")
     ledger.join("d", quota=2, window=2)
-    assert list(ledger.returned) == [2, 3] and not ledger.in_spool, "what it held before is the host's"
+    assert list(ledger.returned) == [2, 3] and not ledger.in_spool, "the batches that it held before go to the host"
     assert ledger.effects[-1] == Release("d", first) and ledger.devices["d"].held == 0
     ledger.lease("d", 1, now=0.0)
     ledger.lease("d", 0, now=0.0)
-    assert not ledger.published("d", second) and ledger.effects[-1] == Release("d", second), "a late word of before"
+    assert not ledger.published("d", second) and ledger.effects[-1] == Release("d", second), "sent before the loss"
 
 
 def test_that_a_device_has_no_room_is_known_until_it_is_lost():
@@ -225,20 +225,20 @@ def test_a_device_that_fails_its_leases_in_a_row_can_prepare_none_as_it_seems():
     ledger = ledger_with_device(12, quota=12, window=12)
     leases = [ledger.lease("d", p, 0.0) for p in range(10)]
     account = ledger.devices["d"]
-    for lease in (*leases[:2], leases[1]):  # the last word twice
+    for lease in (*leases[:2], leases[1]):  # the last message comes twice
         ledger.failed("d", lease)
     assert not account.failing
     ledger.published("d", leases[2])
     for lease in leases[3:5]:
         ledger.failed("d", lease)
-    assert not account.failing, "there was one between"
+    assert not account.failing, "a batch in between ends the series"
     ledger.failed("d", leases[5])
     assert account.failing
     assert ledger.leave("d", now=0.0) == 4
     ledger.join("d", quota=12, window=12)
-    assert account.failing, "a return proves nothing"
+    assert account.failing, "coming back does not end the series"
     ledger.published("d", ledger.lease("d", 10, 0.0))
-    assert not account.failing, "a batch does"
+    assert not account.failing, "a batch ends it"
     ledger.failed("d", ledger.lease("d", 11, 0.0), fatal=True)
     assert account.failing
 
@@ -290,7 +290,7 @@ def test_resume_leaves_out_what_was_delivered():
 
 
 def test_what_was_delivered_is_written_down_where_it_is_in_the_epoch():
-    """A resume begins with this; whether all are there, `done`, needs their number alone."""
+    """A resume begins with this list. `done` needs only the number of delivered batches."""
     ledger = ledger_with_device(6)
     lease = ledger.lease("d", 5, now=0.0)
     ledger.published("d", lease)
@@ -300,7 +300,7 @@ def test_what_was_delivered_is_written_down_where_it_is_in_the_epoch():
     ledger.made(ledger.claim(1))
     ledger.deliver(5)
     ledger.deliver(0)
-    assert list(ledger.delivered.ranges()) == [(0, 1), (5, 6)], "batch 1 is ready, no more"
+    assert list(ledger.delivered.ranges()) == [(0, 1), (5, 6)], "batch 1 is only ready"
     with pytest.raises(LedgerError, match="batch 5 was delivered"):
         ledger.claim(5)
     again = Ledger(6, host_slots=3, delivered=ledger.delivered.ranges())
@@ -313,7 +313,7 @@ def test_the_hosts_slots_come_at_once_and_go_as_they_come_free_but_for_one():
     assert ledger.free_host_slots == 6
     claims = [ledger.claim(position) for position in range(5)]
     ledger.resize_host_slots(3)
-    assert (ledger.host_slots, ledger.free_host_slots) == (6, 1), "the one that is free is kept"
+    assert (ledger.host_slots, ledger.free_host_slots) == (6, 1), "one free slot is kept"
     ledger.made(claims[0])
     ledger.deliver(0)
     ledger.resize_host_slots(3)
@@ -350,7 +350,7 @@ def test_the_tables_hold_every_legal_step_and_no_other():
     assert all(isinstance(s, HostCopy) and isinstance(e, Event) for s, e in HOST)
     assert (HostCopy.READY, Event.DROP) not in HOST, "a verified copy is never dropped"
     assert (CsdCopy.READY, Event.DROP) not in CSD
-    assert (CsdCopy.READY, Event.LOSE) in CSD, "but by distrust"
+    assert (CsdCopy.READY, Event.LOSE) in CSD, "only if the device is not trusted"
     assert {s for (s, e) in CSD if e is Event.DELIVER} == {CsdCopy.READY}
 
 
@@ -387,7 +387,7 @@ def test_a_claim_is_wanted_until_it_is_made_or_dropped():
 
 
 def test_a_claim_that_was_dropped_is_not_the_claim_that_came_after_it():
-    """The device's copy won, was found to be of wrong pixels, and the host began anew while its first worker was at it."""
+    """The device's copy won and had wrong pixels. The host began anew while its first worker still made the batch."""
     ledger = ledger_with_device()
     lease = ledger.lease("d", 3, now=0.0)
     first = ledger.claim(3)
@@ -412,7 +412,7 @@ def test_what_one_device_does_leaves_the_others_batches():
     ledger.fetch(5)
     ledger.fetch(3)
     ledger.join("a", quota=4, window=4)
-    assert list(ledger.in_spool) == [2] and list(ledger.returned) == [4], "a's file is gone, b's is there"
+    assert list(ledger.in_spool) == [2] and list(ledger.returned) == [4], "device a's file is gone, device b's is there"
     assert ledger.give_up(leases[3]) == "b"
     assert list(ledger.returned) == [2, 3, 4] and ledger.devices_there == ["a"]
     ledger.distrust("a", now=1.0)
@@ -440,7 +440,7 @@ def test_leases_taken_back_and_batches_that_came_back_are_counted():
     assert (ledger.taken_back, ledger.came_back) == (1, 0)
     ledger.published("d", leases[1])
     ledger.made(ledger.claim(1))
-    assert (ledger.taken_back, ledger.came_back) == (1, 0), "it was made already"
+    assert (ledger.taken_back, ledger.came_back) == (1, 0), "the batch had been made already"
     assert list(ledger.effects) == [Cancel("d", leases[0]), Release("d", leases[1])] and not ledger.in_spool
     ledger.failed("d", leases[2])
     assert ledger.leave("d", now=0.0) == 1 and (ledger.taken_back, ledger.came_back) == (1, 2)
@@ -466,7 +466,7 @@ def test_a_device_is_shut_out_only_while_it_holds_no_published_batch():
     lease = ledger.lease("d", 3, 0.0)
     assert account.shut_out
     ledger.published("d", lease)
-    assert not account.shut_out, "its delivery will free space"
+    assert not account.shut_out, "delivering that batch will free space"
     ledger.fetch(3)
     ledger.verified(lease)
     assert account.shut_out
@@ -480,7 +480,7 @@ def test_progress_counts_when_it_moves():
     entry = ledger.entry(3)
     assert (entry.progress, entry.progress_s) == (0.0, 1.0)
     ledger.progressed("d", lease, 0.0, now=2.0)
-    assert entry.progress_s == 1.0, "nothing was done"
+    assert entry.progress_s == 1.0, "no progress was made"
     ledger.progressed("d", lease, 0.5, now=3.0)
     ledger.progressed("d", lease, 0.5, now=4.0)
     ledger.progressed("d", lease, 0.25, now=5.0)

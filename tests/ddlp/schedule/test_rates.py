@@ -1,4 +1,4 @@
-"""What the sides' rates are told, and by whom: durations by those that measured, the rest by an epoch."""
+"""The rates of both sides: which durations they get, from whoever measured them, and what an epoch tells them."""
 
 import math
 
@@ -13,9 +13,9 @@ def test_a_full_batch_is_what_the_loader_says_else_the_largest_of_the_first():
     assert (rates.host.parallel, rates.full_batch, rates.sample_bytes) == (2, 0, 12)
     rates.first_batches(8)
     rates.first_batches(16)
-    assert rates.full_batch == 8, "it is known"
+    assert rates.full_batch == 8, "a known size stays"
     rates.epoch_begins(workers=3, full_batch=0, sample_bytes=48)
-    assert (rates.host.parallel, rates.full_batch, rates.sample_bytes) == (3, 8, 48), "what an epoch before has told"
+    assert (rates.host.parallel, rates.full_batch, rates.sample_bytes) == (3, 8, 48), "what an earlier epoch has set"
     rates.epoch_begins(workers=3, full_batch=32, sample_bytes=48)
     assert rates.full_batch == 32
 
@@ -34,12 +34,12 @@ def test_the_mean_follows_the_last_sixteen_batches():
     assert rate.per_s is None and not rate.known()
     for seconds in (2.0, 4.0):
         rate.add(seconds)
-    assert (rate.count, rate.seconds) == (2, 3.0), "so far the plain mean"
+    assert (rate.count, rate.seconds) == (2, 3.0), "the plain mean at first"
     for _ in range(14):
         rate.add(3.0)
     assert rate.seconds == pytest.approx(3.0)
     rate.add(19.0)
-    assert rate.seconds == pytest.approx(4.0), "and the seventeenth counts a sixteenth"
+    assert rate.seconds == pytest.approx(4.0), "the seventeenth batch counts a sixteenth"
     rate.parallel = 2
     assert rate.per_s == pytest.approx(0.5)
 
@@ -50,10 +50,10 @@ def test_a_part_of_a_batch_counts_as_a_part():
     assert rate.seconds == 4.0
     for nothing in (0.0, -0.5):
         rate.add(1.0, nothing)
-    assert rate.count == 1, "no sample, no speed"
+    assert rate.count == 1, "a batch without samples says nothing"
     rate = Rate()
     rate.add(0.0)
-    assert rate.seconds == 1e-9, "a clock that has not moved divides nothing by zero"
+    assert rate.seconds == 1e-9, "a clock that stands still may not lead to a division by zero"
 
 
 def test_a_rate_is_known_by_its_standard_error_or_after_ten_batches():
@@ -62,12 +62,12 @@ def test_a_rate_is_known_by_its_standard_error_or_after_ten_batches():
         assert not steady.known()
         steady.add(2.0)
         assert steady.count == count
-    assert steady.known(), "three that are alike"
+    assert steady.known(), "three equal durations are enough"
     values = (1.0, 2.0, 3.0, 2.0)
     spread = Rate()
     for seconds in values:
         spread.add(seconds)
-    # Of their mean 2.0; the variance of the four is (1 + 0 + 1 + 0) / 3.
+    # The mean is 2.0. The variance of the four is (1 + 0 + 1 + 0) / 3.
     error = math.sqrt(2 / 3 / 4) / 2.0
     assert spread.known(within=error * 1.001) and not spread.known(within=error * 0.999)
     assert not spread.known(at_most=5) and spread.known(at_most=4)
@@ -75,7 +75,7 @@ def test_a_rate_is_known_by_its_standard_error_or_after_ten_batches():
     for seconds in (1.0, 100.0) * 5:
         assert not wild.known()
         wild.add(seconds)
-    assert wild.known(), "ten, however they vary"
+    assert wild.known(), "ten are enough, however they vary"
     near = Rate()
     for seconds in (1.0, 1.0, 1.0, 1.2):  # the mean's error is 4.8 %
         near.add(seconds)
@@ -89,7 +89,7 @@ def test_a_pause_in_training_counts_as_four_steps():
     rates = Rates()
     for seconds in (1.0, 1.0, 100.0):
         rates.trained(seconds)
-    assert rates.training.seconds == pytest.approx(34.0), "the first three as they are"
+    assert rates.training.seconds == pytest.approx(34.0), "the first three are not limited"
     rates = Rates()
     for _ in range(3):
         rates.trained(1.0)
@@ -99,7 +99,7 @@ def test_a_pause_in_training_counts_as_four_steps():
     for _ in range(3):
         rates.trained(1.0)
     rates.trained(1000.0, part=0.5)
-    assert rates.training.seconds == pytest.approx(1.75), "half a batch's pause is of half a step"
+    assert rates.training.seconds == pytest.approx(1.75), "for half a batch, the limit is four half steps"
     rates.trained(0.875, part=0.5)
     assert rates.training.seconds == pytest.approx(1.75) and rates.training.count == 5
 
@@ -119,7 +119,7 @@ def test_first_steps_that_start_the_accelerator_do_not_count():
 
 def test_the_devices_rates_add_up_where_they_are_known():
     rates = Rates()
-    assert rates.csd_per_s(["a", "b"]) is None and rates.devices == {}, "asking makes none"
+    assert rates.csd_per_s(["a", "b"]) is None and rates.devices == {}, "asking may not create a rate"
     rates.device("a").add(2.0)
     rates.device("b")
     assert rates.csd_per_s(["b"]) is None and rates.csd_per_s([]) is None

@@ -1,4 +1,4 @@
-"""Promise 1 and the promises of the strategies, over random schedules of the real ledger and strategies."""
+""""Each batch once" and the strategies' other promises, over random schedules with the real ledger and strategies."""
 
 import math
 import random
@@ -17,7 +17,7 @@ SCHEDULES = 2500  # for each of the strategies
 
 
 class Watched(Simulation):
-    """Checks, each time nothing more can be decided, that no wait and no space goes against the promise."""
+    """Each time nothing more can be decided, checks that no side waits, and no space is used, against the promises."""
 
     def _pump(self):
         super()._pump()
@@ -32,9 +32,9 @@ class Watched(Simulation):
         ready = [*ledger.ready_host, *ledger.ready_csd]
         if not self._training:
             if in_any_order:
-                assert not ready, "it waits only where nothing is ready"
+                assert not ready, "training may wait only if nothing is ready"
             else:
-                assert strategy.turn() not in ready, "the batch whose turn it is, is there, and nobody takes it"
+                assert strategy.turn() not in ready, "training waits though the batch whose turn it is is ready"
         room = ledger.free_host_slots >= (1 if in_any_order else 2)
         if self._host_idle and room and not strategy.needs_device:
             assert not ledger.free and not ledger.returned, "an idle worker, a slot and a batch to prepare"
@@ -57,7 +57,7 @@ def random_world(rng: random.Random, strategy: str) -> tuple[int, Ledger, World,
         return lambda _: math.inf if rng.random() < stalls else mean * math.exp(spread * rng.gauss(0, 1))
 
     stalls, hangs = rng.choice([0.0, 0.0, 0.05, 0.3]), rng.choice([0.0, 0.0, 0.05, 0.3])
-    ends_s = rng.choice([math.inf, 20.0, 60.0])  # of a fetch that hangs
+    ends_s = rng.choice([math.inf, 20.0, 60.0])  # after this time a fetch that hangs fails
 
     def fetch_speed(mean: float):
         usual = speed(mean)
@@ -105,12 +105,12 @@ def test_every_batch_exactly_once_whatever_happens(name, seed):
         split = n if split is None else split
         head, tail = [p for p in order if p < split], [p for p in order if p >= split]
         assert order == sorted(head) + sorted(tail, reverse=True)
-    # Whatever a device published and nobody needs was given back, so its spool is empty.
+    # Batches that a device published and nobody needs were given back, so its spool is empty.
     assert all(account.held == len(account.outstanding) for account in ledger.devices.values())
 
 
 class InRuns(Watched):
-    """The host's workers take up several batches at a time, and hand them in together."""
+    """The host's workers claim several batches at once, and hand them in together."""
 
     def __init__(self, *arguments, run_s, **options):
         super().__init__(*arguments, **options)
@@ -129,7 +129,7 @@ class InRuns(Watched):
         return True
 
     def _hand_in(self, run, seconds):
-        self._host_idle += 1 - len(run)  # `_made` counts a worker for each
+        self._host_idle += 1 - len(run)  # `_made` frees one worker for each batch
         for (position, claim), took in zip(run, seconds, strict=True):
             self._made(claim, position, took)
 
@@ -137,9 +137,9 @@ class InRuns(Watched):
 @pytest.mark.parametrize("name", sorted(name for name, one in STRATEGIES.items() if not one.needs_device))
 @settings(max_examples=SCHEDULES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**40))
-@example(181233)  # mte came to a stand: too short to calibrate, its turn had jumped over what filled the host's slots
+@example(181233)  # mte stopped here: too short to calibrate, its turn had passed the batches that filled the host's slots
 def test_every_batch_exactly_once_where_the_host_makes_several_at_a_time(name, seed):
-    """Also where runs become shorter, and with them the host's slots fewer, while they are full."""
+    """Also if the claims become shorter, and so the host's slots fewer, while the slots are full."""
     rng = random.Random(seed)
     n, ledger, world, options = random_world(rng, name)
     already, slots = set(ledger.delivered), ledger.host_slots
@@ -162,8 +162,8 @@ def test_a_run_takes_no_longer_than_it_may_and_the_last_ones_are_short(host_s, l
 
     Lengths(ledger, world, STRATEGIES["cpu"], run_s=1.0).run()
     assert max(length for _, length in seen) == longest
-    assert seen[0][-1] == 1, "the host's speed is not known yet"
-    assert all(length == 1 for free, length in seen if free == 0), "and the others have something to do to the end"
+    assert seen[0][-1] == 1, "single batches while the host's speed is not known"
+    assert all(length == 1 for free, length in seen if free == 0), "single batches at the end, to share the work"
     assert ledger.host_slots == 5
 
 
@@ -200,7 +200,7 @@ def test_both_prongs_come_within_a_device_batch_of_the_bound(name, device_s, tra
     n, host_s = 200, 1.0
     outcome, _ = epoch(name, n, host_s, device_s, train_s)
     bound = max(n / (1 / host_s + 1 / device_s), n * train_s)
-    # `ordered` also pays for its first leases, placed before the rates are known.
+    # `ordered` also pays for its first leases, which it places before the rates are known.
     assert outcome.seconds <= bound + max(host_s, device_s, train_s) * (1.5 if name == "wrr" else 3)
     if train_s == 0.0 and name == "wrr":
         assert outcome.from_csd == pytest.approx(n / (1 + device_s), abs=2)
@@ -210,12 +210,12 @@ def test_both_prongs_come_within_a_device_batch_of_the_bound(name, device_s, tra
 @pytest.mark.parametrize("quota", [4, 16, 10**6])
 @pytest.mark.parametrize("fetch_s", [0.01, 1.0, 4.0, 8.0, 25.0])
 def test_a_device_behind_a_slow_network_makes_no_epoch_slower(name, quota, fetch_s):
-    """The device prepares twice as fast as the host; two fetches at a time bring fewer batches, or hardly any."""
+    """The device prepares twice as fast as the host, but two fetches at a time bring fewer batches, or hardly any."""
     world = World(
         lambda position: 1.0, lambda position: 0.5, {"d": lambda position: 0.5}, fetch_s=lambda position: fetch_s, quota=quota
     )
     outcome = Simulation(Ledger(400, host_slots=4), world, STRATEGIES[name].make).run()
-    assert outcome.seconds < 410, "the host alone takes 400 s"
+    assert outcome.seconds < 410, "the host alone needs 400 s"
     if name == "wrr":
         assert outcome.seconds < max(200, 400 / (1 + min(2, 2 / fetch_s))) + 2 * max(1.0, fetch_s)
 
@@ -224,11 +224,11 @@ def test_the_papers_toy_example():
     """Section IV-D: 1000 batches, host 1/4 s, device 1 s, fetch and train 1/8 s."""
     assert paper_epoch(1000, 0.25, 1.0, 0.125, host_batches=800) == (225.0, 1000, 200)
     assert paper_epoch(1000, 0.25, 1.0, 0.125) == (222.25, 1000, 222)
-    # Ours on the same rates, prefetched: the host makes 4 a second, the device 1; each takes 1/8 s to train on.
+    # Ours with the same rates and prefetching: the host makes 4 a second, the device 1, and training takes 1/8 s for each.
     bound = 1000 / (4 + 1)
     for name in ("wrr", "ordered"):
         assert bound <= epoch(name, 1000, 0.25, 1.0, 0.125)[0].seconds <= bound + 1.0
-    # The paper's mte leaves the host idle while it trains on the device's 200 batches at the end: 225 s. Ours does not.
+    # The paper's mte leaves the host idle while it trains on the device's 200 batches at the end: 225 s. Ours doesn't.
     outcome, strategy = epoch("mte", 1000, 0.25, 1.0, 0.125)
     assert strategy.host_batches < 800 and outcome.from_csd == pytest.approx(200, abs=2)
     assert bound <= outcome.seconds <= bound + 3.0
@@ -252,8 +252,8 @@ def rates_of(host_s, device_s, train_s):
 
 def test_mtes_split_is_the_papers_unless_training_or_the_spool_ask_for_less():
     d, roomy = ["d"], 10**6
-    assert Mte.split(1000, rates_of(1.0, 3.0, None), d, roomy) == 750, "the paper's; how long a step takes is not known"
-    assert Mte.split(1000, rates_of(1.0, 3.0, 2.0), d, roomy) == 750, "training is slower than the host: any order does"
+    assert Mte.split(1000, rates_of(1.0, 3.0, None), d, roomy) == 750, "the paper's split, as the time of a step is not known"
+    assert Mte.split(1000, rates_of(1.0, 3.0, 2.0), d, roomy) == 750, "training is slower than the host: any order is as fast"
     assert Mte.split(1000, rates_of(1.0, 3.0, 0.8), d, roomy) == 0, "faster than the host, slower than both: it must not wait"
     for train_s in (0.1, 0.3, 0.5, 0.7):
         s = Mte.split(1000, rates_of(1.0, 3.0, train_s), d, roomy)
@@ -271,7 +271,7 @@ def test_mte_measures_training_before_it_splits():
 
 
 def test_mte_reckons_with_the_devices_that_are_there():
-    """Of two one was lost: its rate is known from before, and counts no more."""
+    """One of two devices was lost. Its rate is known from before, but does not count any more."""
     rates = rates_of(1.0, 1.0, None)
     rates.device("lost").add(0.25)
     for rate in (rates.host, rates.training, *rates.devices.values()):
@@ -284,7 +284,7 @@ def test_mte_reckons_with_the_devices_that_are_there():
     strategy = Mte(ledger, rates)
     assert strategy.turn() == 0 and strategy.host_batches == 50
     assert strategy._hosts_part(0, 50) == 0.5
-    ledger.expect("lost")  # about to come back: what is left is for three
+    ledger.expect("lost")  # it will come back: three sides share the rest
     assert strategy._hosts_part(0, 60) == pytest.approx(1 / 6)
 
 
@@ -309,10 +309,10 @@ REGIMES = [
 
 @pytest.mark.parametrize("name, workers, device_workers, known", REGIMES)
 def test_the_limit_is_reached_in_every_regime(name, workers, device_workers, known):
-    """Host 1 to 10 times as fast as the device, training from nearly nothing to the slowest of all; durations vary."""
+    """The host is 1 to 10 times as fast as the device; a step takes from almost nothing to longer than all else; times vary."""
     n, jitter = 1000, 0.1
     for ratio in (1, 3, 10):
-        for step in (0.05, 0.5, 0.9, 1.2):  # of the time in which both together make a batch
+        for step in (0.05, 0.5, 0.9, 1.2):  # as a fraction of the time in which both sides together make a batch
             rng = random.Random(f"{ratio} {step}")
             host_s, device_s = 1.0, float(ratio)
             both_s = 1 / (1 / host_s + 1 / device_s)
@@ -326,7 +326,7 @@ def test_the_limit_is_reached_in_every_regime(name, workers, device_workers, kno
             )  # fmt: skip
             ledger = Ledger(n, host_slots=2 * workers + 1, fetch_slots=3)
             simulation = Simulation(ledger, world, lambda led, rates: STRATEGIES[name](led, rates))
-            if known:  # an epoch before has told them
+            if known:  # known from an earlier epoch
                 simulation.rates = rates_of(host_s * workers, device_s * device_workers, step * both_s)
                 simulation.rates.host.count = simulation.rates.device("d").count = 10
                 simulation.rates.host.parallel = workers
@@ -347,11 +347,11 @@ def test_a_device_that_comes_back_takes_part_again(name):
     simulation = Simulation(Ledger(60, host_slots=3), world, lambda led, r: STRATEGIES[name](led, r, **options))
     outcome = simulation.run()
     assert sorted(outcome.order) == list(range(60))
-    assert outcome.from_csd > 10, "five before its death; the others after its return"
+    assert outcome.from_csd > 10, "at most five before its death; the others after its return"
 
 
 def test_what_came_back_and_is_due_last_fills_no_slots_before():
-    """mte: a device that returns has lost all that lay in its spool, hundreds of batches of the second part."""
+    """A device that returns has lost everything in its spool: hundreds of batches of the second part."""
     n, host_s, device_s, workers = 1000, 1.0, 1.0, 8
     world = World(
         host_s=lambda _: host_s * workers, train_s=lambda _: 0.02, device_s={"d": lambda _: device_s}, host_workers=workers,
@@ -361,7 +361,7 @@ def test_what_came_back_and_is_due_last_fills_no_slots_before():
     outcome = simulation.run()
     lost, first_part = simulation.ledger.came_back, simulation.strategy.host_batches
     assert lost > 150 and outcome.from_csd > 300
-    assert outcome.seconds <= 1.03 * (first_part + lost) * host_s, "so much the host has to make"
+    assert outcome.seconds <= 1.03 * (first_part + lost) * host_s, "the host has to make this many"
 
 
 def test_csd_waits_for_its_device_and_the_host_steps_in_when_it_dies():
@@ -375,7 +375,7 @@ def test_csd_waits_for_its_device_and_the_host_steps_in_when_it_dies():
 @pytest.mark.parametrize("name", ["csd", "mte", "ordered", "wrr"])
 @pytest.mark.parametrize("dies", [False, True])
 def test_a_spool_that_hangs_stops_nobody(name, dies):
-    """All of one device's batches, from the third on; the other device's are fetched all the same."""
+    """From the third fetch on, one device's fetches hang. The other device's batches are still fetched."""
     n, owner, fetches = 60, {}, []
 
     class Owners(Simulation):
@@ -395,12 +395,12 @@ def test_a_spool_that_hangs_stops_nobody(name, dies):
     ledger = Ledger(n, host_slots=3)
     outcome = Owners(ledger, world, lambda led, r: STRATEGIES[name](led, r, **options)).run()
     assert sorted(outcome.order) == list(range(n))
-    assert 0 < len(ledger.devices["bad"].hanging) <= 2, "no more than were under way when the first one hung"
+    assert 0 < len(ledger.devices["bad"].hanging) <= 2, "only the fetches that were under way when the first one hung"
     assert fetches.count("good") > 15
 
 
 def test_a_large_batch_over_a_slow_link_is_given_its_time():
-    """150 MB at a megabyte a second, two at once: 300 seconds, and nothing hangs."""
+    """150 MB at a megabyte per second, two at once: 300 seconds, and no fetch counts as hanging."""
     ledger, rates = Ledger(10, host_slots=3), Rates()
     strategy = STRATEGIES["wrr"](ledger, rates)
     ledger.join("csd0", quota=4, window=2)
@@ -411,5 +411,5 @@ def test_a_large_batch_over_a_slow_link_is_given_its_time():
     rates.epoch_begins(workers=1, full_batch=1024, sample_bytes=224 * 224 * 3)
     assert strategy.hanging_fetch(290.0) is None and strategy.hanging_fetch(300.0) == lease
     ledger.leave("csd0", now=20.0)
-    assert strategy.hanging_fetch(24.0) is None, "what comes over a socket ends with the link, at once"
-    assert strategy.hanging_fetch(26.0) == lease, "what a dead device's spool does not give is given up soon"
+    assert strategy.hanging_fetch(24.0) is None, "a fetch over a socket ends with the link"
+    assert strategy.hanging_fetch(26.0) == lease, "a fetch from a lost device's spool is given up soon"

@@ -1,7 +1,7 @@
-"""What an epoch and its lease source promise each other (`ddlp.sources.base`), noted call by call and checked.
+"""Checks what an epoch and its lease source promise each other (`ddlp.sources.base`), from a record of all calls.
 
-`Contract.watching` goes around a source's `attach`. What passes is noted before it is passed on: the other side may answer
-before the call returns. Between the two it can also delay, damage and lose, as `Faults` says.
+`Contract.watching` wraps a source's `attach`. Each call is recorded before it is passed on, because the other side may answer
+before the call returns. In between, calls can also be delayed, damaged and lost, as `Faults` says.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 from csd_engine.errors import DamagedBatch
 from ddlp.sources.base import AttachedSource, Capacity, EpochSink, PreparedBatch
 
-OVERTAKEN = 4  # times its workers: so many later leases are published, and an earlier one is still not
+OVERTAKEN = 4  # a lease is forgotten if this times the workers' number of later leases are published before it
 
 
 @dataclass
 class Lease:
-    """One lease: who holds it, and what has become of it."""
+    """One lease: who holds it, and what has happened to it."""
 
     number: int
     position: int
@@ -29,8 +29,8 @@ class Lease:
     handle: Any = None
     fetched: bool = False
     failed: bool = False
-    overtaken: int = 0  # by leases given later
-    ended: str = ""  # cancelled, released, failed, lost; "": not yet
+    overtaken: int = 0  # by how many later leases
+    ended: str = ""  # cancelled, released, failed or lost; "" until then
 
     @property
     def name(self) -> str:
@@ -39,28 +39,28 @@ class Lease:
 
 @dataclass
 class Faults:
-    """What goes wrong on the way."""
+    """The faults between source and epoch."""
 
-    join_s: float = 0.0  # the source comes so much later
-    publish_s: float = 0.0  # each batch is told so much later
-    damaged: Callable[[int], bool] = lambda _: False  # by the position
+    join_s: float = 0.0  # delay until the source joins
+    publish_s: float = 0.0  # delay of each message that a batch is published
+    damaged: Callable[[int], bool] = lambda _: False  # whether a batch is damaged, by its position
 
 
 @dataclass
 class Contract:
     """The record of one loader's source.
 
-    ``holds``: whether an attached source still has something of a lease.
+    ``holds``: whether an attached source still holds anything for a lease.
     """
 
     holds: Callable[[Any, int], bool]
     faults: Faults = field(default_factory=Faults)
-    sinks: list[RecordedSink] = field(default_factory=list)  # an epoch each
+    sinks: list[RecordedSink] = field(default_factory=list)  # one per epoch
     broken: list[str] = field(default_factory=list)
     lock: Any = field(default_factory=threading.RLock)
 
     def watching(self, attach: Callable[[Any, EpochSink], None]) -> Callable[[Any, Any], None]:
-        """In the place of a source's `attach`."""
+        """Replaces a source's `attach`."""
 
         def watched(source: Any, sink: EpochSink) -> None:
             recorded = RecordedSink(self, sink)
@@ -71,15 +71,15 @@ class Contract:
 
     @property
     def sink(self) -> RecordedSink:
-        """The last epoch's."""
+        """The last epoch's sink."""
         return self.sinks[-1]
 
     def breaks(self, text: str) -> None:
-        """A rule is broken."""
+        """Note that a rule is broken."""
         self.broken.append(text)
 
     def check(self, whole: bool = True) -> None:
-        """After the epochs. ``whole``: all their batches were asked for. Raises AssertionError that names what is wrong."""
+        """Call it after the epochs. ``whole``: all their batches were asked for. Raises AssertionError with what is wrong."""
         with self.lock:
             found = list(self.broken)
             for sink in self.sinks:
@@ -89,7 +89,7 @@ class Contract:
 
 
 def _wrong(lease: Lease, whole: bool) -> list[str]:
-    """What is wrong with a lease when its epoch is over."""
+    """What is wrong with a lease at the end of its epoch."""
     found = []
     if whole and not lease.ended:
         found.append(f"{lease.name} was never released, cancelled, failed or lost")
@@ -99,11 +99,11 @@ def _wrong(lease: Lease, whole: bool) -> list[str]:
 
 
 class RecordedSink:
-    """An `EpochSink` to the source, on the way to the epoch."""
+    """What the source sees as the `EpochSink`. It records calls and passes them on to the epoch."""
 
     def __init__(self, contract: Contract, sink: EpochSink) -> None:
         self.contract, self.inner = contract, sink
-        self.sources: list[RecordedSource] = []  # as they joined, one after another
+        self.sources: list[RecordedSource] = []  # in the order in which they joined
         self.leases: dict[int, Lease] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -144,10 +144,10 @@ class RecordedSink:
         self.inner.failed(name, lease, reason, fatal=fatal, told=told)
 
     def lost(self, name: str, reason: str, error: BaseException | None = None, told: bool = False) -> None:
-        sources = list(self.sources)  # not one that joins meanwhile
+        sources = list(self.sources)  # without sources that join meanwhile
         self._lost(sources)
         self.inner.lost(name, reason, error, told)
-        self._lost(sources)  # what was given between
+        self._lost(sources)  # leases that were given in between
 
     def _lost(self, sources: list[RecordedSource]) -> None:
         with self.contract.lock:
@@ -157,7 +157,7 @@ class RecordedSink:
 
 
 class RecordedSource:
-    """An `AttachedSource` to the epoch, on the way to the source."""
+    """What the epoch sees as the `AttachedSource`. It records calls and passes them on to the source."""
 
     def __init__(self, sink: RecordedSink, inner: AttachedSource, capacity: Capacity) -> None:
         self.sink, self.inner, self.capacity = sink, inner, capacity
@@ -199,7 +199,7 @@ class RecordedSource:
             if lease is None:
                 self.contract.breaks(f"lease {number} was {how}, and was never given")
                 return
-            # What was cancelled, lost or failed is released as well, where it is published after that.
+            # A cancelled, lost or failed lease is released as well if it is published afterwards.
             if lease.ended == "released" or (lease.ended and how == "cancelled"):
                 self.contract.breaks(f"{lease.name} was {lease.ended} before it was {how}")
             if how == "released" and not lease.published:

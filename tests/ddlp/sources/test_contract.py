@@ -1,4 +1,4 @@
-"""What `ddlp.sources.base` promises, on both lease sources: the engine, and one in process. And sources that break it."""
+"""What `ddlp.sources.base` promises, tested on both lease sources: the engine, and one in process. Sources that break it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STRATEGIES = ("csd", "mte", "wrr", "ordered")
 
 @pytest.fixture(autouse=True)
 def limited(hard_limit: None) -> None:
-    """A hang is a failure."""
+    """A test that hangs fails."""
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +48,8 @@ def truth(data: Any) -> Truth:
 
 @pytest.fixture(scope="module")
 def spool() -> Iterator[Path]:
-    """That of an engine which all tests of this file share."""
-    path = Path(tempfile.mkdtemp(prefix="c-", dir="/tmp"))  # short: a socket's path has 107 bytes
+    """The spool of an engine that all tests of this file share."""
+    path = Path(tempfile.mkdtemp(prefix="c-", dir="/tmp"))  # short: a socket's path may have at most 107 bytes
     held = acquire(EmbeddedOptions(spool=str(path)))
     yield path
     held.release()
@@ -57,7 +57,7 @@ def spool() -> Iterator[Path]:
 
 
 class Scene:
-    """A source, what it is recorded by, and how it is lost."""
+    """A source, the contract that records it, and a way to lose it."""
 
     def __init__(self, source: Any, contract: Contract, data: Any, spool: Path | None) -> None:
         self.source, self.contract, self.data, self.spool = source, contract, data, spool
@@ -68,7 +68,7 @@ class Scene:
         return make_loader(self.data, strategy, **where, **({"ratio": 0.5} if strategy == "mte" else {}))
 
     def lose(self) -> None:
-        """In mid-epoch."""
+        """Lose the source in mid-epoch."""
         if self.source is None:
             (engine,) = (p.pid for p in descendants() if "-m csd_engine " in p.command and str(self.spool) in p.command)
             os.kill(engine, signal.SIGKILL)
@@ -76,11 +76,11 @@ class Scene:
             self.contract.sink.lost(self.name, "it was pulled out")
 
     def at_work(self) -> None:
-        """Wait for its first batch: the host has little room without the training."""
+        """Wait for its first batch. Without training, the host has few slots."""
         until(lambda: any(lease.published for lease in self.contract.sink.leases.values()), 20, "its first batch")
 
     def holds_nothing(self) -> None:
-        """After the epochs: no batch of theirs is left."""
+        """After the epochs: assert that no batch of theirs is left."""
         if self.spool is not None:
             until(lambda: not [p for p in self.spool.rglob("job-*/*") if p.is_file()], 5, "an empty spool")
         gc.collect()
@@ -91,7 +91,7 @@ def in_process_holds(leases: Any, lease: int) -> bool:
 
 
 def record(monkeypatch: pytest.MonkeyPatch, kind: type, holds: Any) -> Contract:
-    """Note what passes between epochs and all sources of this kind."""
+    """Record all calls between epochs and the sources of this kind."""
     contract = Contract(holds)
     monkeypatch.setattr(kind, "attach", contract.watching(kind.attach))
     return contract
@@ -107,7 +107,7 @@ def scene(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, data:
 
 @pytest.fixture
 def scene_of_its_own(scene: Scene, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Scene]:
-    """One whose engine may be killed: no other test has it."""
+    """A scene with an engine of its own, which a test may kill."""
     monkeypatch.setattr("ddlp.sources.engine.source.FIRST_PAUSE_S", 0.1)
     if scene.source is None:
         scene.spool = Path(tempfile.mkdtemp(prefix="c-", dir="/tmp"))
@@ -140,7 +140,7 @@ def test_each_sample_once_with_the_hosts_bits(scene, truth, strategy):
 def test_lost_and_back_in_mid_epoch(scene_of_its_own, truth, strategy):
     scene = scene_of_its_own
     contract, loader = scene.contract, scene.loader(strategy)
-    contract.faults.publish_s = 0.05  # else it may have made the whole epoch before it is lost, and the host does that again
+    contract.faults.publish_s = 0.05  # else it may have made the whole epoch before it is lost
 
     def lose() -> None:
         scene.at_work()
@@ -161,7 +161,7 @@ def test_lost_and_back_in_mid_epoch(scene_of_its_own, truth, strategy):
 
 @pytest.mark.parametrize("strategy", ("csd", "wrr"))
 def test_late(scene, truth, strategy):
-    """Under wrr the host is at work meanwhile; under csd the epoch waits."""
+    """With wrr the host works meanwhile; with csd the epoch waits."""
     scene.contract.faults.join_s = 0.5
     loader = scene.loader(strategy)
     truth.check(train(loader, 0.002, at={3: scene.at_work}), 0)
@@ -174,7 +174,7 @@ def test_late(scene, truth, strategy):
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_slow(scene, truth, strategy):
-    """It publishes a batch that the host could have made many times over: some are made twice, none is delivered twice."""
+    """Meanwhile the host could make each batch many times. Some batches are made twice, none is delivered twice."""
     scene.contract.faults.publish_s = 0.05
     loader = scene.loader(strategy)
     truth.check(train(loader, at={0: scene.at_work}), 0)
@@ -185,7 +185,7 @@ def test_slow(scene, truth, strategy):
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_damaged(scene, truth, strategy):
-    """Each third batch of its is not what it should be: the host makes those."""
+    """Every third of its batches is damaged: the host makes those."""
     scene.contract.faults.damaged = lambda position: position % 3 == 0
     loader = scene.loader(strategy)
     with warnings.catch_warnings(record=True) as told:
@@ -203,7 +203,7 @@ def test_damaged(scene, truth, strategy):
 
 
 def test_broken_off(scene):
-    """What an epoch that nobody goes on with has asked for goes with its end."""
+    """What an epoch asked for is dropped when the epoch ends early."""
     iterator = iter(scene.loader("wrr"))
     next(iterator)
     scene.at_work()
@@ -230,7 +230,7 @@ def test_two_epochs_at_once_and_a_pickled_loader(scene, truth):
 
 
 class Passes:
-    """What stands between and passes everything on."""
+    """Passes every call on."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -240,7 +240,7 @@ class Passes:
 
 
 class LosesOne(InProcess):
-    """One lease, of the first: it is neither published nor failed, and the source says that all is well."""
+    """It loses its first lease: it neither publishes it nor fails it, and reports that all is well."""
 
     class Sink(Passes):
         lose: int | None = None
@@ -269,7 +269,7 @@ class PublishesWhatNobodyAsksFor(LosesOne):
 
 
 class Wraps(InProcess):
-    """Breaks what the epoch asks of it."""
+    """Base of sources that break a rule about the epoch's calls."""
 
     class Leases(Passes):
         pass
@@ -285,7 +285,7 @@ class Wraps(InProcess):
 
 
 class TakesOthersBatches(Wraps):
-    """Under each lease it makes the batch before."""
+    """For each lease it makes the batch before."""
 
     class Leases(Passes):
         def lease(self, lease: int, position: int) -> None:

@@ -1,4 +1,4 @@
-"""What an epoch's report says to people."""
+"""An epoch's report as text for people."""
 
 from dataclasses import replace
 
@@ -34,7 +34,7 @@ def test_the_verdict_knows_devices_workers_and_a_replay() -> None:
     assert "a step alone takes 100 ms (10 batches/s, replayed), 212 ms while data are loaded" in text
     assert text.index("num_workers=6") < text.index("a second device like csd0") and "loader.replay" not in text
     assert text in str(known) and text in known._repr_html_()
-    of_devices = replace(known, batches_cpu=0, batches_csd=40)  # more workers of the host would change nothing
+    of_devices = replace(known, batches_cpu=0, batches_csd=40)  # more host workers would change nothing
     assert [one.name for one in of_devices.verdict.remedies] == ["a second device like csd0"]
 
 

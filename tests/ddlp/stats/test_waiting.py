@@ -1,4 +1,4 @@
-"""The verdict on waiting: what it says of given figures, and whether its upper bounds hold in the model of `ddlp.planning`."""
+"""The verdict on waiting: what it says for given figures, and whether its upper bounds hold in the model of `ddlp.planning`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_too_few_batches_are_said_to_be_too_few() -> None:
 
 def test_a_thread_that_waits_while_the_accelerator_works_loses_nothing() -> None:
     figures = {"host_per_s": 20.0, "workers": 2}
-    assert judge(100, 5.05, 4.5, **figures).at_most > 9  # by the time between batches alone
+    assert judge(100, 5.05, 4.5, **figures).at_most > 9  # judged only by the time between batches
     verdict = judge(100, 5.05, 4.5, ceiling=REPLAYED, **figures)
     assert str(verdict).startswith("Training's thread waits for data 89 % of the time, but work goes on meanwhile: a step")
     assert verdict.at_most == pytest.approx(1.01) and str(verdict).endswith("No remedy brings more than 1 %.")
@@ -76,13 +76,13 @@ def test_workers_are_bounded_by_the_processors() -> None:
     device = {"a device as fast as this host": 2.0}
     assert more(4, None) == more(4, 64) == {"num_workers=8": 2.0, **device}
     assert more(4, 5) == {"num_workers=5": 1.25, **device}
-    assert more(4, 4) == more(4, 2) == more(None, 64) == device  # of more threads than processors nothing is known
+    assert more(4, 4) == more(4, 2) == more(None, 64) == device  # nothing is known about more threads than processors
     assert more(0, 64) == {"num_workers=2": 2.0, **device}  # one thread prepares
 
 
 def test_user_code_gets_no_device() -> None:
     assert gains(judge(100, 10.0, 9.0, workers=4)) == {"num_workers=8": 2.0}
-    # In the training thread: a step of 25 ms, then 75 ms for the next batch. Two workers make a batch in 37.5 ms.
+    # The training thread prepares: a step of 25 ms, then 75 ms for the next batch. Two workers make a batch in 37.5 ms.
     assert gains(judge(100, 10.0, 7.5, workers=0)) == {"num_workers=2": round(0.1 / 0.0375, 3)}
     assert gains(judge(100, 10.0, 2.5, workers=0)) == {"num_workers=2": round(0.1 / 0.075, 3)}
 
@@ -97,7 +97,7 @@ def test_an_empty_loop_divides_by_nothing() -> None:
 
 
 def test_its_bounds_hold_in_the_model() -> None:
-    """Who offloads to a device, or has more workers, gets no faster than was said, by FastFlow's model."""
+    """By FastFlow's model, neither a device nor more workers give more speed than the verdict says."""
     for seed in range(300):
         rng = random.Random(seed)
         step_s, host = (10 ** rng.uniform(-2, 0) for _ in range(2))

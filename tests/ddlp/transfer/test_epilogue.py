@@ -27,7 +27,7 @@ TABLES = {
 
 @pytest.fixture(autouse=True, params=["kernel", "numpy"])
 def way(request, monkeypatch):
-    """The same bits from the kernel, where there is one, and without."""
+    """The kernel, if there is one, and numpy give the same bits."""
     if request.param == "numpy":
         monkeypatch.setattr(ddlp.transfer.epilogue, "kernel", lambda: None)
     else:
@@ -171,7 +171,7 @@ def test_a_gpu_gives_the_cpus_bits(name, dtype, layout):
 
 @pytest.mark.parametrize("name", ["divide", "no formula"])
 def test_what_was_made_for_a_device_goes_with_the_epilogue(name):
-    """Each epoch has one of its own, and a device's memory is dear."""
+    """Each epoch has its own epilogue, and a device's memory is scarce."""
     table, images = TABLES[name], batch()
     epilogue = Epilogue(table.clone(), torch.zeros(1, 3))
     boxes = torch.zeros(len(images), 1, 4, dtype=torch.int32)

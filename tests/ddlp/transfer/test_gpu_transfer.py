@@ -1,6 +1,6 @@
-"""Batch files into a device's memory, by each way: the bytes that were written, verified there, finished there.
+"""Batch files are read into a device's memory in each way, and verified and finished there.
 
-On this machine's CPU, as a device without streams; and on a GPU where there is one.
+The device is this machine's CPU, without streams, and a GPU if there is one.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def gpu_transfer(request, stream):
 
 @dataclass
 class File:
-    """A published batch file and what is in it."""
+    """A published batch file and its content."""
 
     path: Path
     layout: Layout
@@ -77,7 +77,7 @@ def epilogue_for(file, dtype=torch.float32, layout=torch.contiguous_format):
     return Epilogue(TABLE[:channels], torch.zeros(file.layout.boxes, channels), dtype, layout)
 
 
-# One pixel; less than a block of the checksum, exactly two, a little more; a row that ends within a word; boxes behind it.
+# One pixel; less than a block of the checksum; exactly two blocks; a little more; a row that ends within a word, with boxes.
 SHAPES = [(1, 1, 1, 1), (3, 7, 5, 3), (2, 64, 128, 2), (2, 64, 128, 3), (5, 61, 67, 3)]
 
 
@@ -108,11 +108,11 @@ def test_memory_that_was_handed_out_is_never_read_into_again(tmp_path, gpu_trans
     for number, (result, sample) in enumerate(landed):
         images = files[number % 3].images
         assert torch.equal(result.cpu(), epilogue(torch.from_numpy(images))) and np.array_equal(sample, images[2])
-        result.zero_()  # the caller's to change
+        result.zero_()  # the caller may change it
 
 
 def test_a_small_file_after_a_large_one_and_before_a_larger_one(tmp_path, gpu_transfer):
-    """The memory that it is read into holds what was there before, behind its end too."""
+    """The memory that it is read into still holds earlier bytes, also after its end."""
     for number, samples in enumerate((9, 2, 30, 1)):
         file = write(tmp_path / str(number), (samples, 64, 64, 3), seed=number)
         epilogue = epilogue_for(file, torch.uint8)
@@ -131,7 +131,7 @@ def test_one_changed_bit_anywhere_is_found(tmp_path, gpu_transfer, shape):
             with pytest.raises(DamagedBatch, match="its checksum is .*, its header promises"):
                 file.read(gpu_transfer, epilogue_for(file))
     file.path.write_bytes(content)
-    file.read(gpu_transfer, epilogue_for(file))  # the memory of the failed ones is free again
+    file.read(gpu_transfer, epilogue_for(file))  # the failed reads' memory is free again
 
 
 def test_other_damage_is_told_as_on_the_cpu(tmp_path, gpu_transfer):
@@ -151,7 +151,7 @@ def test_other_damage_is_told_as_on_the_cpu(tmp_path, gpu_transfer):
 
 
 def test_a_file_that_is_cut_short_while_it_is_read(tmp_path, stream):
-    """Each block is asked for until it is whole; the rest of the file's never comes."""
+    """Each block is read until it is complete. The rest of this file never comes."""
     file = write(tmp_path, (4, 64, 64, 3))
 
     class Cutting(PinnedReader):
@@ -181,7 +181,7 @@ def test_many_threads_read_many_files(tmp_path, gpu_transfer):
 
 
 def test_the_fastest_way_is_taken_and_said(tmp_path, stream):
-    """The slow one really is: it reads the file twenty times."""
+    """The slow one is really slow: it reads the file twenty times."""
     file = write(tmp_path, (8, 200, 200, 3))
     closed = []
 
@@ -249,7 +249,7 @@ def test_what_a_comparison_has_prepared_is_forgotten_where_it_fails(tmp_path, st
 
 
 def test_each_file_system_has_its_way(tmp_path, stream):
-    """Two devices' spools on different ones; and another directory on the first, as an engine that is started again has it."""
+    """Two devices' spools on different file systems. Then another directory on the first one, as after an engine's restart."""
     shared = Path("/dev/shm")
     if not os.access(shared, os.W_OK) or shared.stat().st_dev == tmp_path.stat().st_dev:
         pytest.skip("there is one file system here")
@@ -302,7 +302,7 @@ def test_a_batch_of_the_hosts_own(stream):
 
 @pytest.mark.parametrize("count", [1, *(BLOCK_BYTES + k for k in (-1, 0, 1)), 5 * BLOCK_BYTES + 77, 4097 * BLOCK_BYTES - 3])
 def test_the_sum_is_the_engines(stream, count):
-    """4097 blocks are more than are added at a time."""
+    """4097 blocks are more than are added at once."""
     data = np.random.default_rng(count).integers(0, 256, count, dtype=np.uint8)
     checksum = Checksum()
     checksum.update(data.data)

@@ -1,4 +1,4 @@
-"""A batch file that is mapped: the same checks as one that is read, and what its caller does to the batch stays his own."""
+"""A mapped batch file: checked like one that is read, and the caller's changes to the batch do not reach the file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ddlp.transfer.mapped_batch import map_batch, may_map
 from tests.open_files import open_below
 
 NAME = "0123456789abcdef" * 2
-LAYOUT = Layout(5, 17, 13, 3, 2)  # odd sides, masks: the boxes begin at no round address
+LAYOUT = Layout(5, 17, 13, 3, 2)  # odd sizes and masks, so that the boxes begin at no round address
 
 
 def written(directory: Path, layout: Layout = LAYOUT) -> Path:
@@ -76,7 +76,7 @@ def test_a_batch_that_is_kept_keeps_no_descriptor(tmp_path: Path) -> None:
     kept = [map_batch(path, NAME, 4, LAYOUT) for _ in range(3)]
     assert None not in kept and not open_below(tmp_path)
     with open(path, "rb"):
-        assert open_below(tmp_path) == [str(path)]  # it would have been seen
+        assert open_below(tmp_path) == [str(path)]  # an open descriptor would be seen here
 
 
 def test_every_flipped_byte_and_every_cut_is_found(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_every_flipped_byte_and_every_cut_is_found(tmp_path: Path) -> None:
 def test_only_file_systems_of_this_machine_are_mapped(tmp_path: Path, kind: str, mapped: bool) -> None:
     mounts = tmp_path / "proc/self/mountinfo"
     mounts.parent.mkdir(parents=True)
-    assert not may_map("/spool/x", tmp_path)  # nothing is known of it
+    assert not may_map("/spool/x", tmp_path)  # nothing is known about this file system
     mounts.write_text(f"21 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 21 0:42 / /spool rw - {kind} there:/spool rw\n")
     assert may_map("/spool/x", tmp_path) is mapped
 
@@ -118,7 +118,7 @@ def _mappings_of_batches(spool: Path) -> int:
 def test_an_embedded_engines_batches_are_mapped_until_they_are_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: int
 ) -> None:
-    """Small ones are read."""
+    """Small batches are read instead."""
     monkeypatch.setattr(fetching, "_MAPPED_BYTES", least)
     if not may_map(tmp_path):
         pytest.skip(f"{tmp_path} is on no file system that is mapped, or in a chroot, where that can't be told")
@@ -129,14 +129,14 @@ def test_an_embedded_engines_batches_are_mapped_until_they_are_dropped(
     assert loader.report().batches_csd == 16
     assert _mappings_of_batches(tmp_path) == (0 if least else 16)
     for batch, labels in batches:
-        batch.add_(1)  # the caller's own
+        batch.add_(1)  # the caller may change it
         assert np.array_equal(batch.permute(0, 2, 3, 1).numpy(), images[labels] + 1)
     del batches, batch
     assert _mappings_of_batches(tmp_path) == 0
 
 
 def test_files_are_written_over_and_no_batch_that_anybody_still_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over three epochs: batches that the caller keeps, and one that only a forked process has."""
+    """Over three epochs, with batches that the caller keeps, and one that only a forked process holds."""
     monkeypatch.setattr(fetching, "_MAPPED_BYTES", 0)
     if not may_map(tmp_path):
         pytest.skip(f"{tmp_path} is on no file system that is mapped, or in a chroot, where that can't be told")
@@ -167,7 +167,7 @@ def test_files_are_written_over_and_no_batch_that_anybody_still_has(tmp_path: Pa
         assert all(right(*one) for one in kept) and len(kept) == 15
         os.write(tell[1], b".")
         assert os.read(hear[0], 3) == b"yes"
-        # 72 batches in few files: in those of an epoch's prefetching, of what is kept, and of the last six that were dropped.
+        # 72 batches use few files: those for prefetching, those that are kept, and the last six that were dropped.
         assert 0 < len({inode for _, inode in files}) < len(files)
     finally:
         for end in (*tell, *hear):

@@ -1,4 +1,4 @@
-"""Memory that is used again: never while anything can still see it, always afterwards."""
+"""Memory is used again, but never while anything can still read it."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_blocks_of_another_size_stay_for_later():
 
 
 def blocks_alive(pool, count, size):
-    """Weak references to the blocks behind so many arrays, which are dropped."""
+    """Weak references to the blocks of `count` arrays, which are dropped."""
     arrays = [pool.empty((size,), np.uint8) for _ in range(count)]
     blocks = [weakref.ref(array.base._block) for array in arrays]
     arrays.clear()
@@ -90,13 +90,13 @@ def blocks_alive(pool, count, size):
 
 @pytest.mark.parametrize(("size", "waiting"), [(SMALL_BYTES, 3), (SMALL_BYTES // 4, 4), (SMALL_BYTES // 6, 6), (100, 10)])
 def test_what_waits_is_bounded_and_goes_at_the_end(size, waiting):
-    """Three blocks, or of small ones as many as a few MiB hold."""
+    """Three blocks wait; of small ones, as many as fit a few MiB."""
     pool = MemoryPool(spare=3)
     kept = pool.empty((size,), np.uint8)
     assert len(blocks_alive(pool, 10, size)) == waiting
     pool.close()
     assert blocks_alive(pool, 10, size) == []
-    kept[...] = 3  # what is still seen stays
+    kept[...] = 3  # memory in use stays unchanged
     block = weakref.ref(kept.base._block)
     del kept
     assert block() is None
@@ -108,14 +108,14 @@ def waiting_bytes(pool):
 
 
 def test_what_waits_is_bounded_over_all_sizes_and_the_size_used_longest_ago_goes():
-    """As with Poisson sampling: each batch has another number of samples."""
+    """As with Poisson sampling, where each batch has another number of samples."""
     pool = MemoryPool(spare=2)
     largest = SMALL_BYTES // 2 + 200
     usual = address(pool.empty((100,), np.uint8))
     for k in range(200):
         pool.empty((SMALL_BYTES // 2 + k,), np.uint8)
         assert waiting_bytes(pool) <= SIZES * 2 * largest
-        assert address(pool.empty((100,), np.uint8)) == usual, "in use all the time"
+        assert address(pool.empty((100,), np.uint8)) == usual, "a size that is used all the time must keep its block"
     assert len(pool._blocks) == len(pool._last_turn) == SIZES
     pool.close()
     assert waiting_bytes(pool) == 0
@@ -132,7 +132,7 @@ def test_threads_share_a_pool():
         for k in range(3000):
             array = pool.empty((numbers.choice((64, 128)),), np.uint8)
             array[...] = value = (me * 50 + k) % 251
-            inbox[numbers.randrange(4)].append((array, value))  # freed in another thread
+            inbox[numbers.randrange(4)].append((array, value))  # another thread frees it
             while len(inbox[me]) > 3:
                 held.append(inbox[me].pop(0))
             while len(held) > numbers.randrange(6):

@@ -1,4 +1,4 @@
-"""Blocks of shared memory: lent, sent once, and used again when nobody has them."""
+"""Blocks of shared memory: lent, sent once, and used again when no process has them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_block_comes_again_when_nobody_has_it_and_not_before():
 
 
 def _fill(question, answer):
-    torch.set_num_threads(1)  # as torch's workers do: a fork has no thread of the parent's OpenMP pool, and would wait for them
+    torch.set_num_threads(1)  # as torch's workers do: a fork has none of the parent's OpenMP threads, and would wait for them
     blocks = ReceivedBlocks()
     for message in iter(question.get, None):
         block, value = pickle.loads(message)
@@ -54,7 +54,7 @@ def test_another_process_writes_into_it():
     for value in (3, 4, 5):
         block, lent = pool.lend(100_000)
         question.put(bytes(ForkingPickler.dumps((sent.send(block), value))))
-        assert answer.get(timeout=60) is (value > 3), "its content is sent once"
+        assert answer.get(timeout=60) is (value > 3), "a block's content must be sent once"
         assert (lent == value).all()
         del block, lent
     question.put(None)

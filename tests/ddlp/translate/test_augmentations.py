@@ -46,7 +46,7 @@ def canvas_of(array):
 
 
 def made(array, canvas):
-    """What a canvas' steps come to by Pillow."""
+    """The image after a canvas's steps, by Pillow."""
     image = picture(array)
     for step in canvas.steps:
         image = step.by_pillow(image, "pillow13")
@@ -118,8 +118,8 @@ def test_warps_are_torchvisions():
         canvas.warp(height, width, warps.perspective_coefficients(start, end), mode, (fill,))
         difference = made(array, canvas) != np.asarray(F.perspective(image, start, end, **theirs))
         differ, values = differ + int(difference.sum()), values + difference.size
-    exact = "float64" in inspect.getsource(F._get_perspective_coeffs)  # older ones solve the equations in float32
-    assert differ <= values / (10_000 if exact else 1_000)  # the equations are solved in another order
+    exact = "float64" in inspect.getsource(F._get_perspective_coeffs)  # older versions solve the equations in float32
+    assert differ <= values / (10_000 if exact else 1_000)  # we solve the equations in another order
 
 
 def test_blur_differs_by_one_in_few_values_and_hue_in_none():
@@ -184,7 +184,7 @@ def test_they_stay_before_the_tensor():
             translate(v1.Compose([v1.ToTensor(), kind(v1)]))
 
 
-BEHIND = [  # behind ToImage: the operator, and whether torch's kernels for bytes give Pillow's pixels
+BEHIND = [  # operators after ToImage, and whether torch's kernels for bytes give Pillow's pixels there
     (lambda: v2.RandomPosterize(3, p=1.0), True),
     (lambda: v2.RandomSolarize(100.0, p=1.0), True),
     (lambda: v2.RandomInvert(p=1.0), True),

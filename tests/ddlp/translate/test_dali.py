@@ -1,4 +1,4 @@
-"""What of a pipeline DALI runs, and what is refused by its name; nothing here needs DALI."""
+"""Which part of a pipeline DALI runs, and which operators are refused by name. No test here needs DALI."""
 
 from __future__ import annotations
 

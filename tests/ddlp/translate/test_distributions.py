@@ -1,4 +1,4 @@
-"""Drawn parameters follow torchvision's own get_params: two-sample tests with fixed seeds, p above 1e-3."""
+"""Drawn parameters have the distribution of torchvision's get_params: two-sample tests with fixed seeds, p above 1e-3."""
 
 import numpy as np
 import pytest
@@ -47,7 +47,7 @@ def test_random_erasing(scale, ratio):
     theirs = []
     for _ in range(N):
         top, left, height, width, _ = v1.RandomErasing.get_params(image, scale, ratio, [0.0])
-        full = (height, width) == (90, 120)  # no attempt fitted: nothing is erased
+        full = (height, width) == (90, 120)  # no attempt fitted, so nothing is erased
         theirs.append((0, 0, 0, 0) if full else (top, left, top + height, left + width))
     same([p.boxes[0] for p in plans({"op": "RandomErasing", "p": 1.0, "scale": scale, "ratio": ratio})], theirs)
 

@@ -1,4 +1,4 @@
-"""timm's transforms travel: timm's own pixels for given parameters, its parameters' distributions, its noise where it lands."""
+"""timm's transforms: pixels are timm's for given parameters, parameters have timm's distributions, noise is where timm's is."""
 
 import collections
 import random
@@ -77,7 +77,7 @@ def test_each_operators_pixels_and_strength(name, monkeypatch):
 
 
 def theirs_seen(transform, n):
-    """Of each image: (operator, its parameter, filter) in turn."""
+    """What timm does to each image: a list of (operator, its parameter, filter)."""
     found, now = [], []
 
     def seen(name):
@@ -117,7 +117,7 @@ def ours_seen(transform, n, monkeypatch):
 
 
 def alike(ours, theirs):
-    """Two samples of labels come from one distribution."""
+    """Assert that two samples of labels come from one distribution."""
     counts = [collections.Counter(sample) for sample in (ours, theirs)]
     labels = sorted(set(counts[0]) | set(counts[1]), key=str)
     common = [label for label in labels if counts[0][label] + counts[1][label] >= 10]
@@ -232,7 +232,7 @@ def test_crops_that_pad(size):
         canvas = Canvas(size[1], size[0], 3, 0)
         translate(v1.Compose([center, v1.ToTensor()])).pipeline.operators[0].draw(canvas, Keyed(0, 0, 0, 0))
         assert np.array_equal(made(image, canvas), np.asarray(center(image)))
-        # The same places come up, with the same pixels.
+        # The same positions come up, with the same pixels.
         placed = timm_transforms.RandomCropOrPad((size[1] + 2, size[0] - 3), fill=7, padding_mode=mode)
         wanted = {np.asarray(placed(image)).tobytes() for _ in range(300)}
         (operator,) = translate(v1.Compose([placed, v1.ToTensor()])).pipeline.operators
@@ -246,7 +246,7 @@ def test_crops_that_pad(size):
 
 
 class Erased:
-    """What timm erases of an image."""
+    """Records what timm erases of an image."""
 
     def __init__(self):
         self.boxes = []
@@ -288,7 +288,7 @@ def test_noise_is_normal_keyed_and_inside_its_rectangles(mode, count):
         batch, places = torch.from_numpy(out[np.newaxis]), torch.from_numpy(boxes[np.newaxis])
         result = translation.epilogue(batch, places)[0]
         assert torch.equal(result, translation.epilogue(batch.clone(), places)[0])
-        # A device does the same, by operations on the whole batch.
+        # A device does the same with operations on the whole batch.
         last = translation.epilogue.with_output(torch.bfloat16, torch.channels_last)
         assert torch.equal(last._fill_together(last._on_device(batch), places)[0], last(batch, places)[0])
         expected = plainly.epilogue(batch)[0]

@@ -1,4 +1,4 @@
-"""Bits against torchvision itself: the whole way for deterministic transforms, the functional ops for random ones."""
+"""Bits against torchvision: whole transforms if they are deterministic, single operators for the drawn parameters if random."""
 
 import warnings
 
@@ -113,7 +113,7 @@ def test_greyscale_sources():
 
 
 def replay(plan, source):
-    """The plan by torchvision's functional operators."""
+    """Run the plan with torchvision's functional operators."""
     for step in plan.primitives:
         if isinstance(step, steps.Crop):
             source = F.crop(source, step.top, step.left, step.height, step.width)
@@ -179,13 +179,13 @@ def hooked():
 
 
 class Preset:
-    """As torchvision's references have them."""
+    """Like the presets of torchvision's references."""
 
     def __init__(self, *inner):
         self.inner = v1.Compose([*inner, v1.ToTensor()])
 
     def __call__(self, img):
-        """Its words don't matter."""
+        """A docstring, which must not matter."""
         return self.inner(img)
 
 

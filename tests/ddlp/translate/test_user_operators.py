@@ -1,4 +1,4 @@
-"""`ddlp.load_operators`: what a file may hold, its operators in torchvision pipelines, and their translation."""
+"""`ddlp.load_operators`: what an operator file may contain, its operators in torchvision pipelines, and their translation."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_what_was_loaded_counts_though_the_file_changes(tmp_path):
 
 
 def test_they_are_transforms_anywhere(ops):
-    """Drawing from torch's generator, as torchvision's own."""
+    """They draw from torch's generator, like torchvision's own."""
     for compose in (v1.Compose, v2.Compose):
         chain = compose([ops.letterbox(32).sized(32, 32), v1.RandomApply([ops.noise(20)], p=0.9), ops.invert(), v1.ToTensor()])
         torch.manual_seed(3)
@@ -186,7 +186,7 @@ def test_they_go_to_torchs_workers(ops, method):
 
 
 def test_in_user_code_of_ours_the_samples_key_decides(ops):
-    """A data set that can't travel: torch's own workers run it, keyed."""
+    """For a data set that can't travel, torch's own workers run the operators, with keyed draws."""
     data = Samples(v1.Compose([v1.CenterCrop(16), ops.noise(), v1.ToTensor()]))
     one, two = ([batch.clone() for batch in ddlp.DDLPLoader(data, 3, num_workers=n, seed=5)] for n in (0, 2))
     assert all(map(torch.equal, one, two)) and not torch.equal(one[0], one[1])
@@ -206,7 +206,7 @@ def ours(transform, source, mode="RGB"):
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 def test_what_ddlp_runs_is_what_torchvision_runs(ops, mode):
-    """Bit by bit, where nothing is drawn."""
+    """The bits are equal if nothing is drawn."""
     chain = v1.Compose([
         ops.letterbox(32, fill=(9, 8, 7)).sized(32, 32), v1.CenterCrop(28), ops.invert(), v1.RandomApply([ops.invert()], p=1.0),
         v1.RandomHorizontalFlip(1.0), ops.invert(), v1.ToTensor(), v1.Normalize([0.5], [0.25]),

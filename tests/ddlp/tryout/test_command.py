@@ -1,4 +1,4 @@
-"""`ddlp try` as a user starts it: rows, plot and page, a folder left alone, Ctrl-C, one core, errors."""
+"""`ddlp try` as a user starts it: rows, plot and page, an unchanged folder, Ctrl-C, one core, errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS = ["dataloader", "dataloader", "cpu", "csd", "mte", "wrr"]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Forty images in ten classes, a damaged one and a text; of which nobody may write anything."""
+    """Forty images in ten classes, a damaged one, and a text file. The folder is read-only."""
     root = make_thumbnails(tmp_path / "images", 40, 1, side=48) / "train"
     (root / "damaged.jpg").write_bytes(b"\xff\xd8\xff")
     (root / "notes.txt").write_text("mine")
@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def started(cwd: Path, *arguments: str | Path, cpus: int = 0) -> subprocess.Popen[str]:
-    """`ddlp try ARGUMENTS` in a directory; all that it makes for itself goes below ``cwd``/tmp. ``cpus``: that it may use."""
+    """Start `ddlp try ARGUMENTS` in a directory. Its own files go below ``cwd``/tmp. ``cpus`` is the number that it may use."""
     (cwd / "tmp").mkdir(parents=True, exist_ok=True)
     environment = {**user_environment(), "TMPDIR": str(cwd / "tmp"), "COLUMNS": "80"}
     usable = sorted(os.sched_getaffinity(0))[: cpus or None]
@@ -66,9 +66,9 @@ def test_a_folder_of_the_users(tmp_path: Path, folder: Path) -> None:
 
 
 def test_on_one_core(tmp_path: Path, folder: Path) -> None:
-    """Host and engine share it."""
+    """Host and engine share the core."""
     before = listing(folder)
-    cwd = tmp_path / "x"  # short: DataLoader's workers have sockets below it, whose paths may have 107 characters
+    cwd = tmp_path / "x"  # short: DataLoader's workers have sockets below it, whose paths may have at most 107 characters
     process = started(cwd, folder, "--seconds", "3", "--out", cwd / "out", cpus=1)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err

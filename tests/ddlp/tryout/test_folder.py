@@ -1,4 +1,4 @@
-"""Finding the user's images: any layout, and what is wrong with a folder in one sentence."""
+"""Finding the user's images in any layout, and saying in one sentence what is wrong with a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the terminal shows of a comparison, and what is said of it."""
+"""How the terminal shows a comparison, and the sentences about it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ddlp.tryout.terminal import parts, sentences, text
 
 
 class Terminal(io.StringIO):
-    """As a terminal or a pipe, with some encoding."""
+    """A fake of a terminal or a pipe with some encoding."""
 
     def __init__(self, encoding: str = "utf-8", terminal: bool = False) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ def found() -> Comparison:
 
 
 def bars(printed: str) -> dict[str, str]:
-    """Row -> its bar, of the rows on one line each; DataLoader's second one counts."""
+    """Row -> its bar, for rows that take one line. DataLoader has two rows; the second counts."""
     lines = [re.sub(r"\x1b\[\d+m", "", line) for line in printed.splitlines()]
     return {line.split()[0]: line.rpartition("%  ")[2] for line in lines if re.search(r"\d+x .*%  ", line)}
 
@@ -86,7 +86,7 @@ def test_what_it_means(found: Comparison) -> None:
 
 
 def test_what_it_means_elsewhere(found: Comparison) -> None:
-    """No gain by the swap, one core for both, a device, no engine: no sentence claims what was not measured."""
+    """No gain by the swap, one core for both, a device, no engine: no sentence may claim what was not measured."""
     slow = dataclasses.replace(found, rows=[row("dataloader", 1, 1000, workers=1), *found.rows[2:]])
     assert "brings nothing here" in sentences(slow)[0]
     one_core = dataclasses.replace(found, cores=Cores(3, 3))
@@ -113,7 +113,7 @@ def test_the_picture(found: Comparison, tmp_path: Path) -> None:
 
 
 def test_a_part_of_less_than_a_pixel_is_no_error(found: Comparison, tmp_path: Path) -> None:
-    """The rate times the mean part, summed up first, once left 1e-13 images/s for the host."""
+    """Summing up first, rate times mean part once left 1e-13 images/s for the host."""
     for rate in (979.123, 1057.7, 1183.31):
         found.rows[3] = row("csd", 1, rate, 1.0)
         assert [part.by for part in parts(found.rows[3])] == ["engine"]

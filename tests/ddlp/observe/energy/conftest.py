@@ -1,4 +1,4 @@
-"""A recorded /sys with RAPL, advanced by the tests: the machines that run them mostly have no counters of their own."""
+"""A recorded /sys with RAPL, which the tests move forward: most machines that run them have no such counters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DRAM_RANGE_UJ = 65712999613  # of a server's memory
 
 
 class Recorded:
-    """A tree like /sys: one package with its memory, in microjoules."""
+    """A tree like /sys with one package and its memory, in microjoules."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -41,7 +41,7 @@ def recorded(tmp_path: Path) -> Recorded:
 
 
 class Clock:
-    """A clock that the test moves; calling it tells the time."""
+    """A clock that the test moves. Calling it gives the time in seconds."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -57,5 +57,5 @@ def clock() -> Clock:
 
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is tested does not depend on this machine's GPUs."""
+    """Make a test independent of this machine's GPUs."""
     monkeypatch.setattr("ddlp.observe.energy.meter.find_gpus", lambda: (None, None))

@@ -24,7 +24,7 @@ def ddlp(*arguments: object, **options: object) -> subprocess.CompletedProcess[s
 
 
 def test_a_command_is_measured_shown_and_compared(tmp_path, recorded, capsys):
-    """RAPL from a recorded tree that the measured command itself advances."""
+    """RAPL counters in a recorded tree. The measured command itself increases them."""
     counter = recorded.root / "class/powercap/intel-rapl:0/energy_uj"
     common = ("--sys", recorded.root, "--price", "0.36", "--currency", "EUR", "--co2", "100")
     for label, joules in (("cpu", 360), ("wrr", 180)):
@@ -107,7 +107,7 @@ def test_ctrl_c_is_the_commands_and_what_it_took_is_told(tmp_path):
 
 
 def test_what_it_took_is_told_where_sigterm_has_ended_the_command_already(tmp_path):
-    """As when a whole group is told to end: the command is over before its parent hears of the signal."""
+    """As when a whole process group is told to end: the command ends before its parent gets the signal."""
     script = "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)"
     ours = subprocess.Popen(
         [sys.executable, "-m", "ddlp", "energy", "run", "--out", str(tmp_path / "it.json"), "--", sys.executable, "-c", script],
@@ -119,7 +119,7 @@ def test_what_it_took_is_told_where_sigterm_has_ended_the_command_already(tmp_pa
     os.waitid(os.P_PID, ours.pid, os.WSTOPPED)
     os.kill(command, signal.SIGTERM)
     until(lambda: not alive(command), 20, "the end of the command")
-    ctypes.CDLL(None).tgkill(ours.pid, ours.pid, int(signal.SIGTERM))  # to the thread that waits, as of a process that runs
+    ctypes.CDLL(None).tgkill(ours.pid, ours.pid, int(signal.SIGTERM))  # to the waiting thread, as is usual
     os.kill(ours.pid, signal.SIGCONT)
     _, said = ours.communicate(timeout=30)
     assert ours.returncode == 128 + signal.SIGTERM and "total" in said and load(tmp_path / "it.json")[0].seconds > 0, said
@@ -139,7 +139,7 @@ def test_where_the_result_can_t_go_is_said_before_the_command_runs(tmp_path):
 
 @pytest.mark.parametrize("more", [(), ("--json",)])
 def test_a_result_that_can_t_be_written_is_told(tmp_path, more):
-    """The command puts a directory where its file was to be."""
+    """The command creates a directory at the path of its result."""
     done = ddlp("run", "--out", tmp_path / "it", *more, "--", "sh", "-c", 'mkdir "$1"; exit 3', "sh", tmp_path / "it")
     assert done.returncode == 3 and "Traceback" not in done.stderr, done.stderr
     assert f"{tmp_path / 'it'} can't be written: Is a directory" in done.stderr

@@ -1,4 +1,4 @@
-"""A device's sensors through a real engine process; the hwmon tree that it reads is recorded and advanced by the test."""
+"""A device's sensors through a real engine process. It reads a recorded hwmon tree, which the test changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.engine_process import EngineProcess, until
 
 @pytest.fixture
 def engine(recorded) -> Iterator[EngineProcess]:
-    """On a board with one INA219, 2.5 W now."""
+    """An engine on a board with one INA219, at 2.5 W."""
     shutil.rmtree(recorded.root / "class/powercap")
     recorded.write("class/hwmon/hwmon0/name", "ina219")
     recorded.write("class/hwmon/hwmon0/power1_input", 2_500_000)
@@ -43,7 +43,7 @@ def test_the_device_is_measured_beside_the_host(engine, recorded, monkeypatch):
         until(lambda: reader.tallies)
         power = recorded.write("class/hwmon/hwmon0/power1_input", 4_500_000)
         until(lambda: reader.tallies["csd0 ina219/power1"][1]._last[0] == 4.5)
-        power.unlink()  # it sleeps
+        power.unlink()  # the sensor sleeps
         time.sleep(0.1)
         recorded.write("class/hwmon/hwmon0/power1_input", 4_500_000)
     result = meter.result()
@@ -75,7 +75,7 @@ def test_a_meter_of_yours_counts_the_devices_instead(engine, tmp_path):
 
 
 def a_board(recorded):
-    """Nothing but a board's monitor, of its input and one of the rails behind."""
+    """A board with one monitor chip: its input, and one of the rails behind it."""
     shutil.rmtree(recorded.root / "class/hwmon")
     recorded.write("class/hwmon/hwmon0/name", "ina3221")
     for number, label in ((1, "VDD_IN"), (2, "VDD_CPU")):

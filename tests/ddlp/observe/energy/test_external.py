@@ -1,4 +1,4 @@
-"""A meter of the user's: real files, real commands."""
+"""A user's own meter: real files, real commands."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_command_that_counts_joules_around_an_epoch(tmp_path):
     (tmp_path / "counter").write_text("100\n")
     meter = EnergyMeter([ExternalMeter(f"machine=command:cat {tmp_path}/counter | sed 's/$/ kJ/'")], model=None)
     with meter:
-        while not meter._readers[0].tallies:  # its first reading is done by its thread
+        while not meter._readers[0].tallies:  # its thread does the first reading
             time.sleep(0.01)
         (tmp_path / "counter").write_text("104.5\n")
     assert meter.result().total_j == pytest.approx(4500) and meter.result().how == "measured"

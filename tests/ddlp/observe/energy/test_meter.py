@@ -1,4 +1,4 @@
-"""EnergyMeter: real files of a recorded tree, real threads, the clock mostly the test's."""
+"""EnergyMeter: real files of a recorded tree, real threads, mostly with the test's clock."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def measured_here(recorded, clock, **options) -> EnergyMeter:
 def test_package_and_memory_of_an_epoch_by_part(recorded, clock):
     recorded.package(262143000000)
     with (meter := measured_here(recorded, clock)):
-        recorded.package(262143000000 + 400_000_000)  # over the end of its range
+        recorded.package(262143000000 + 400_000_000)  # past the end of its range
         recorded.dram(20_000_000)
         clock.now += 10
     result = meter.result(REPORT, workers=3)
     assert {one.part: one.joules for one in result.parts} == {"cpu": pytest.approx(400), "dram": pytest.approx(20)}
     assert result.total_j == pytest.approx(420) and result.how == "measured"
     assert (result.batches, result.j_per_batch, result.label) == (40, pytest.approx(10.5), "wrr")
-    assert result.host_preparing_s == pytest.approx(1280 * 30 / 40 / 120)  # of the paper's Table IX
+    assert result.host_preparing_s == pytest.approx(1280 * 30 / 40 / 120)  # in the paper's Table IX
     assert "the engine ran on this computer" in result.notes[0]
     assert not energy_threads()
 
@@ -101,7 +101,7 @@ def test_what_is_inside_a_metered_machine_counts_once(recorded, clock):
     assert {one.part for one in result.parts} == {"machine", "cpu", "dram", "csd"} and "not added" in str(result)
     with (alone := EnergyMeter([Wall()], clock=clock)):
         clock.now += 4
-    assert {one.part for one in alone.result(REPORT).parts} == {"machine"}  # the host is in it, measured
+    assert {one.part for one in alone.result(REPORT).parts} == {"machine"}  # the machine's meter includes the host
 
 
 def test_one_meter_measures_each_epoch_anew(recorded, clock):
@@ -129,7 +129,7 @@ def test_a_domain_that_sleeps_and_one_that_vanishes(recorded, clock):
         recorded.dram(9_000_000)
         clock.now += 10
         reader._read()
-        file.unlink()  # and is gone
+        file.unlink()  # it is gone
         recorded.package(90_000_000)
         clock.now += 10
     result = meter.result()
@@ -140,7 +140,7 @@ def test_a_domain_that_sleeps_and_one_that_vanishes(recorded, clock):
 
 
 def test_a_counter_with_a_short_range_is_read_while_it_goes_round(recorded):
-    """In real time: 300 W on a counter of 150 J would wrap twice a second between begin and end."""
+    """In real time: at 300 W, a counter of 150 J would wrap twice per second between begin and end."""
     recorded.write("class/powercap/intel-rapl:0/max_energy_range_uj", 150_000_000)
     sources, _ = local_sources(str(recorded.root))
     assert sources[0].interval_s == pytest.approx(150 / 4000 / 2)
@@ -210,7 +210,7 @@ def test_a_slow_meter_holds_up_neither_begin_nor_end_of_what_is_measured():
     with (meter := EnergyMeter([Slow("slow", prompt=False)])):
         time.sleep(0.5)
     result = meter.result()
-    # However long its readings took, the joules are those of the time between begin and end.
+    # However long a reading takes, the joules are those between begin and end.
     assert result.total_j == pytest.approx(100 * result.seconds, rel=1e-6) and result.parts[0].covered == pytest.approx(1)
 
 
@@ -238,7 +238,7 @@ def test_ctrl_c_ends_it_cleanly(recorded, tmp_path):
 
 
 def test_missing_permission_is_said_once_with_what_to_do(recorded, no_gpu):
-    """Root may read everything: a child gives that up first."""
+    """Root may read every file, so a child process drops that right first."""
     script = (
         "import os, sys, warnings\n"
         "from ddlp.observe.energy import EnergyMeter\n"
@@ -253,7 +253,7 @@ def test_missing_permission_is_said_once_with_what_to_do(recorded, no_gpu):
     for path in [recorded.root, *recorded.root.parents][:4]:
         path.chmod(0o755)
     for name in ("", ":0"):
-        (recorded.root / f"class/powercap/intel-rapl:0{name}/energy_uj").chmod(0)  # not even by its owner
+        (recorded.root / f"class/powercap/intel-rapl:0{name}/energy_uj").chmod(0)  # not even readable by its owner
     done = subprocess.run([sys.executable, "-c", script, recorded.root], capture_output=True, text=True, env=os.environ)
     assert done.returncode == 0, done.stderr
     said, absent, sources = done.stdout.splitlines()
@@ -324,7 +324,7 @@ def test_several_meters_of_yours_for_one_part_are_added(recorded, no_gpu, tmp_pa
 
 
 def test_this_machines_own_counters_where_it_has_any():
-    """The real ones; virtual machines and containers have none, and then that is what must be said."""
+    """This machine's real counters. Virtual machines and containers have none: then the meter must say so."""
     sources, absent = local_sources("/sys")
     if any(one.name == "RAPL" for one in sources):
         with (meter := EnergyMeter(sources)):
@@ -337,7 +337,7 @@ def test_this_machines_own_counters_where_it_has_any():
 
 
 def test_what_one_of_several_ranks_tells_counts_for_each_of_them(clock, monkeypatch):
-    """The joules are of the whole computer: so must the batches be that they are divided by, and the model's processes."""
+    """The joules are the whole computer's. So the batches that they are divided by, and the model's processes, must be too."""
     for name, value in {"RANK": 0, "WORLD_SIZE": 8, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 4, "MASTER_ADDR": "a",
                         "MASTER_PORT": 1}.items():  # fmt: skip
         monkeypatch.setenv(name, str(value))
@@ -347,7 +347,7 @@ def test_what_one_of_several_ranks_tells_counts_for_each_of_them(clock, monkeypa
     assert (result.batches, result.samples, result.host_cpu_s) == (4 * 40, 4 * 1280, 4 * 8.0)
     assert result.host_preparing_s == pytest.approx(4 * 1280 * 30 / 40 / 120)
     assert result.j_per_batch == pytest.approx(2000 / 160) and any("4 ranks" in text for text in result.notes)
-    assert meter.result(REPORT, batches=40, samples=7).batches == 40, "what is given is taken as it is"
+    assert meter.result(REPORT, batches=40, samples=7).batches == 40, "a number that is given is used unchanged"
     with (modelled := EnergyMeter(clock=clock)):
         clock.now += 10
     cpu, _ = modelled.result(REPORT, workers=3).parts
@@ -356,7 +356,7 @@ def test_what_one_of_several_ranks_tells_counts_for_each_of_them(clock, monkeypa
 
 @dataclass
 class Board(Wall):
-    """The sensor of a device."""
+    """A device's sensor."""
 
     def read(self) -> list[Reading]:
         return [Reading(self.name, "csd", None, 3.0)]
@@ -373,7 +373,7 @@ def test_each_device_without_a_meter_is_modelled(clock, tmp_path):
     assert parts() == {"csd": (2 * 0.25 * 4, True)}
     assert parts(Board("csd0")) == {"csd": (12, False), "unmetered csd": (0.25 * 4, True)}
     assert parts(Board("csd0"), Board("csd1")) == {"csd": (24, False)}
-    assert parts(ExternalMeter(f"csd={watts(tmp_path / 'boards', 5)}")) == {"csd": (20, False)}, "it counts both"
+    assert parts(ExternalMeter(f"csd={watts(tmp_path / 'boards', 5)}")) == {"csd": (20, False)}, "the meter counts both devices"
 
 
 def test_every_rank_counts_the_whole_computer(clock, monkeypatch):

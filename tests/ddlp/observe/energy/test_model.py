@@ -13,14 +13,14 @@ from ddlp.stats.report import EpochReport
 
 COLUMNS = {"cpu0": ("cpu", 0), "cpu16": ("cpu", 16), "csd": ("csd", 0), "mte0": ("mte", 0), "wrr0": ("wrr", 0),
            "mte16": ("mte", 16), "wrr16": ("wrr", 16)}  # fmt: skip
-# Table VI prints 48.48 s for AlexNet's cpu0; VIII, IX and the text all follow from 38.48. And VIII prints VGG's cost of the
-# CSD for AlexNet once more.
+# Table VI prints 48.48 s for AlexNet's cpu0, but VIII, IX and the text all follow from 38.48.
+# Table VIII repeats VGG's cost of the CSD for AlexNet.
 MISPRINTED_SECONDS = {("AlexNet", "cpu0"): 38.48}
 MISPRINTED_COST = {("AlexNet", "csd")}
 
 
 def modelled(model: str, column: str, seconds: float) -> tuple[float, float]:
-    """(J a batch, USD for 100 epochs of ImageNet)."""
+    """(J per batch, USD for 100 epochs of ImageNet)."""
     strategy, workers = COLUMNS[column]
     joules = sum(PaperModel().watts(strategy, workers).values()) * seconds
     return joules, Tariff().cost(joules * math.ceil(IMAGENET_IMAGES / BATCH_SIZES[model]) * 100)
@@ -57,7 +57,7 @@ IMAGENET1 = [one for one in clean_cells() if one.pipeline == "ImageNet1"]
 
 @pytest.mark.parametrize("cell", IMAGENET1, ids=lambda cell: f"{cell.model}-{cell.processes}")
 def test_the_hosts_time_a_batch_is_what_table_ix_shows(cell, clock):
-    """Of an epoch under the paper's MTE: the host's rate and share by its Table VI, the host's time of its Table IX."""
+    """For an epoch with the paper's MTE: the host's rate and share from its Table VI, the host's time from its Table IX."""
     (nine,) = [one for one in rows("table9") if one["model"] == cell.model]
     alone_s, batch, batches = float(nine[f"cpu{cell.processes}"]), BATCH_SIZES[cell.model], 100_000
     of_csd = round(batches * cell.cpu_s / (cell.cpu_s + cell.device_s))

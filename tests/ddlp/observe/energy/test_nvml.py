@@ -1,6 +1,6 @@
-"""NVIDIA's GPUs: nvidia-ml-py itself, on a stand-in for the driver's library (fake_nvml.c) where the machine has none.
+"""NVIDIA's GPUs: the real nvidia-ml-py, on a fake of the driver's library (fake_nvml.c) if the machine has none.
 
-A shared object in a process of its own: what torch sees of GPUs in the tests' process stays as it is. On a machine with a GPU
+The fake is loaded in another process, so that torch's view of GPUs in the tests' process stays. On a machine with a GPU
 the last test reads the real one.
 """
 
@@ -18,7 +18,7 @@ import pytest
 
 needs_pynvml = pytest.mark.skipif(importlib.util.find_spec("pynvml") is None, reason="needs nvidia-ml-py")
 
-# Two seconds by its own clock; the GPUs' state changes in between.
+# Two seconds by its own clock. The GPUs' state changes in between.
 MEASURE = """
 import json, sys
 from pathlib import Path
@@ -53,7 +53,7 @@ def library(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def measure(library, tmp_path):
-    """Measure for two seconds between two states of the GPUs; the result's data, or why there is none."""
+    """Measure for two seconds between two states of the GPUs. Returns the result's data, or why there is none."""
 
     def run(before: str, after: str, *external: str, **environment: str):
         state = tmp_path / "gpus"

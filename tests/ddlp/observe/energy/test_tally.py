@@ -1,4 +1,4 @@
-"""From readings to joules: wraps, gaps, counters that begin anew."""
+"""From readings to joules: counters that wrap or restart, gaps."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_counter_is_read_before_it_can_wrap_twice(range_j):
 
 def test_a_counter_that_began_anew_is_no_wrap():
     tally = Tally(5)
-    for joules, now in ((200000, 0), (200100, 1), (5, 2), (105, 3)):  # 62 kJ in a second: the driver was loaded again
+    for joules, now in ((200000, 0), (200100, 1), (5, 2), (105, 3)):  # 62 kJ in a second: the driver was reloaded
         tally.add(counter(joules), now)
     assert tally.joules == 200 and tally.covered_s == 2
     (note,) = tally.notes
@@ -94,7 +94,7 @@ def test_the_ends_count_as_the_readings_next_to_them():
     late = Tally(5)
     late.add(gauge(7), 100)
     late.finish(0, 101)
-    assert late.joules == 7  # the 100 s before are not made up
+    assert late.joules == 7  # the 100 s before are not filled in
 
 
 @pytest.mark.parametrize("watts", [-3.0, float("nan"), 1e9])

@@ -1,4 +1,4 @@
-"""What a device is told of a data set."""
+"""What a host tells a device about a data set."""
 
 import errno
 import os
@@ -39,7 +39,7 @@ def test_root_and_names_of_files(tmp_path, paths, root, names):
 
 @pytest.mark.parametrize("dataset", [ImageFiles(["/d/a.jpg"], [0]), ImageArrays(np.zeros((1, 4, 4), np.uint8), [0])])
 def test_a_directory_that_cannot_be_written_is_told(tmp_path, dataset):
-    """As on a full disk."""
+    """As with a full disk."""
     upload = DatasetUpload(tmp_path / "gone", tmp_path)
     with pytest.raises(DDLPError, match=f"can't be written to {tmp_path / 'gone'}: No such file or directory. Free space"):
         upload.describe(translate_dataset(dataset))
@@ -86,7 +86,7 @@ def test_arrays_are_written_once_and_known_by_their_content(tmp_path):
 def test_a_full_spool_leaves_nothing_open_and_nothing_behind(tmp_path):
     (tmp_path / "files").mkdir()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))  # each write fails, as on a full disk
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))  # makes each write fail, as on a full disk
     try:
         with pytest.raises(DDLPError, match="can't be written"):
             DatasetUpload.shared(tmp_path, "/spool")

@@ -1,4 +1,4 @@
-"""The embedded engine: shared, restarted, and gone with its process however that ends."""
+"""The embedded engine: loaders share it, it is restarted, and it ends with its process, however that ends."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REPOSITORY = Path(__file__).resolve().parents[4]
 
 @pytest.fixture
 def options(tmp_path: Path) -> Iterator[EmbeddedOptions]:
-    """A spool of its own; afterwards nothing is left in it."""
+    """Options with a spool of their own, which must be empty at the end."""
     spool = tmp_path / "spool"
     yield EmbeddedOptions(spool=str(spool))
     until(lambda: not spool.exists() or os.listdir(spool) == [], 3)
@@ -37,7 +37,7 @@ def options(tmp_path: Path) -> Iterator[EmbeddedOptions]:
 
 @pytest.fixture(scope="module")
 def jpegs(tmp_path_factory):
-    """A root and paths of JPEG files."""
+    """A root, and paths of JPEG files below it."""
     root = tmp_path_factory.mktemp("jpegs")
     return root, make_jpegs(root, np.random.default_rng(7))
 
@@ -164,7 +164,7 @@ def test_directories_of_dead_processes_are_swept(options):
 
 
 def dead(base: Path, name: str) -> Path:
-    """What a process has left that is gone, or whose lock is not seen here."""
+    """A directory that a process has left which is gone, or whose lock cannot be seen here."""
     left = base / name
     left.mkdir()
     (left / "lock").touch()
@@ -174,7 +174,7 @@ def dead(base: Path, name: str) -> Path:
 
 @pytest.mark.parametrize("kind", ["ext4", "nfs4"])
 def test_what_another_machine_may_have_made_is_left_alone(tmp_path, monkeypatch, kind):
-    """The locks of a network file system may be each machine's own; those of a disk are this one's."""
+    """On a network file system, locks may be separate for each machine. On a disk they are this machine's."""
     mounts = tmp_path / "root/proc/self/mountinfo"
     mounts.parent.mkdir(parents=True)
     mounts.write_text(f"21 1 8:1 / / rw - {kind} there:/all rw\n")

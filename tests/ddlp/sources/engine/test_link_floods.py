@@ -1,4 +1,4 @@
-"""A hostile engine sends more than it should: this host's memory stays bounded, and the engine counts as lost."""
+"""A hostile engine sends too much: this host's memory stays bounded, and the engine counts as lost."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.engine_memory import Peak
 from tests.engine_process import Recipe, until
 from tests.hostile_engine import flooding
 
-LIMIT_BYTES = 200 << 20  # a second's bytes of a fast network; without limits it is a GiB and more
+LIMIT_BYTES = 200 << 20  # what a fast network brings in a second; without limits it would be a GiB and more
 
 
 @pytest.fixture(autouse=True)
 def limited(hard_limit: None) -> None:
-    """A hang is a failure."""
+    """A test that hangs fails."""
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def limited(hard_limit: None) -> None:
 )
 def test_memory_stays_bounded(tmp_path: Path, kind: str, said: str) -> None:
     keys = make_keys(tmp_path / "keys")
-    names = [f"{os.urandom(500).hex()}.jpg" for _ in range(17_000 if kind == "files" else 10)]  # they hardly shrink
+    names = [f"{os.urandom(500).hex()}.jpg" for _ in range(17_000 if kind == "files" else 10)]  # hardly compressible
     recipe = Recipe(tmp_path, names, tmp_path / "manifest")
     pair = load_pair(keys / "host.key_secret")
     with flooding(keys, kind) as address, Peak(lambda: [os.getpid()]) as peak:

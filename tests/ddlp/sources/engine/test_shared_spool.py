@@ -1,4 +1,4 @@
-"""What a host does in a spool whose path an engine has told, be that engine true or false."""
+"""What a host does in a spool whose path an engine has told it, whether the engine is honest or not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ddlp.transfer import mapped_batch
 
 
 class Engine:
-    """The engine at the other end of a link. `blind`: it sees nothing of what the host writes."""
+    """The engine at the other end of a link. A `blind` one sees nothing that the host writes."""
 
     def __init__(self, spool: Path, sign: str, blind: bool = False) -> None:
         self.spool, self.welcome = spool, SimpleNamespace(spool=str(spool))
@@ -45,7 +45,7 @@ def spool(tmp_path, monkeypatch):
 
 
 def left(spool: Spool, name: str = "", mark: str | None = None, *files: str) -> Path:
-    """A directory as a host's process leaves it that is killed."""
+    """A directory as a killed host process leaves it."""
     directory = spool.files / (name or host_directory(boot()))
     directory.mkdir()
     (directory / "lock").write_text(host_mark(directory.name) if mark is None else mark)
@@ -66,7 +66,7 @@ def test_what_a_killed_host_has_left_is_removed_once_both_see_the_spool(spool):
 
 
 def test_a_false_engine_has_nothing_removed(spool, tmp_path):
-    """It tells a directory of the user's, which looks like a spool."""
+    """It names a user's directory that looks like a spool."""
     dead = left(spool)
     with pytest.raises(NotShared, match="does not see"):
         share_spool(Engine(spool.directory, spool.sign, blind=True))
@@ -77,7 +77,7 @@ def test_a_false_engine_has_nothing_removed(spool, tmp_path):
 
 
 def test_what_is_not_ddlps_by_name_and_content_stays(spool, tmp_path):
-    """Also where the engine sees the spool: it may be another process of this computer."""
+    """Also if the engine sees the spool, because the engine may be another process on this computer."""
     elsewhere = left(spool)
     elsewhere = elsewhere.rename(tmp_path / elsewhere.name)
     results = left(spool, "results_2025")
@@ -113,7 +113,7 @@ def test_another_users_directories_stay(spool):
 
 @pytest.mark.parametrize("kind", ["ext4", "nfs4"])
 def test_what_another_machine_may_have_made_is_left_alone(spool, tmp_path, monkeypatch, kind):
-    """The locks of a network file system may be each machine's own; those of a disk are this one's."""
+    """On a network file system, locks may be separate for each machine. On a disk they are this machine's."""
     mounts = tmp_path / "root/proc/self/mountinfo"
     mounts.parent.mkdir(parents=True)
     mounts.write_text(f"21 1 8:1 / / rw - {kind} there:/all rw\n")

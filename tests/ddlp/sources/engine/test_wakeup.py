@@ -1,4 +1,4 @@
-"""No ring is lost, and who rings a thread that is at work pays for nothing."""
+"""No wake-up is lost, and waking a thread that is at work costs nothing."""
 
 import select
 import threading

@@ -1,4 +1,4 @@
-"""backend="dali" at work: the same samples, augmented alike, nearly the same pixels, and nothing left behind."""
+"""backend="dali": the same samples, the same augmentations, nearly the same pixels, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def loader(paths, steps, batch=BATCH, **options):
 
 
 def samples(batches):
-    """Each sample by its target, which must be there once."""
+    """Samples by target. Each target must come once."""
     found = {}
     for images, targets in batches:
         for image, target in zip(images, targets.tolist(), strict=True):
@@ -65,7 +65,7 @@ def dali_threads():
     for thread in Path("/proc/self/task").iterdir():
         try:
             found.append((thread / "comm").read_text().strip())
-        except OSError:  # it has ended meanwhile
+        except OSError:  # the thread has ended meanwhile
             pass
     return [name for name in found if "DALI" in name]
 
@@ -83,7 +83,7 @@ def leaves_no_thread():
 
 
 def test_windows_and_flips_are_the_very_same_pixels_for_every_kind_of_file(tmp_path):
-    """What DALI would decode otherwise is left to our own code; the report says how many those are."""
+    """Files that DALI would decode differently are left to our own code. The report says how many."""
     files = []
     for number, size in enumerate(((97, 83), (33, 47))):
         for kind in KINDS:
@@ -126,7 +126,7 @@ def test_a_resize_is_as_close_as_the_report_says(paths, kind, steps):
     assert 0 < distances.mean() <= 1.25 * known.mean
     assert distances.max() <= known.most
     if kind == "bilinear":
-        assert distances[..., 1:-1, 1:-1].max() == 1, "only at the border is it more: there the filters reach outside"
+        assert distances[..., 1:-1, 1:-1].max() == 1, "larger differences are only at the border, where filters reach outside"
     assert f"by {known.mean} grey levels" in theirs.report().notes[0] and f"by {known.mean} grey" in theirs.explain()
 
 
@@ -146,7 +146,7 @@ def test_where_an_image_has_to_be_padded_our_own_code_makes_it(paths, steps):
     assert 0 < by_us < 61
 
 
-# -- as any other host prong ------------------------------------------------------------------------------------------
+# -- like any other host side -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("strategy", ["mte", "wrr"])
@@ -180,7 +180,7 @@ def test_batches_of_all_sizes(paths, options, monkeypatch):
 
 
 def test_a_sampler_of_ones_own_and_large_pictures(paths, monkeypatch):
-    monkeypatch.setattr(dali, "PIXELS", 9000)  # two or three of these pictures
+    monkeypatch.setattr(dali, "PIXELS", 9000)  # two or three of these images
     runs, run = [], dali.Graph.run
     monkeypatch.setattr(dali.Graph, "run", lambda graph, given, put: (runs.append(len(given)), run(graph, given, put)))
 
@@ -256,7 +256,7 @@ def test_what_can_not_travel_is_refused_as_for_other_settings(paths):
 
 
 class Copying(PlainStream):
-    """This machine's CPU as a device without streams; says whether something is being put on it, and who waited for it."""
+    """This machine's CPU as a device without streams. Counts the copies under way and the waits for its events."""
 
     within = waits = 0
 
@@ -288,14 +288,14 @@ class Copying(PlainStream):
 
 @pytest.fixture
 def stream(monkeypatch):
-    """Where batches of loaders with ``device="cpu"`` land."""
+    """The device to which loaders with ``device="cpu"`` copy their batches."""
     made = Copying(torch.device("cpu"))
     monkeypatch.setattr("ddlp.loader.transfer_to", lambda device, _: device and GpuTransfer(made, ways(made, None)))
     return made
 
 
 def test_on_a_gpu_decoding_is_mixed_and_all_that_follows_is_the_gpus():
-    """A pipeline that is not built needs no GPU: DALI checks its operators' arguments, and says where each runs."""
+    """A pipeline that is not built needs no GPU: DALI checks its operators' arguments, and says where each would run."""
     from nvidia.dali import Pipeline
 
     def steps(kind, on_gpu):
@@ -326,7 +326,7 @@ LAST = dict(output=torch.uint8, memory_format=torch.channels_last)
 
 @pytest.mark.parametrize("options", [dict(num_workers=2), LAST, dict(batch=None)])
 def test_what_lands_is_what_the_host_delivers_without_a_device(paths, tmp_path, stream, monkeypatch, options):
-    """Runs of a part of a batch, files that our own code makes among DALI's, masks: all where batches land."""
+    """With runs of a part of a batch, files that our own code makes among DALI's, and masks."""
     monkeypatch.setattr(dali, "SAMPLES", 3)
     picture(1, (50, 60)).convert("P").save(tmp_path / "ours.png")
     files = [*paths[:5], str(tmp_path / "ours.png"), *paths[6:]]
@@ -340,7 +340,7 @@ def test_what_lands_is_what_the_host_delivers_without_a_device(paths, tmp_path, 
         copied.extend(given)
         before = stream.waits
         take(rows, given, images)
-        assert stream.waits > before, "DALI would use its memory again while it is being copied"
+        assert stream.waits > before, "DALI may not use its memory again while it is copied"
 
     monkeypatch.setattr(dali._OnDevice, "take", watched)
     expected = list(DDLPLoader(data, batch, seed=SEED, **options))
@@ -350,7 +350,7 @@ def test_what_lands_is_what_the_host_delivers_without_a_device(paths, tmp_path, 
         assert images.is_contiguous(memory_format=options.get("memory_format", torch.contiguous_format)) or batch is None
         kept.append(images)
     assert len(copied) == 60 and "; 1 of the host's 61 samples by ddlp's own code" in there.report().notes[0]
-    for images, (ours, _) in zip(kept, expected, strict=True):  # no memory was handed out that is used again
+    for images, (ours, _) in zip(kept, expected, strict=True):  # delivered memory was not used again
         assert torch.equal(images, ours)
     assert stream.within == 0
 
@@ -362,13 +362,13 @@ def test_dali_on_the_cpu_for_a_device_is_a_choice(paths, stream, monkeypatch):
 
 
 def test_a_run_that_fails_on_a_device_is_made_by_our_own_code_and_gives_all_memory_back(paths, stream, monkeypatch):
-    """Half of a run's images were copied already."""
+    """Half of a run's images have been copied already."""
     from nvidia.dali.plugin import pytorch
 
     feed, fed = pytorch.feed_ndarray, []
 
     def failing(image, place, cuda_stream):
-        assert stream.within > 0, "copies go on the lane"
+        assert stream.within > 0, "copies must use the device's stream"
         fed.append(place)
         if len(fed) == 3:
             raise RuntimeError("CUDA: it failed")

@@ -1,4 +1,4 @@
-"""What workers hand over in blocks: any batch comes as from DataLoader, stays as it is, and leaves nothing behind."""
+"""Workers pass batches in blocks of shared memory: a batch equals DataLoader's, stays unchanged, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.engine_process import until
 from tests.open_files import open_files
 
 Pair = collections.namedtuple("Pair", "first second")
-LARGE = 10_000  # elements of 4 bytes: more than go through the pipe
+LARGE = 10_000  # elements of 4 bytes: too many for the pipe
 
 
 @dataclasses.dataclass
@@ -88,7 +88,7 @@ def first(samples: list[Any]) -> Any:
 
 
 def described(thing: Any) -> Any:
-    """All that can be told of it, as plain data."""
+    """Everything that can be said about an object, as plain data."""
     if isinstance(thing, torch.Tensor):
         if thing.is_nested:
             return [described(one) for one in thing.unbind()]
@@ -118,7 +118,7 @@ def leaves_nothing() -> Any:
     files, shared, maps = len(open_files()), set(os.listdir("/dev/shm")), mapped()
     yield
     gc.collect()
-    with contextlib.suppress(AssertionError):  # torch ends workers and queues, and doesn't wait: their threads close the pipes
+    with contextlib.suppress(AssertionError):  # torch doesn't wait for ending workers and queues: threads close pipes later
         until(lambda: not multiprocessing.active_children() and len(open_files()) == files)
     assert (len(open_files()), mapped(), len(hand_over._leases)) == (files, maps, 0)
     assert {one for one in set(os.listdir("/dev/shm")) - shared if one.startswith(f"torch_{os.getpid()}_")} == set()
@@ -162,8 +162,8 @@ def test_blocks_are_used_again():
         images.zero_()
         labels.append(label)
         del images
-    assert blocks_of(iterator) <= 5  # those that wait, the one that is looked at, the one that is filled
-    assert torch.equal(torch.cat(labels), torch.arange(120))  # which are kept, and keep no block
+    assert blocks_of(iterator) <= 5  # those that wait, the one in use, and the one that is being filled
+    assert torch.equal(torch.cat(labels), torch.arange(120))  # the labels are kept, but keep no block
 
 
 def test_blocks_of_other_sizes_are_given_up():
@@ -185,7 +185,7 @@ def test_what_a_worker_keeps_is_not_written_over():
 
         def __getitem__(self, index: int) -> Any:
             new = torch.utils.data.default_collate([large(index), large(index)])
-            if index == 5:  # torch has made the first one's memory
+            if index == 5:  # only the first batch's memory is torch's
                 self.kept = new
             return self.kept, new
 
@@ -200,7 +200,7 @@ def test_what_a_worker_keeps_is_not_written_over():
 def test_a_forked_child_keeps_what_it_has():
     rows = torch.arange(60 * LARGE, dtype=torch.float32).reshape(60, LARGE)
     iterator = iter(DDLPLoader(TensorDataset(rows), 2, num_workers=1))
-    batch = [next(iterator) for _ in range(4)][-1]  # torch has made the first one's memory
+    batch = [next(iterator) for _ in range(4)][-1]  # only the first batch's memory is torch's
     ready, go = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
@@ -228,7 +228,7 @@ def test_streams_and_persistent_workers():
             assert torch.equal(torch.cat(list(loader)), torch.stack([large(number) for number in range(20)]))
     rows = torch.arange(40 * LARGE, dtype=torch.float32).reshape(40, LARGE)
     loader = DDLPLoader(TensorDataset(rows), 2, num_workers=2, persistent_workers=True)
-    next(iter(loader))  # the epoch is broken off
+    next(iter(loader))  # this epoch ends early
     for _ in range(3):
         assert torch.equal(torch.cat([batch for (batch,) in loader]), rows)
 
@@ -238,7 +238,7 @@ def test_what_can_not_be_pickled_is_told_of():
         def __getitem__(self, index: int) -> Any:
             return lambda: index
 
-    with pytest.raises((AttributeError, TypeError), match="(?i)pickle"):  # DataLoader hangs
+    with pytest.raises((AttributeError, TypeError), match="(?i)pickle"):  # with DataLoader it hangs
         next(iter(DDLPLoader(Locals(""), None, num_workers=1)))
 
 

@@ -1,4 +1,4 @@
-"""The host's batches: the same bits however they are finished, and nothing left behind when one is broken off."""
+"""The host's batches: the same bits however they are finished, and nothing left behind by a batch that breaks off."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def bytes_read() -> int:
 
 def test_a_file_too_large_to_be_read_whole_is_read_in_parts(paths, tmp_path):
     large = shutil.copy(paths[1], tmp_path / "large.jpg")
-    os.truncate(large, MAX_FILE_BYTES + 1)  # zeros behind the image, which take no space
+    os.truncate(large, MAX_FILE_BYTES + 1)  # zeros after the image, which take no disk space
     expected = prepare_batch(spec(files(paths)), 0, lambda: True).images
     before, read = descriptors(), bytes_read()
     found = prepare_batch(spec(files([paths[0], str(large), *paths[2:]])), 0, lambda: True).images
@@ -124,7 +124,7 @@ def test_a_file_too_large_to_be_read_whole_is_read_in_parts(paths, tmp_path):
 
 
 def test_a_batch_broken_off_leaves_no_file_open(paths, tmp_path, monkeypatch):
-    monkeypatch.setattr(filebatch, "ENOUGH_S", 1e-9)  # each call of the kernel makes one sample
+    monkeypatch.setattr(filebatch, "ENOUGH_S", 1e-9)  # so that each call of the kernel makes one sample
     made = spec(files(paths))
     prepare_batch(made, 0, lambda: True)
     before = descriptors()
@@ -137,7 +137,7 @@ def test_a_batch_broken_off_leaves_no_file_open(paths, tmp_path, monkeypatch):
 
 
 def test_a_host_is_ready_before_there_are_threads(paths):
-    """A process that is forked while a thread makes the first batch's maker, or imports for it, would wait for ever."""
+    """If a process is forked while a thread imports for the first batch, the child would wait for ever."""
     made = spec(files(paths))
     assert "maker" not in vars(made)
     NativeHost(made)

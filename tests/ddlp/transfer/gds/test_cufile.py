@@ -1,4 +1,4 @@
-"""cuFile's settings: read with their comments, made strict, and obeyed by the libcufile that torch brings."""
+"""cuFile's settings: read with their comments, made strict, and followed by the libcufile that torch brings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SETTINGS = """{
     }
 }
 """
-NO_CUDA_SYMBOLS = 5033  # of CUfileOpError
+NO_CUDA_SYMBOLS = 5033  # a CUfileOpError
 LIBRARY = next((Path(torch.__file__).parents[1] / "nvidia").glob("*/lib/libcufile.so.0"), None)
 
 
@@ -61,7 +61,7 @@ def test_the_log_goes_nowhere_unless_the_user_says(file: Path, monkeypatch: pyte
     quiet_log()
     assert "CUFILE_LOGFILE_PATH" not in os.environ
     monkeypatch.setenv("CUFILE_LOGFILE_PATH", "")
-    monkeypatch.delenv("CUFILE_LOGFILE_PATH")  # both undone at the end, whatever is set between
+    monkeypatch.delenv("CUFILE_LOGFILE_PATH")  # monkeypatch restores both at the end, whatever is set in between
     file.write_text("{}")
     quiet_log()
     assert os.environ["CUFILE_LOGFILE_PATH"] == os.devnull
@@ -91,7 +91,7 @@ os._exit(0)
 @pytest.mark.skipif(LIBRARY is None, reason="this torch brings no libcufile")
 @pytest.mark.parametrize("made_strict", [True, False])
 def test_the_real_library_obeys_the_file(made_strict: bool, file: Path, tmp_path: Path) -> None:
-    """The proof of a direct read rests on this."""
+    """The proof that a read was direct depends on this."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith("CUFILE_")}
     variables |= {"CUFILE_ENV_PATH_JSON": str(file), "PYTHONPATH": os.getcwd()}
     if made_strict:
@@ -102,7 +102,7 @@ def test_the_real_library_obeys_the_file(made_strict: bool, file: Path, tmp_path
     command = [sys.executable, "-c", OPEN, str(LIBRARY), "strict" if made_strict else "allowed", str(answer)]
     subprocess.run(command, env=variables, cwd=work, timeout=60, check=True)
     found, spins, left, errors = json.loads(answer.read_text())
-    assert left == []  # no cufile.log
+    assert left == []  # no cufile.log was written
     if errors == [NO_CUDA_SYMBOLS]:
         pytest.skip("this libcufile (before 1.16) wants CUDA's driver before it reads the file")
     assert found == [not made_strict, False]

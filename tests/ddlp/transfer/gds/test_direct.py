@@ -1,6 +1,6 @@
-"""Reads by cuFile's own functions: on a GPU tests/ddlp/transfer/gds/test_reader.py; here as NVIDIA's header declares them.
+"""Reads by cuFile's own functions, here with a fake library. tests/ddlp/transfer/gds/test_reader.py does it on a GPU.
 
-The library behind is ours, compiled with that header: it reads into the host's memory, and refuses what the real one would.
+The fake is compiled with NVIDIA's header. It reads into the host's memory, and refuses what the real one refuses.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ SIZE = 61_234
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """libcuda.so.1 and libcufile.so.0 in name."""
+    """Fakes with the names libcuda.so.1 and libcufile.so.0."""
     assert HEADERS is not None
     home = tmp_path_factory.mktemp("lib")
     for name, code, others in (("libcuda.so.1", DRIVER, []), ("libcufile.so.0", CUFILE, [str(home / "libcuda.so.1")])):
@@ -126,14 +126,14 @@ def read(libraries: Path, file: Path, reads: list[tuple[int, int]], **variables:
 
 
 def test_pieces_come_to_their_places(libraries: Path, file: Path) -> None:
-    """Whole, from the middle, past the end, nothing; in pieces of 5000 bytes, of which each call brings 3000 at most."""
+    """Whole files, from the middle, past the end, no bytes. In pieces of 5000 bytes; a call of the fake reads at most 3000."""
     reads = [(0, SIZE), (4096, 20_000), (4096, 5000), (17, 1), (SIZE - 100, 5000), (SIZE + 5, 10), (0, 0)]
     counts = [SIZE, 20_000, 5000, 1, 100, 0, 0]
     assert read(libraries, file, reads) == [[count, True, True] for count in counts]
 
 
 def test_memory_in_pieces_is_told(libraries: Path, file: Path) -> None:
-    """As torch's expandable segments are: here of 64 KB, of which 66,000 bytes need two, wherever they begin."""
+    """torch's expandable segments are such memory. Here segments have 64 KB, so 66,000 bytes need two, wherever they begin."""
     with open(file, "ab") as stream:
         stream.write(bytes(66_000 - SIZE))
     ((number, why, path),) = read(libraries, file, [(0, 66_000)], PIECES="1")

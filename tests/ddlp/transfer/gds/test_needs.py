@@ -1,4 +1,4 @@
-"""What stands in the way of direct reads, on recorded systems: trees of /proc and /sys as far as they are looked at."""
+"""What prevents direct reads, on recorded systems: the parts of /proc and /sys that are read."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ PROC = "23 22 0:22 / /proc rw,nosuid,nodev,noexec,relatime shared:5 - proc proc 
 
 @pytest.fixture(autouse=True)
 def no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of this machine's cuFile."""
+    """This machine's settings of cuFile must not matter."""
     monkeypatch.delenv("CUFILE_USE_PCIP2PDMA", raising=False)
     monkeypatch.setenv("CUFILE_ENV_PATH_JSON", str(tmp_path / "none"))
 
 
 class System:
-    """A recorded system; what is given is written on top of a kernel 6.8 with one GPU and nothing in the way."""
+    """A recorded system with kernel 6.8, one GPU and nothing that prevents direct reads. ``files`` are written over it."""
 
     def __init__(self, root: Path, mounts: str, **files: str) -> None:
         self.root = root
@@ -49,7 +49,7 @@ class System:
         path.symlink_to(target)
 
     def nvme(self, number: str = "259:1", transport: str = "pcie") -> System:
-        """An NVMe drive with one partition, of that device number."""
+        """Add an NVMe drive with one partition of this device number."""
         disk = "devices/pci0000:00/0000:00:1d.0/0000:3d:00.0/nvme/nvme0/nvme0n1"
         self.write(f"sys/{disk}/nvme0n1p1/partition", "1\n")
         self.link(f"sys/{disk}/device", "../../nvme0")

@@ -1,4 +1,4 @@
-"""The probe read: what its outcomes mean, that no process and no file is left, and the whole way with a driver in name only."""
+"""The probe read: what its outcomes mean, that it leaves no process and no file, and the whole path with a fake driver."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_read_that_crashes_is_an_outcome(code: str, why: str) -> None:
 
 
 def test_the_read_dies_with_whoever_waits_for_it() -> None:
-    """It may hang inside cuFile, where nothing of its own would notice."""
+    """The read may hang inside cuFile, where its own code cannot notice that the parent died."""
     child = (
         "import os; from csd_engine.service.worker_start import die_with_parent\n"
         "die_with_parent(); print(os.getpid(), flush=True)\n"
@@ -101,7 +101,7 @@ def test_the_read_dies_with_whoever_waits_for_it() -> None:
 
 def test_cufiles_own_reason_is_found(tmp_path: Path) -> None:
     log = tmp_path / "cufile.log"
-    log.write_text(  # libcufile 1.17
+    log.write_text(  # as libcufile 1.17 writes it
         " 22-11-2026 05:58:24:434 [pid=19334 tid=19335] WARN   0:184 failed to open /proc/driver/nvidia-fs/devcount \n"
         " 22-11-2026 05:58:24:434 [pid=19334 tid=19335] ERROR  cufio-drv:1141 nvidia-fs.ko driver not loaded\n"
     )
@@ -111,7 +111,7 @@ def test_cufiles_own_reason_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
 def test_the_whole_way_with_a_driver_in_name_only(tmp_path: Path) -> None:
-    """Everything is real but the driver and kvikio, which are empty: the file, the child, what it finds, what is left."""
+    """The driver and kvikio are empty fakes. All else is real: the file, the child process, its result, what is left."""
     libraries, packages, spool, root = (tmp_path / name for name in ("lib", "packages", "spool", "root"))
     for directory in (libraries, packages / "kvikio", spool, root / "proc/driver/nvidia/gpus/0000:01:00.0"):
         directory.mkdir(parents=True)

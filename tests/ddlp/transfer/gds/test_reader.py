@@ -1,4 +1,4 @@
-"""Reading by cuFile and kvikio: what is said where it can't be; the real package's names and errors; and on a GPU the bytes."""
+"""Reading by cuFile and kvikio: the errors without them; the real package's names and errors; and on a GPU the bytes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ddlp.transfer.gds.reader import GdsReader, as_os_error
 need_kvikio = pytest.mark.skipif(importlib.util.find_spec("kvikio") is None, reason="kvikio is not installed")
 need_gpu = pytest.mark.skipif(why_not() is not None or not torch.cuda.is_available(), reason="needs a GPU and kvikio")
 
-# What kvikio 26.10 raises for a file that is not there, and without a driver.
+# What kvikio 26.10 raises for a missing file, and without a driver.
 MISSING = (
     "Unable to open file. Linux system/library function call error at: /__w/kvikio/kvikio/cpp/src/file_utils.cpp:160: "
     "No such file or directory"
@@ -57,7 +57,7 @@ def test_the_errno_in_a_text_is_found(tmp_path: Path) -> None:
 
 
 def run_with_kvikio(code: str, *arguments: str) -> list:
-    """In a process of its own, with kvikio's POSIX path: opening cuFile without a driver would spin for ever."""
+    """Run code in another process on kvikio's POSIX path: opening cuFile without a driver would never end."""
     variables = {**os.environ, "KVIKIO_COMPAT_MODE": "ON", "PYTHONPATH": os.getcwd()}
     done = subprocess.run(
         [sys.executable, "-c", "import json, sys, ddlp.transfer.gds.reader as gds; kvikio = gds._load()\n" + code, *arguments],
@@ -176,7 +176,7 @@ def test_the_bytes_arrive(cufile: bool, offset: int, size: int, kind: str, tmp_p
 
 @need_gpu
 def test_a_direct_read_waits_for_no_training_step(kind: str, tmp_path: Path) -> None:
-    """The default stream is busy for seconds; a read is there before it is done."""
+    """The default stream is busy for seconds. A read ends before that."""
     if kind != "gds":
         pytest.skip("reads are not direct here: what copies them may wait")
     path, data = tmp_path / "batch", os.urandom(24 << 20)
@@ -186,7 +186,7 @@ def test_a_direct_read_waits_for_no_training_step(kind: str, tmp_path: Path) -> 
     reader, beside = GdsReader.open(cufile=True), torch.cuda.Stream()
     try:
         reader.register(buffer)
-        reader.read(path, buffer, 4096, len(data))  # what is only done once may wait
+        reader.read(path, buffer, 4096, len(data))  # what is done only once may wait
         buffer.zero_()
         with torch.cuda.stream(beside):
             back.copy_(buffer[: len(data)], non_blocking=True)
@@ -196,7 +196,7 @@ def test_a_direct_read_waits_for_no_training_step(kind: str, tmp_path: Path) -> 
         busy.record()
         with ThreadPoolExecutor(1) as thread:
             assert thread.submit(reader.read, path, buffer, 4096, len(data)).result() == len(data)
-        assert not busy.query(), "the read waited for the default stream"
+        assert not busy.query(), "the read must not wait for the default stream"
         with torch.cuda.stream(beside):
             back.copy_(buffer[: len(data)], non_blocking=True)
         beside.synchronize()
