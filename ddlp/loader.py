@@ -36,6 +36,7 @@ from ddlp.process.platforms import OtherSystem, warn_once
 from ddlp.process.ranks import here
 from ddlp.process.user_warnings import warn_user
 from ddlp.recording.recorder import Recorder, hooks_of
+from ddlp.recording.user_code import recording_of
 from ddlp.recording.watch import Observer
 from ddlp.remembered import Remembered
 from ddlp.sampling import checkpoint as resuming
@@ -380,17 +381,23 @@ class DDLPLoader(DataLoader):
         self, config: LoaderConfig, kept: Any, seed: int | None, epoch: int, resume: resuming.Resume
     ) -> UserCodeIterator:
         """Return torch's own iterator, with keyed samples. ``kept`` is used again if possible."""
-        if config.record is not None and "record" not in self._warned:
-            self._warned.add("record")
-            warn_user("ddlp: record= records what ddlp prepares itself; torch's own workers prepare this loader's batches")
         finish = MoveAndTransform(config.target, config.batch_transform)
         merged = resume.deals is not None or "merged" in self._dealt  # torch keeps the sampler of the first epoch
-        if isinstance(kept, UserCodeIterator) and resume.workers is None and not merged:
-            kept.restart(self, seed, epoch, resume, finish)
-        else:
-            if kept is not None:
-                kept._shutdown_workers()  # its workers' data sets are not in the states that were loaded
-            kept = stateful.iterate(self, seed, epoch, resume, finish, config.snapshot_every_n_steps)
+        if isinstance(kept, UserCodeIterator):
+            kept.watch(None)  # its epoch may have been broken off
+        recording = recording_of(config.record, self, epoch)
+        try:
+            if isinstance(kept, UserCodeIterator) and resume.workers is None and not merged:
+                kept.restart(self, seed, epoch, resume, finish)
+            else:
+                if kept is not None:
+                    kept._shutdown_workers()  # its workers' data sets are not in the states that were loaded
+                kept = stateful.iterate(self, seed, epoch, resume, finish, config.snapshot_every_n_steps)
+        except BaseException:
+            if recording is not None:
+                recording.closed()
+            raise
+        kept.watch(recording)
         self._life.began(kept.counts)
         return kept
 
@@ -592,7 +599,7 @@ class DDLPLoader(DataLoader):
     def report(self) -> EpochReport:
         """Return the report of the last epoch, or of the current one so far. Raises DDLPError before the first epoch.
 
-        For batches from torch's own workers it has no rates and no processor time.
+        Without workers, user code runs in the training thread. Then ``waiting_s`` is the time in which it prepared batches.
         """
         now = self.live()
         if not now.total.epochs:
@@ -604,7 +611,7 @@ class DDLPLoader(DataLoader):
 
         While no batch of a new epoch was asked for, the previous epoch is shown: Keras begins one more epoch after its last.
 
-        For batches from torch's own workers there are no rates and no processor time. Before the first epoch all is 0.
+        Before the first epoch all is 0.
         """
         life, last = self._life, self._last
         if isinstance(last, EpochMemory):

@@ -31,13 +31,13 @@ class Rate:
         """Add a batch: a worker took ``busy_s`` seconds for this part (0 to 1) of a full batch."""
         if part <= 0:
             return
-        seconds = max(busy_s, 1e-9) / part
-        self.count += 1
+        seconds, count = max(busy_s, 1e-9) / part, self.count + 1
         self.total_s += seconds
         delta = seconds - self._mean
-        self._mean += delta / self.count
+        self._mean += delta / count
         self._squares += delta * (seconds - self._mean)
-        self.seconds += (seconds - self.seconds) / min(self.count, self.MEMORY)
+        self.seconds += (seconds - self.seconds) / min(count, self.MEMORY)
+        self.count = count  # last: another thread may ask for `per_s` meanwhile
 
     @property
     def per_s(self) -> float | None:

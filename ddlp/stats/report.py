@@ -41,6 +41,7 @@ class EpochReport:
     workers: int | None = None  # `num_workers`; None: not known
     processors: int | None = None  # of this computer, for this rank's process; None: not known
     ceiling: Ceiling | None = None  # by `DDLPLoader.replay`
+    travels: bool = True  # a device could prepare the samples; False: only torch's own workers can, as of user code
 
     @property
     def bound_s(self) -> float | None:
@@ -63,6 +64,7 @@ class EpochReport:
             devices_per_s={name: rate / batch for name, rate in self.devices.items()},
             workers=self.workers if self.batches_cpu else None,
             processors=self.processors,
+            travels=self.travels,
         )
 
     def __str__(self) -> str:
@@ -84,9 +86,12 @@ class EpochReport:
         share = f", {self.waiting_s / self.seconds:.0%} of the time" if self.seconds else ""
         rates = ((self.rate_cpu, "this host"), (self.rate_csd, "devices"))
         measured = [f"{who} {rate:,.0f} samples/s" for rate, who in rates if rate]
+        itself = self.workers == 0 and not self.travels
         rows = [
             ("batches", f"{self.batches_cpu:,} by this host, {self.batches_csd:,} by devices"),
-            ("waiting", f"{self.waiting_s:.2f} s{share}" + (f": {causes}" if causes else "")),
+            ("preparing", f"{self.waiting_s:.2f} s{share}, by the training thread itself (num_workers=0)")
+            if itself
+            else ("waiting", f"{self.waiting_s:.2f} s{share}" + (f": {causes}" if causes else "")),
             ("alone", ", ".join(measured) or "not measured"),
         ]
         if self.bound_s is not None:
@@ -106,12 +111,14 @@ class EpochReport:
 class Counts:
     """What an epoch has counted so far; times are the monotonic clock's.
 
-    ``ledger``: the epoch's, if it has one. ``before``: without a ledger, the batches delivered before a resume.
+    ``ledger``: the epoch's, if it has one. Without a ledger, torch's own workers prepare the batches. Then ``before`` is the
+    number of batches delivered before a resume, and ``rates`` has how fast the workers are.
     """
 
     ledger: Ledger | None = None
     epoch: int = 0
     before: int = 0
+    rates: Rates = field(default_factory=Rates)
     sides: dict[Side, int] = field(default_factory=lambda: {Side.HOST: 0, Side.CSD: 0})
     samples: int = 0
     waiting: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
@@ -173,6 +180,14 @@ class Counts:
         self.sides[side] += 1
         self.samples += samples
 
+    def made(self, samples: int, busy_s: float, cpu_s: float) -> None:
+        """One of torch's own workers has made a batch. It took ``busy_s`` seconds, and ``cpu_s`` processor seconds."""
+        self.rates.first_batches(samples)
+        part = samples / max(1, self.rates.full_batch)
+        self.rates.host.add(busy_s, part)
+        self.rates.host_cpu.add(cpu_s, part)
+        self.host_cpu_s += cpu_s
+
     def cpu(self, before: float) -> float:
         """Count this thread's processor seconds since ``before``; returns those until now."""
         now = time.thread_time()
@@ -201,4 +216,5 @@ class Counts:
             replaced=len(self.replaced),
             replaced_samples=tuple(self.replaced.named),
             devices=devices,
+            travels=self.ledger is not None,
         )

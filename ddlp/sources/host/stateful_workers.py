@@ -286,10 +286,11 @@ class StatefulView(KeyedView):
         at_the_end = self._batches is not None and self._sent[-1] + count >= self._batches
         return (workers.first + number) % count, number // count % self._every == 0 or at_the_end
 
-    def deliver(self, number: int) -> None:
+    def deliver(self, number: int) -> int:
         """Note that batch ``number`` of those sent to the workers was delivered, counted from 0; -1: the last one sent."""
-        super().deliver(number)
-        self.workers.deliver(self.given, self._sent[number])
+        position = super().deliver(number)
+        self.workers.deliver(self.given, position)
+        return position
 
     def state(self) -> dict[str, Any] | None:
         """Return the epoch's state with those of the workers' data sets; None once the epoch is over."""
@@ -335,11 +336,12 @@ class StreamView:
         self.workers = Workers(self.num_workers, resume.workers)
         self.ended = False
 
-    def deliver(self, number: int) -> None:
-        """Note that a batch went to the training loop."""
+    def deliver(self, number: int) -> int:
+        """Note that a batch went to the training loop. Returns its position in the epoch."""
         if self.given is not None:
             self.workers.deliver(self.given, self.delivered)
         self.delivered += 1
+        return self.delivered - 1
 
     def state(self) -> dict[str, Any] | None:
         """Return the epoch's state, with that of each worker's stream; None once the epoch is over.
@@ -407,7 +409,7 @@ def iterate(
     else:
         return iterate_user_code(loader, seed, epoch, resume, finish)
     kind = _SingleOpening if loader.num_workers == 0 else _MultiOpening
-    return kind(loader, view, _counts(epoch, resume), finish)
+    return kind(loader, view, _counts(loader, epoch, resume), finish)
 
 
 def check_workers(loader: Any, resume: Resume) -> None:
