@@ -47,6 +47,7 @@ from ddlp.sources.base import AttachedSource, BatchState, Capacity, EpochSpec, H
 from ddlp.stats.live import Life, Live, devices_live
 from ddlp.stats.replaced import ReplacedSamples
 from ddlp.stats.report import Counts, EpochReport
+from ddlp.stats.thread_cpu import thread_cpu_s
 
 __all__ = ["FETCHERS", "EpochExecutor"]
 
@@ -314,7 +315,7 @@ class EpochExecutor:
 
     def _host_worker(self, number: int) -> None:
         """Claim some batches, prepare each, and hand them in."""
-        cpu = time.thread_time()
+        cpu = thread_cpu_s()
         chunk: list[tuple[int, int]] = []
         while chunk := chunk or self._next_chunk(number):
             made = [self._prepare(number, position, claim) for position, claim in chunk]
@@ -405,7 +406,7 @@ class EpochExecutor:
 
     def _fetcher(self, number: int) -> None:
         """Take a published batch, fetch it from its source, and hand it in."""
-        cpu = time.thread_time()
+        cpu = thread_cpu_s()
         fetch: _Fetch | None = None
         while (fetch := fetch or self._next_fetch(number)) is not None:
             position, device, lease, _, _ = fetch

@@ -10,6 +10,7 @@ from html import escape
 from ddlp.schedule.ledger import Ledger, Side
 from ddlp.schedule.rates import Rates
 from ddlp.stats.replaced import ReplacedSamples
+from ddlp.stats.thread_cpu import thread_cpu_s
 from ddlp.stats.waiting import Ceiling, WaitingVerdict, judge
 
 CAUSES = ("start", "host", "csd", "transfer")
@@ -189,8 +190,8 @@ class Counts:
         self.host_cpu_s += cpu_s
 
     def cpu(self, before: float) -> float:
-        """Count this thread's processor seconds since ``before``; returns those until now."""
-        now = time.thread_time()
+        """Count this thread's processor seconds since ``before``, by `thread_cpu_s`; returns those until now."""
+        now = thread_cpu_s()
         self.host_cpu_s += now - before
         return now
 
