@@ -47,6 +47,7 @@ from ddlp.sources.base import AttachedSource, BatchState, Capacity, EpochSpec, H
 from ddlp.stats.live import Life, Live, devices_live
 from ddlp.stats.replaced import ReplacedSamples
 from ddlp.stats.report import Counts, EpochReport
+from ddlp.stats.thread_cpu import thread_cpu_s
 
 __all__ = ["FETCHERS", "EpochExecutor"]
 
@@ -161,7 +162,8 @@ class EpochExecutor:
                     finally:
                         del error  # its traceback holds this frame: the cycle would keep the loader
                 if self.ledger.done:
-                    self.counts.ended_s = self.counts.ended_s or time.monotonic()
+                    if self.counts.ended_s is None:
+                        self.counts.over()
                     return None
                 if self._closing:  # the ready batches are gone
                     raise RuntimeError("this iteration was closed; call iter() on the loader for a new one")
@@ -280,7 +282,8 @@ class EpochExecutor:
             if self._closing:
                 return
             self._closing = True
-            self.counts.ended_s = self.counts.ended_s or time.monotonic()
+            if self.counts.ended_s is None:
+                self.counts.over()
             sources = [device.source for device in self._devices.values() if device.source is not None]
             for device in self._devices.values():
                 device.source = None
@@ -314,7 +317,7 @@ class EpochExecutor:
 
     def _host_worker(self, number: int) -> None:
         """Claim some batches, prepare each, and hand them in."""
-        cpu = time.thread_time()
+        cpu = thread_cpu_s()
         chunk: list[tuple[int, int]] = []
         while chunk := chunk or self._next_chunk(number):
             made = [self._prepare(number, position, claim) for position, claim in chunk]
@@ -405,7 +408,7 @@ class EpochExecutor:
 
     def _fetcher(self, number: int) -> None:
         """Take a published batch, fetch it from its source, and hand it in."""
-        cpu = time.thread_time()
+        cpu = thread_cpu_s()
         fetch: _Fetch | None = None
         while (fetch := fetch or self._next_fetch(number)) is not None:
             position, device, lease, _, _ = fetch

@@ -142,6 +142,7 @@ class _Epoch:
         self.fetch_spans = union((f.began_at, f.ended_at) for f in self.fetched)
         took = sum(b.ended_at - b.began_at for b in self.host)
         self.read_part = min(1.0, sum(b.read_s for b in self.host) / took) if took else 0.0
+        self.waits: dict[str, float] = {}  # what training waited for
         self.first_waits: dict[str, float] = {}  # what training waited for before its first batch
         self.profile = profile
         self.busy: list[Span] | None = None
@@ -236,13 +237,18 @@ class _Epoch:
             self._blame_who_works(waits, earlier)
             if step is self.steps[0]:
                 self.first_waits = dict(waits)
-        seconds |= {f"{WAITING} for {name}": s for name, s in waits.items()}
+        self.waits = waits
+        seconds |= {name if self._by_itself(name) else f"{WAITING} for {name}": s for name, s in waits.items()}
         at_end = sum(e.at - e.asked_at for e in self.trace.of(Exhausted)[:1])
         seconds[OUTSIDE] = at_end
         if self.steps:
             ended = self.trace.of(Exhausted)
             seconds[OUTSIDE] += self.steps[0].asked_at + (self.wall_s - ended[0].at if ended else 0.0)
         return seconds
+
+    def _by_itself(self, name: str) -> bool:
+        """Whether the training thread does this stage's work itself, while no batch is there."""
+        return self.trace.began.itself and name in (READ, CPU)
 
     @staticmethod
     def _blame_host(waits: dict[str, float], batch: HostBatch, spans: list[Span]) -> None:
@@ -264,7 +270,7 @@ class _Epoch:
 
     def _limit(self, seconds: dict[str, float]) -> str:
         """The stage that training waited for most; training itself if it hardly waited. The first batch's waits don't count."""
-        waits = {name: seconds[f"{WAITING} for {name}"] - s for name, s in self.first_waits.items()}
+        waits = {name: self.waits[name] - s for name, s in self.first_waits.items()}
         first_s = sum(self.first_waits.values())
         if sum(waits.values()) < LIMIT * self.wall_s:
             if seconds[TRANSFER] > seconds[TRAINING]:
@@ -283,7 +289,9 @@ class _Epoch:
 
     def _resources(self) -> Iterable[Resource]:
         began = self.trace.began
-        yield self._threads("host workers", "host", began.workers, ((b.worker, b.began_at, b.ended_at) for b in self.host))
+        if not began.itself:
+            work = ((b.worker, b.began_at, b.ended_at) for b in self.host)
+            yield self._threads("host workers", "host", began.workers, work)
         if self.devices:
             yield Resource(
                 "engine",
@@ -306,7 +314,8 @@ class _Epoch:
             without = less([(0.0, self.wall_s)], union(self.busy))
             held_up = length(both(without, union([*((s.asked_at, s.got_at) for s in self.steps), *self.handing])))
             yield Resource("accelerator", 1, self.wall_s, length(union(self.busy)), held_up, length(without) - held_up)
-        yield Resource("training thread", 1, self.wall_s, trained + handed, asked, idle)
+        prepared = sum(self.waits[name] for name in (READ, CPU)) if began.itself else 0.0
+        yield Resource("training thread", 1, self.wall_s, trained + handed + prepared, asked - prepared, idle)
 
     def _asking(self) -> tuple[float, float]:
         """When training asked for the first batch, and when it asked again after the last one."""
@@ -363,7 +372,8 @@ class _Epoch:
             start_s=first.got_at - first.asked_at,
             host_per_s=rates.host / batch if rates.host and by_host else None,
             devices_per_s={name: rate / batch for name, rate in rates.devices.items()},
-            workers=self.trace.began.workers if by_host else None,
+            workers=(0 if self.trace.began.itself else self.trace.began.workers) if by_host else None,
+            travels=self.trace.began.travels,
         )
 
     def _counts(self) -> dict[str, int]:

@@ -59,6 +59,10 @@ def measured_run(trace: EpochTrace, batch_bytes: float | None = None) -> Measure
         made = [batch for batch in trace.of(HostBatch) if batch.outcome == "made"]
         images = fmean(step.samples for step in steps)
         fields["host_cpu_s"] = max(1e-9, fmean(batch.cpu_s for batch in made) / images * full)
+    if not began.travels:
+        assumed.append("no device takes part: user code prepares the batches, and that does not travel")
+    if began.itself:
+        assumed.append("one worker prepares beside training; the recorded training thread did both itself (num_workers=0)")
     if batch_bytes is None:
         assumed.append(f"a batch has {full} images of 224 x 224 pixels in bytes (--batch-bytes)")
     engines = []

@@ -95,7 +95,7 @@ def _epoch(now: Live, energy: EnergyResult | None) -> Iterator[tuple[str, float 
     report = now.report
     yield from _speeds(now, overall(now))
     yield "seconds", report.seconds
-    yield "host_cpu_s", report.host_cpu_s if report.host_cpu_s else None  # torch's own workers are not measured
+    yield "host_cpu_s", report.host_cpu_s if report.host_cpu_s else None  # of another loader it is not measured
     yield "leases_taken_back", report.leases_taken_back
     yield "leases_lost", report.leases_lost
     if energy is None:

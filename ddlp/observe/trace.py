@@ -92,7 +92,8 @@ def _spans(trace: EpochTrace) -> Iterator[dict[str, Any]]:
             name = f"batch {work.position}" if work.published else f"batch {work.position}, not published"
             yield span(tid, name, "engine", *work.span, lease=work.lease)
     for step, training in zip(trace.of(Step), training_spans(trace), strict=True):
-        yield span(_TRAINING, "waiting", "waiting", step.asked_at, step.got_at, batch=step.position, side=step.side)
+        name, kind = ("preparing", "host") if trace.began.itself else ("waiting", "waiting")
+        yield span(_TRAINING, name, kind, step.asked_at, step.got_at, batch=step.position, side=step.side)
         yield span(_TRAINING, "targets, device", "transfer", step.got_at, step.handed_at)
         yield span(_TRAINING, f"training on {step.position} ({step.side})", "training", *training)
 

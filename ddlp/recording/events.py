@@ -50,6 +50,17 @@ class EpochBegan(NamedTuple):
     fetchers: int
     devices: list[str]
     target: str  # where batches are delivered: cpu, cuda:0, ...
+    prepared_by: str = "ddlp"  # who makes the host's: ddlp; for user code torch's workers, or the training thread
+
+    @property
+    def travels(self) -> bool:
+        """Whether a device could prepare the batches. It can't run user code."""
+        return self.prepared_by == "ddlp"
+
+    @property
+    def itself(self) -> bool:
+        """Whether the training thread makes the batches. Then it is the one host worker that is recorded."""
+        return self.prepared_by == "training thread"
 
 
 class HostBatch(NamedTuple):
@@ -202,7 +213,7 @@ _lanes = integer(0, _MOST_LANES)
 _OWN_CHECKS: dict[str, Check] = {
     "position": integer(-1, MAX_INT), "workers": _lanes, "fetchers": _lanes, "ranks": integer(1, MAX_INT),
     "epoch": integer(-MAX_INT, MAX_INT), "outcome": one_of("made", "dropped", "failed"), "who": one_of("host", "transfer"),
-    "side": one_of("cpu", "csd"),
+    "side": one_of("cpu", "csd"), "prepared_by": one_of("ddlp", "torch's workers", "training thread"),
 }  # fmt: skip
 _CHECKS_BY_TYPE: dict[Any, Check] = {
     int: count, float: number(0, _MOST_S), str: _text, bool: truth, list[str]: _texts,
@@ -240,5 +251,7 @@ def from_line(line: str) -> Event:
         kind = _KINDS[fields.pop("event")]
     except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"not an event of a recorded run: {line[:80]!r} ({type(error).__name__}: {error})") from None
-    event: Event = kind(**checked_fields(kind.__name__, fields, _CHECKS[kind.__name__], {}))
+    checks, may_lack = _CHECKS[kind.__name__], kind._field_defaults
+    needed = {field: check for field, check in checks.items() if field not in may_lack}
+    event: Event = kind(**checked_fields(kind.__name__, fields, needed, checks))
     return event

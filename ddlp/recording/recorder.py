@@ -73,7 +73,7 @@ class Recording(Observer):
         self._closing = False
         self._writer: threading.Thread | None = None
 
-    def began(self, beginning: Beginning, event: EpochBegan) -> None:
+    def began(self, beginning: Beginning | None, event: EpochBegan) -> None:
         """Write this event first, although the epoch's threads are at work already."""
         self._events.appendleft(event)
         self._writer = threading.Thread(target=self._write, name="ddlp-record", daemon=True)

@@ -30,6 +30,7 @@ from ddlp.recording.events import (
 )
 from ddlp.schedule.ledger import Ledger
 from ddlp.sources.base import Capacity, PreparedBatch
+from ddlp.stats.thread_cpu import thread_cpu_s
 
 __all__ = ["Observer", "Watch"]
 
@@ -113,12 +114,12 @@ class Watch(EpochHooks):
 
     def host_batch_began(self, worker: int, position: int) -> None:
         """As `EpochHooks.host_batch_began`."""
-        self._begun.host = time.monotonic(), READING.seconds, time.thread_time()
+        self._begun.host = time.monotonic(), READING.seconds, thread_cpu_s()
 
     def host_batch_ended(self, worker: int, position: int, outcome: str) -> None:
         """As `EpochHooks.host_batch_ended`."""
         began_at, read_s, cpu_s = self._begun.host
-        read_s, cpu_s = READING.seconds - read_s, time.thread_time() - cpu_s
+        read_s, cpu_s = READING.seconds - read_s, thread_cpu_s() - cpu_s
         self._saw(HostBatch(worker, position, began_at, time.monotonic(), read_s, cpu_s, outcome))
 
     def fetch_began(self, fetcher: int, device: str, lease: int, position: int, handle: Any) -> None:

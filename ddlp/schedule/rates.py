@@ -31,13 +31,13 @@ class Rate:
         """Add a batch: a worker took ``busy_s`` seconds for this part (0 to 1) of a full batch."""
         if part <= 0:
             return
-        seconds = max(busy_s, 1e-9) / part
-        self.count += 1
+        seconds, count = max(busy_s, 1e-9) / part, self.count + 1
         self.total_s += seconds
         delta = seconds - self._mean
-        self._mean += delta / self.count
+        self._mean += delta / count
         self._squares += delta * (seconds - self._mean)
-        self.seconds += (seconds - self.seconds) / min(self.count, self.MEMORY)
+        self.seconds += (seconds - self.seconds) / min(count, self.MEMORY)
+        self.count = count  # last: another thread may ask for `per_s` meanwhile
 
     def forget(self, seconds: float) -> None:
         """Take ``seconds`` as the time of each batch so far. Their number and ``total_s`` stay."""
@@ -51,6 +51,11 @@ class Rate:
     def known(self, within: float = 0.05, at_most: int = 10) -> bool:
         """True once the mean's standard error is at most ``within`` of the mean, or after ``at_most`` batches."""
         return self.count >= at_most or (self.count >= 3 and self.error <= within)
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation of all batches' seconds, as a part of their mean; 0 before the second batch."""
+        return math.sqrt(self._squares / (self.count - 1)) / self._mean if self.count >= 2 else 0.0
 
     @property
     def error(self) -> float:

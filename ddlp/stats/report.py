@@ -10,6 +10,7 @@ from html import escape
 from ddlp.schedule.ledger import Ledger, Side
 from ddlp.schedule.rates import Rates
 from ddlp.stats.replaced import ReplacedSamples
+from ddlp.stats.thread_cpu import thread_cpu_s
 from ddlp.stats.waiting import Ceiling, WaitingVerdict, judge
 
 CAUSES = ("start", "host", "csd", "transfer")
@@ -41,6 +42,7 @@ class EpochReport:
     workers: int | None = None  # `num_workers`; None: not known
     processors: int | None = None  # of this computer, for this rank's process; None: not known
     ceiling: Ceiling | None = None  # by `DDLPLoader.replay`
+    travels: bool = True  # a device could prepare the samples; False: only torch's own workers can, as of user code
 
     @property
     def bound_s(self) -> float | None:
@@ -63,6 +65,7 @@ class EpochReport:
             devices_per_s={name: rate / batch for name, rate in self.devices.items()},
             workers=self.workers if self.batches_cpu else None,
             processors=self.processors,
+            travels=self.travels,
         )
 
     def __str__(self) -> str:
@@ -84,9 +87,12 @@ class EpochReport:
         share = f", {self.waiting_s / self.seconds:.0%} of the time" if self.seconds else ""
         rates = ((self.rate_cpu, "this host"), (self.rate_csd, "devices"))
         measured = [f"{who} {rate:,.0f} samples/s" for rate, who in rates if rate]
+        itself = self.workers == 0 and not self.travels
         rows = [
             ("batches", f"{self.batches_cpu:,} by this host, {self.batches_csd:,} by devices"),
-            ("waiting", f"{self.waiting_s:.2f} s{share}" + (f": {causes}" if causes else "")),
+            ("preparing", f"{self.waiting_s:.2f} s{share}, by the training thread itself (num_workers=0)")
+            if itself
+            else ("waiting", f"{self.waiting_s:.2f} s{share}" + (f": {causes}" if causes else "")),
             ("alone", ", ".join(measured) or "not measured"),
         ]
         if self.bound_s is not None:
@@ -106,21 +112,26 @@ class EpochReport:
 class Counts:
     """What an epoch has counted so far; times are the monotonic clock's.
 
-    ``ledger``: the epoch's, if it has one. ``before``: without a ledger, the batches delivered before a resume.
+    ``ledger``: the epoch's, if it has one. Without a ledger, torch's own workers prepare the batches. Then ``before`` is the
+    number of batches delivered before a resume, and ``rates`` has how fast the workers are.
     """
 
     ledger: Ledger | None = None
     epoch: int = 0
     before: int = 0
+    rates: Rates = field(default_factory=Rates)
     sides: dict[Side, int] = field(default_factory=lambda: {Side.HOST: 0, Side.CSD: 0})
     samples: int = 0
     waiting: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
     host_cpu_s: float = 0.0
     started_s: float = field(default_factory=time.monotonic)
     ended_s: float | None = None
+    process_cpu_s: float = 0.0  # of the whole process from the first delivered batch to the epoch's end; 0 before that
+    batch_bytes: int = 0  # of the tensors of a batch, if torch's own workers prepare; 0: not known
     asked_s: float | None = None  # since when training waits for a batch; None: it does not
     replaced: ReplacedSamples = field(default_factory=ReplacedSamples)
     _published: dict[int, float] = field(default_factory=dict)  # position -> when
+    _cpu_before_s: float | None = None  # the process's, when the first batch was delivered
 
     @property
     def seconds(self) -> float:
@@ -154,6 +165,12 @@ class Counts:
             return self.ledger.devices_there
         return [name for name, account in self.ledger.devices.items() if account.alive]
 
+    def over(self) -> None:
+        """All batches are delivered, or the epoch is broken off."""
+        self.ended_s = time.monotonic()
+        if self._cpu_before_s is not None:
+            self.process_cpu_s = time.process_time() - self._cpu_before_s
+
     def published(self, position: int) -> None:
         """A device has made this batch."""
         self._published[position] = time.monotonic()
@@ -163,6 +180,7 @@ class Counts:
         published_s = self._published.pop(position, asked_s)
         if not self.samples:
             self.waiting["start"] += got_s - asked_s
+            self._cpu_before_s = time.process_time()
         elif side is Side.HOST:
             self.waiting["host"] += got_s - asked_s
         else:
@@ -173,9 +191,21 @@ class Counts:
         self.sides[side] += 1
         self.samples += samples
 
+    def made(self, samples: int, busy_s: float, cpu_s: float) -> float:
+        """One of torch's own workers has made a batch. It took ``busy_s`` seconds, and ``cpu_s`` processor seconds.
+
+        Returns the batch's size as a part of a full batch.
+        """
+        self.rates.first_batches(samples)
+        part = samples / max(1, self.rates.full_batch)
+        self.rates.host.add(busy_s, part)
+        self.rates.host_cpu.add(cpu_s, part)
+        self.host_cpu_s += cpu_s
+        return part
+
     def cpu(self, before: float) -> float:
-        """Count this thread's processor seconds since ``before``; returns those until now."""
-        now = time.thread_time()
+        """Count this thread's processor seconds since ``before``, by `thread_cpu_s`; returns those until now."""
+        now = thread_cpu_s()
         self.host_cpu_s += now - before
         return now
 
@@ -201,4 +231,5 @@ class Counts:
             replaced=len(self.replaced),
             replaced_samples=tuple(self.replaced.named),
             devices=devices,
+            travels=self.ledger is not None,
         )

@@ -47,6 +47,7 @@ class WaitingVerdict:
         at_most: without waiting training is so many times as fast, or less.
         remedies: what can be changed.
         start_s: seconds of waiting for the first batch.
+        itself: the training thread did not wait for others, but prepared the batches itself.
     """
 
     batches: int
@@ -58,6 +59,7 @@ class WaitingVerdict:
     at_most: float = 1.0
     remedies: tuple[Remedy, ...] = ()
     start_s: float = 0.0
+    itself: bool = False
 
     @property
     def lost(self) -> float:
@@ -74,6 +76,8 @@ class WaitingVerdict:
         if self.waited < HARDLY:
             slower = ", but loading slows its steps down" if self.lost >= HARDLY else ""
             return f"Training does not wait for data ({waited}){slower}"
+        if self.itself:
+            return f"The training thread prepares the batches itself, {waited}"
         if self.lost < HARDLY:
             return f"Training's thread waits for data {waited}, but work goes on meanwhile"
         return f"Training waits for data {waited}"
@@ -111,6 +115,7 @@ def judge(
     devices_per_s: Mapping[str, float] | None = None,
     workers: int | None = None,
     processors: int | None = None,
+    travels: bool = True,
 ) -> WaitingVerdict:
     """Return the verdict on ``batches`` batches that came within ``seconds``, of which training waited ``waiting_s``.
 
@@ -120,10 +125,11 @@ def judge(
 
     Args:
         ceiling: a step that was measured without loading.
-        host_per_s: batches a second of the host, all its workers busy; None: not measured, as for torch's own workers.
+        host_per_s: batches a second of the host, all its workers busy; None: not measured.
         devices_per_s: the same of each device at work.
-        workers: the host's; 0: batches are made in the training thread; None: not known, or the host makes none.
+        workers: the host's; 0: one thread makes the batches; None: not known, or the host makes none.
         processors: that this process may use; None: not known.
+        travels: a device could make the batches. If not, and without workers, the training thread itself makes them.
     """
     if batches < MIN_BATCHES or seconds <= 0:
         return WaitingVerdict(min(batches, MIN_BATCHES - 1))
@@ -149,11 +155,12 @@ def judge(
         name = max(devices, key=lambda one: devices[one])
         which = "a second device" if len(devices) == 1 else "one more device"
         remedies.append(Remedy(f"{which} like {name}", times(devices[name])))
-    elif host_per_s is not None:
+    elif host_per_s is not None and travels:
         remedies.append(Remedy("a device as fast as this host", times(host_per_s)))
     return WaitingVerdict(
-        batches, period_s, waited, step_s, between_s, ceiling is not None, at_most, tuple(remedies), start_s
-    )
+        batches, period_s, waited, step_s, between_s, ceiling is not None, at_most, tuple(remedies), start_s,
+        itself=workers == 0 and not travels,
+    )  # fmt: skip
 
 
 def _percent(part: float) -> str:

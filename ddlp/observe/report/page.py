@@ -192,7 +192,7 @@ def _settings(report: RunReport, summary: EpochSummary) -> str:
         ["epoch", f"{began.epoch}, {summary.state}"],
         ["strategy", began.strategy],
         ["batches", f"{began.batches or 'not known at the start'}, of {began.batch_size} images"],
-        ["host workers", str(began.workers)],
+        ["host workers", "0: the training thread prepares" if began.itself else str(began.workers)],
         ["devices", ", ".join(began.devices) or "none"],
         ["fetchers", str(began.fetchers)],
         ["delivered to", began.target],

@@ -22,6 +22,7 @@ import os
 import pickle
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
@@ -42,6 +43,7 @@ from ddlp.sampling.keyed_generators import GENERATORS
 from ddlp.sampling.own_generators import own_generators
 from ddlp.sources.base import BatchState, EpochSpec, PreparedBatch, StepRunner
 from ddlp.sources.host.keyed_samples import KeyedBatch, KeyedSamples
+from ddlp.stats.thread_cpu import ELSEWHERE
 from ddlp.transfer.epilogue import Epilogue
 from ddlp.transfer.memory_pool import MemoryPool
 from ddlp.transfer.shared_pool import Block, BlockOnItsWay, ReceivedBlocks, SentBlocks, SharedPool
@@ -233,13 +235,18 @@ class OwnSteps:
         with self._taken(batch):
             return self._keyed.__getitems__(self._asked(batch))
 
-    def __getitems__(self, message: bytes) -> bytes:
-        """Do the same in another process, for torch's worker loop: take a `_Sent`, return the batch or a `_Placed`."""
+    def __getitems__(self, message: bytes) -> tuple[float, bytes]:
+        """Do the same in another process, for torch's worker loop: take a `_Sent`, return the batch or a `_Placed`.
+
+        Before it come the processor seconds of this process.
+        """
+        before_s = time.process_time()
         sent: _Sent = pickle.loads(message)
         block = self._blocks.receive(sent.images)
         self._join.block = None if sent.result is None else self._blocks.receive(sent.result)
         images = block[: math.prod(sent.shape)].view(sent.shape)
-        return bytes(ForkingPickler.dumps(self.whole(dataclasses.replace(sent.batch, images=images))))
+        made = bytes(ForkingPickler.dumps(self.whole(dataclasses.replace(sent.batch, images=images))))
+        return time.process_time() - before_s, made
 
     def without_global_draws(self, batch: Bytes) -> Any:
         """Return the batch, without a change to the global generators: only the steps' own generators are keyed."""
@@ -501,7 +508,9 @@ class _Process:
             answer = self._answer(epoch)
         if isinstance(answer, ExceptionWrapper):
             answer.reraise()
-        made = pickle.loads(answer)
+        cpu_s, content = answer
+        ELSEWHERE.seconds += cpu_s
+        made = pickle.loads(content)
         if isinstance(made, _Placed):
             assert lent is not None
             images = _in_block(torch.from_numpy(lent), made.dtype, made.shapes)

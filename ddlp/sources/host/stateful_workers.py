@@ -286,10 +286,11 @@ class StatefulView(KeyedView):
         at_the_end = self._batches is not None and self._sent[-1] + count >= self._batches
         return (workers.first + number) % count, number // count % self._every == 0 or at_the_end
 
-    def deliver(self, number: int) -> None:
+    def deliver(self, number: int) -> int:
         """Note that batch ``number`` of those sent to the workers was delivered, counted from 0; -1: the last one sent."""
-        super().deliver(number)
-        self.workers.deliver(self.given, self._sent[number])
+        position = super().deliver(number)
+        self.workers.deliver(self.given, position)
+        return position
 
     def state(self) -> dict[str, Any] | None:
         """Return the epoch's state with those of the workers' data sets; None once the epoch is over."""
@@ -310,6 +311,7 @@ class StreamView:
 
     def __init__(self, loader: Any, epoch: int, resume: Resume, snapshot_every_n_steps: int) -> None:
         self._loader = weakref.ref(loader)  # for the same reason as in KeyedView
+        self.known_base_seed = resume.seed
         self.generator = loader.generator if resume.seed is None else for_base_seed(resume.seed)
         self.dataset = loader.dataset
         self.worker_init_fn: Any = _WorkerStart(loader.worker_init_fn, loader.postpone_decoding)
@@ -335,11 +337,12 @@ class StreamView:
         self.workers = Workers(self.num_workers, resume.workers)
         self.ended = False
 
-    def deliver(self, number: int) -> None:
-        """Note that a batch went to the training loop."""
+    def deliver(self, number: int) -> int:
+        """Note that a batch went to the training loop. Returns its position in the epoch."""
         if self.given is not None:
             self.workers.deliver(self.given, self.delivered)
         self.delivered += 1
+        return self.delivered - 1
 
     def state(self) -> dict[str, Any] | None:
         """Return the epoch's state, with that of each worker's stream; None once the epoch is over.
@@ -396,18 +399,27 @@ class _MultiOpening(_Opening, _Multi):
 
 
 def iterate(
-    loader: Any, seed: int | None, epoch: int, resume: Resume, finish: MoveAndTransform, snapshot_every_n_steps: int
+    loader: Any,
+    seed: int | None,
+    epoch: int,
+    resume: Resume,
+    finish: MoveAndTransform,
+    snapshot_every_n_steps: int,
+    base_seed: int | None = None,
 ) -> UserCodeIterator:
-    """Do the same as `iterate_user_code`. If the data set has states of its own, the epoch's state includes them."""
+    """Do the same as `iterate_user_code`. If the data set has states of its own, the epoch's state includes them.
+
+    ``base_seed`` is of no use then: other workers would not go on with such states.
+    """
     view: Any
     if isinstance(loader.dataset, IterableDataset):
         view = StreamView(loader, epoch, resume, snapshot_every_n_steps)
     elif is_stateful(loader.dataset):
         view = StatefulView(loader, seed, epoch, resume, snapshot_every_n_steps)
     else:
-        return iterate_user_code(loader, seed, epoch, resume, finish)
+        return iterate_user_code(loader, seed, epoch, resume, finish, base_seed)
     kind = _SingleOpening if loader.num_workers == 0 else _MultiOpening
-    return kind(loader, view, _counts(epoch, resume), finish)
+    return kind(loader, view, _counts(loader, epoch, resume), finish)
 
 
 def check_workers(loader: Any, resume: Resume) -> None:

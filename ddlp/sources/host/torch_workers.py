@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_flatten
 from torch.utils.data import BatchSampler, get_worker_info
 from torch.utils.data.dataloader import (
     DataLoader,
@@ -23,6 +24,7 @@ from torch.utils.data.dataloader import (
 )
 
 from ddlp import postponed
+from ddlp.process.finalizers import when_dropped
 from ddlp.sampling import sampler_order as order
 from ddlp.sampling.checkpoint import OrderSource, Resume, SamplerStart, save
 from ddlp.sampling.epoch_plan import is_built_in
@@ -31,6 +33,7 @@ from ddlp.schedule.ledger import Side
 from ddlp.schedule.ranges import RangeSet
 from ddlp.sources.host.hand_over import Blocks, HandOver
 from ddlp.sources.host.keyed_samples import KeyedBatch, KeyedSamples
+from ddlp.sources.host.timed_fetch import FetchHooks, Made, TimedFetcher, time_fetches
 from ddlp.stats.report import Counts
 from ddlp.transfer.to_device import MoveAndTransform
 
@@ -89,7 +92,7 @@ class _Occurrences:
 class _WorkerStart:
     """Runs first in each worker: sets ``get_worker_info().dataset`` to the user's own, then calls the user's worker_init_fn.
 
-    ``postpone``: make `Image.open` give postponed images in the worker.
+    It also makes the worker measure its batches. ``postpone``: make `Image.open` give postponed images in the worker.
     """
 
     def __init__(self, worker_init_fn: Callable[[int], None] | None, postpone: bool) -> None:
@@ -98,6 +101,7 @@ class _WorkerStart:
 
     def __call__(self, worker: int) -> None:
         gc.freeze()  # else each worker searches all objects of the training process for garbage, which takes up to a second
+        time_fetches()
         if self._postpone:
             postponed.install()
         info = get_worker_info()
@@ -135,14 +139,17 @@ class KeyedView:
     The epoch's state is made from it too. It outlives the iterator, to which it has a weak reference.
     """
 
-    def __init__(self, loader: Any, seed: int | None, epoch: int, resume: Resume) -> None:
+    def __init__(
+        self, loader: Any, seed: int | None, epoch: int, resume: Resume, base_seed: int | None = None
+    ) -> None:
         self._loader = weakref.ref(loader)  # weak, since the loader keeps this view: a cycle would keep the workers
         self._source = OrderSource(loader._index_sampler, loader.generator)
         self._built_in = is_built_in(loader._index_sampler)
         self._iterator: weakref.ref[Any] | None = None
         self._base_seed = 0
         self._prefetch_batches = (loader.prefetch_factor or 2) * loader.num_workers
-        self.generator = loader.generator if resume.seed is None else for_base_seed(resume.seed)
+        self.known_base_seed = base_seed if resume.seed is None else resume.seed  # None: torch's iterator draws it
+        self.generator = loader.generator if self.known_base_seed is None else for_base_seed(self.known_base_seed)
         self.dataset = _samples_of(loader)
         self.collate_fn = _as_it_is
         self._index_sampler = _KeyedSampler(self, loader._index_sampler, loader._auto_collation)
@@ -212,9 +219,13 @@ class KeyedView:
         """Note that the sampler has given all of its batches."""
         self._batches = self._drawn
 
-    def deliver(self, number: int) -> None:
-        """Note that batch ``number`` of those sent to the workers was delivered, counted from 0; -1: the last one sent."""
+    def deliver(self, number: int) -> int:
+        """Note that batch ``number`` of those sent to the workers was delivered, counted from 0; -1: the last one sent.
+
+        Returns its position in the epoch.
+        """
         self.delivered.add(self._sent[number])
+        return self._sent[number]
 
     def state(self) -> dict[str, Any] | None:
         """Return the epoch's state. None once it is over: all was delivered, and the iterator has told its end or is gone."""
@@ -256,13 +267,28 @@ def _rows_of(batch: Any) -> int:
     return _rows_of(batch[0])
 
 
+def bytes_in(batch: Any) -> int:
+    """Return the bytes of a batch's tensors; 0 if it has none that torch can find."""
+    try:
+        return sum(one.nbytes for one in tree_flatten(batch)[0] if isinstance(one, torch.Tensor))
+    except Exception:  # as above
+        return 0
+
+
 class _Finishing:
     """Mixed into torch's iterators: applies ddlp's last steps to each finished batch, and counts the delivered batches."""
 
     _base_seed: Any
     _sampler_iter: Any
     _num_yielded: int
+    _num_workers: int
+    _prefetch_factor: int | None
+    _made: Made  # the last batch's times, without the batch
+    _hooks: FetchHooks | None = None
+    _closer: weakref.finalize[Any, Any]
+    _handed: tuple[float, float] | None = None  # when training got its last batch, and that one's part of a full batch
     on_end: Callable[[], None] | None = None  # called when training has asked for a batch after the last one
+    on_over: Callable[[], None] | None = None  # called once then: all is counted
 
     def __init__(self, loader: Any, view: Any, counts: Counts, finish: MoveAndTransform) -> None:
         self._finish = finish
@@ -271,34 +297,80 @@ class _Finishing:
         self.view = self.memory = view
         view.of(self)
         super().__init__(view)  # type: ignore[call-arg]
-        if view.resume.seed is not None:  # if workers persist, it holds for the epochs after it too
-            self._base_seed = view.resume.seed
+        counts.rates.epoch_begins(max(1, self._num_workers), 0, 0)
+        if view.known_base_seed is not None:  # if workers persist, it holds for the epochs after it too
+            self._base_seed = view.known_base_seed
 
     def __next__(self) -> Any:
         counts = self.counts
         counts.asked_s = asked_s = time.monotonic()
         counts.ended_s = None
+        if self._handed is not None:
+            counts.rates.trained(asked_s - self._handed[0], self._handed[1])
+            self._handed = None
         try:
             batch = self._given()
         except BaseException as error:
             counts.ended_s = time.monotonic()
             if isinstance(error, StopIteration):
-                self.memory.ended = True
+                first, self.memory.ended = not self.memory.ended, True
+                if first:
+                    counts.over()
+                if first and self.on_over is not None:
+                    self.on_over()
+                if self._hooks is not None:
+                    self._hooks.exhausted(asked_s)
+                    self._end_watch()
                 if self.on_end is not None:
                     self.on_end()
             raise
-        counts.ended_s = time.monotonic()  # for now: it is not told when an iteration is broken off
-        counts.delivered(0, Side.HOST, samples_in(batch) if self._in_batches else 1, asked_s, counts.ended_s)
+        counts.ended_s = got_s = time.monotonic()  # for now: it is not told when an iteration is broken off
+        made, samples = self._made, samples_in(batch) if self._in_batches else 1
+        counts.delivered(0, Side.HOST, samples, asked_s, got_s)
+        self._handed = got_s, counts.made(samples, made.ended_at - made.began_at, made.cpu_s)
+        counts.batch_bytes = counts.batch_bytes or bytes_in(batch)
         batch = self._finish(batch)
-        self.view.deliver(self._number())
+        position = self.view.deliver(self._number())
+        if self._hooks is not None:
+            self._hooks.delivered(made, position, samples, asked_s, got_s, self._ready())
         return batch
+
+    def _next_data(self) -> Any:
+        """Take the batch out of `Made`."""
+        made: Made = super()._next_data()  # type: ignore[misc]
+        self._made = made._replace(batch=None)
+        return made.batch
+
+    def watch(self, hooks: FetchHooks | None) -> None:
+        """Have the epoch that begins now watched; None: nobody watches it."""
+        self._end_watch()
+        if hooks is not None:
+            self._hooks, self._closer = hooks, when_dropped(self, hooks.closed)
+            hooks.began()
+
+    def _end_watch(self) -> None:
+        if self._hooks is not None:
+            self._closer.detach()
+            self._hooks.closed()
+            self._hooks = None
+
+    def has(self, workers: int, prefetch_factor: int | None) -> bool:
+        """Return whether it has so many workers, with so many batches each. Data sets with states of their own have any number.
+
+        Other workers could not go on with those states.
+        """
+        return type(self.view) is not KeyedView or (self._num_workers, self._prefetch_factor) == (workers, prefetch_factor)
+
+    def _ready(self) -> int:
+        """Return how many batches are in memory, ready for the training thread."""
+        return 0
 
     def _given(self) -> Any:
         """Return torch's next batch. Without a profiler, skip torch's mark for it: that takes 8 us, and a small batch 40 us."""
         length = self._IterableDataset_len_called  # type: ignore[attr-defined]  # torch warns if a stream gives more
         if self._sampler_iter is None or length is not None or torch.autograd._profiler_enabled():
             return super().__next__()  # type: ignore[misc]
-        batch = self._next_data()  # type: ignore[attr-defined]
+        batch = self._next_data()
         self._num_yielded += 1
         return batch
 
@@ -308,7 +380,7 @@ class _Finishing:
 
     def restart(self, loader: Any, seed: int | None, epoch: int, resume: Resume, finish: MoveAndTransform) -> None:
         """Begin the next epoch with the same workers (persistent_workers=True)."""
-        self.counts = _counts(epoch, resume)
+        self.counts, self._handed = _counts(loader, epoch, resume), None
         self._finish = finish
         self.view.next_epoch(seed, epoch, resume, seed_drawn=False)
         if resume.seed is not None:
@@ -317,6 +389,10 @@ class _Finishing:
 
 
 class _Single(_Finishing, _SingleProcessDataLoaderIter):
+    def __init__(self, loader: Any, view: Any, counts: Counts, finish: MoveAndTransform) -> None:
+        super().__init__(loader, view, counts, finish)
+        self._dataset_fetcher = TimedFetcher(self._dataset_fetcher)
+
     def _number(self) -> int:
         return -1  # it sends one at a time; torch does not count a batch that has failed
 
@@ -338,20 +414,32 @@ class _Multi(_Finishing, _MultiProcessingDataLoaderIter):
         # With in_order=False the batch that was received last is given; otherwise torch counts.
         return self._rcvd_idx - 1 if getattr(self, "_in_order", True) else self._received
 
+    def _ready(self) -> int:
+        came = sum(len(task) == 2 for task in self._task_info.values())  # before their turn
+        queues = {id(one): one for one in (self._worker_result_queue, self._data_queue)}  # two, if batches are pinned
+        try:
+            return came + sum(one.qsize() for one in queues.values())
+        except NotImplementedError:  # macOS
+            return came
+
 
 UserCodeIterator = _Single | _Multi
 
 
 def iterate_user_code(
-    loader: DataLoader, seed: int | None, epoch: int, resume: Resume, finish: MoveAndTransform
+    loader: DataLoader, seed: int | None, epoch: int, resume: Resume, finish: MoveAndTransform, base_seed: int | None = None
 ) -> UserCodeIterator:
     """Return torch's own iterator over a loader whose data set has indices, with keyed samples.
 
-    ``seed``: None: the base seed that torch draws. ``finish`` is called with each batch, in the training thread.
+    Args:
+        seed: None: the base seed.
+        finish: called with each batch, in the training thread.
+        base_seed: of workers that these replace; None: torch draws it.
     """
     kind = _Single if loader.num_workers == 0 else _Multi
-    return kind(loader, KeyedView(loader, seed, epoch, resume), _counts(epoch, resume), finish)
+    view = KeyedView(loader, base_seed if seed is None else seed, epoch, resume, base_seed)
+    return kind(loader, view, _counts(loader, epoch, resume), finish)
 
 
-def _counts(epoch: int, resume: Resume) -> Counts:
-    return Counts(epoch=epoch, before=len(resume.delivered))
+def _counts(loader: Any, epoch: int, resume: Resume) -> Counts:
+    return Counts(epoch=epoch, before=len(resume.delivered), rates=loader._life.rates)

@@ -112,3 +112,16 @@ class Tagged:
 def tv_image(image: Any) -> tv_tensors.Image:
     assert type(image) is tv_tensors.Image
     return image
+
+
+class Burn:
+    """Takes so many seconds of processor time."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+        until = time.thread_time() + self.seconds
+        while time.thread_time() < until:
+            pass
+        return image

@@ -18,10 +18,24 @@ from torchvision.transforms import v2
 
 from ddlp import DDLPLoader, ImageArrays
 from ddlp.epoch.iterator import EpochIterator
-from ddlp.observe import checked
+from ddlp.observe import checked, read_run
+from ddlp.recording.events import HostBatch
 from ddlp.transforms import Views
 from tests.both_sides import until_both
-from tests.ddlp.dropin.own_steps import Album, Dies, Halve, Moody, Noise, Shift, Slow, Tagged, Worker, note_worker, tv_image
+from tests.ddlp.dropin.own_steps import (
+    Album,
+    Burn,
+    Dies,
+    Halve,
+    Moody,
+    Noise,
+    Shift,
+    Slow,
+    Tagged,
+    Worker,
+    note_worker,
+    tv_image,
+)
 from tests.ddlp.dropin.small_sets import SAMPLES, by_target, numbered, write_images
 from tests.engine_process import until
 
@@ -433,3 +447,13 @@ def test_draws_of_albumentations_in_a_data_set_that_is_not_known(paths):
     assert all(torch.equal(found[0][k], found[1][k]) for k in range(12))
 
 
+
+
+@pytest.mark.parametrize("options", WAYS[1:], ids=["processes", "threads"])
+def test_processor_time_of_the_steps_counts_wherever_they_run(options, tmp_path):
+    steps = v1.Compose([v1.RandomHorizontalFlip(), v1.ToTensor(), Burn(0.02)])
+    images = ImageArrays(np.zeros((12, 8, 8, 3), np.uint8), range(12), steps)
+    loader = DDLPLoader(images, 4, record=tmp_path, **options)
+    assert len(list(cut(loader))) == 3
+    assert loader.report().host_cpu_s >= 12 * 0.02
+    assert sum(batch.cpu_s for batch in read_run(tmp_path)[0].of(HostBatch)) >= 12 * 0.02

@@ -168,7 +168,7 @@ def test_what_torchs_own_workers_prepare(data, options):
         assert len(list(loader)) == 4
         now = live(loader)
         assert (now.report.samples, now.report.batches_cpu, now.delivered, now.batches) == (7, 4, 4, 4)
-        assert (now.total.samples, now.report.epoch, now.bound) == (7 * (epoch + 1), epoch, None)
+        assert (now.total.samples, now.report.epoch, now.bound) == (7 * (epoch + 1), epoch, now.report.rate_cpu)
         assert 0 < now.report.waiting_s <= now.report.seconds
     seconds = now.report.seconds
     time.sleep(0.02)
@@ -187,9 +187,10 @@ def test_the_report_of_what_torchs_own_workers_prepare(data, workers):
     loader.set_epoch(9)  # belongs to the next epoch: the report is of the last one
     report = loader.report()
     assert (report.epoch, report.strategy, report.samples, report.batches_cpu, report.batches_csd) == (5, "cpu", 7, 4, 0)
-    assert report.rate_cpu is report.rate_csd is report.bound_s is None
+    assert report.rate_cpu > 0 and report.rate_csd is None and report.bound_s == 7 / report.rate_cpu and not report.travels
     assert 0 < report.waiting_s <= report.seconds and report == live(loader).report
-    assert meter.result(report).host_cpu_s is None  # not 0, which would be a measurement
+    assert meter.result(report).host_cpu_s == report.host_cpu_s > 0
+    assert ("preparing" in str(report)) == (workers == 0)
     with pytest.raises(DDLPError, match="no epoch has begun"):
         pickle.loads(pickle.dumps(DDLPLoader(Stream(), 2))).report()
 

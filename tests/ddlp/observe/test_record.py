@@ -185,17 +185,6 @@ def test_loaders_with_a_recorder_pickle(tmp_path):
     assert len(list(loader)) == 12 and len(read_run(tmp_path)) == 1
 
 
-def test_what_torchs_workers_prepare_is_said_not_to_be_recorded(data, tmp_path):
-    user_code = type(data)(data.paths[:4], data.targets[:4], lambda image: torch.zeros(1))
-    loader = DDLPLoader(user_code, 2, record=tmp_path)
-    with pytest.warns(UserWarning, match="record= records what ddlp prepares itself"):
-        assert len(list(loader)) == 2
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert len(list(loader)) == 2
-    assert not list(tmp_path.iterdir())
-
-
 def test_batch_transform_and_its_time(tmp_path):
     def slow(batch):
         time.sleep(0.01)

@@ -82,6 +82,11 @@ def test_workers_are_bounded_by_the_processors() -> None:
 
 def test_user_code_gets_no_device() -> None:
     assert gains(judge(100, 10.0, 9.0, workers=4)) == {"num_workers=8": 2.0}
+    measured = judge(100, 10.0, 9.0, host_per_s=10.0, workers=4, travels=False)
+    assert gains(measured) == {"num_workers=8": 2.0} and not measured.itself
+    itself = judge(100, 10.0, 7.5, host_per_s=1 / 0.075, workers=0, travels=False)
+    assert gains(itself) == {"num_workers=2": round(0.1 / 0.0375, 3)}
+    assert str(itself).startswith("The training thread prepares the batches itself, 75 % of the time: by")
     # The training thread prepares: a step of 25 ms, then 75 ms for the next batch. Two workers make a batch in 37.5 ms.
     assert gains(judge(100, 10.0, 7.5, workers=0)) == {"num_workers=2": round(0.1 / 0.0375, 3)}
     assert gains(judge(100, 10.0, 2.5, workers=0)) == {"num_workers=2": round(0.1 / 0.075, 3)}

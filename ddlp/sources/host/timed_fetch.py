@@ -1,0 +1,83 @@
+"""How long torch's own workers take for each batch: their fetchers are wrapped, and the times travel beside the batch."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch.utils.data import _DatasetKind, get_worker_info
+
+from csd_engine.prepare.read_time import READING
+from ddlp.sources.host.hand_over import HandOver
+
+__all__ = ["FetchHooks", "Made", "TimedFetcher", "time_fetches"]
+
+
+class Made(NamedTuple):
+    """A finished batch, and what it took.
+
+    Attributes:
+        batch: as the collate_fn gives it; on its way from a worker process it is packed.
+        worker: the number of the worker that made it; 0 in the training process.
+        began_at, ended_at: moments of the monotonic clock, which all processes of a computer share.
+        read_s: seconds in which ddlp's own code has read files.
+        cpu_s: processor seconds, user and system: of all threads of a worker process; in the training process of this thread.
+    """
+
+    batch: Any
+    worker: int
+    began_at: float
+    ended_at: float
+    read_s: float
+    cpu_s: float
+
+
+class FetchHooks:
+    """The training thread calls these methods in an epoch that torch's own workers prepare. They do nothing."""
+
+    def began(self) -> None:
+        """The epoch is ready. Its workers may be at work already."""
+
+    def delivered(self, made: Made, position: int, samples: int, asked_at: float, got_at: float, ready: int) -> None:
+        """The training loop is about to get a batch, asked for and ready at these times. ``ready``: further ones in memory."""
+
+    def exhausted(self, asked_at: float) -> None:
+        """The training loop has asked for one more batch than the epoch has."""
+
+    def closed(self) -> None:
+        """The epoch is over, or its iterator is gone. It may be called again, and by any thread."""
+
+
+class TimedFetcher:
+    """One of torch's fetchers, whose batches are `Made`."""
+
+    def __init__(self, fetcher: Any) -> None:
+        self._fetcher = fetcher
+        info = get_worker_info()
+        self._worker = 0 if info is None else info.id
+        self._cpu_s: Callable[[], float] = time.thread_time if info is None else time.process_time
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fetcher, name)
+
+    def fetch(self, index: Any) -> Made:
+        """Do what torch's fetcher does, and measure it."""
+        began_at, read_s, cpu_s = time.monotonic(), READING.seconds, self._cpu_s()
+        batch = self._fetcher.fetch(index)
+        return Made(batch, self._worker, began_at, time.monotonic(), READING.seconds - read_s, self._cpu_s() - cpu_s)
+
+
+def time_fetches() -> None:
+    """Make torch's worker loop, in the worker process that calls this, use a `TimedFetcher`.
+
+    Other loaders that the user's code makes in the process are left alone.
+    """
+    torchs, pid = _DatasetKind.create_fetcher, os.getpid()
+
+    def create_fetcher(kind: Any, dataset: Any, auto_collation: bool, collate_fn: Any, drop_last: bool) -> Any:
+        fetcher = torchs(kind, dataset, auto_collation, collate_fn, drop_last)
+        return TimedFetcher(fetcher) if isinstance(collate_fn, HandOver) and os.getpid() == pid else fetcher
+
+    _DatasetKind.create_fetcher = staticmethod(create_fetcher)  # type: ignore[method-assign]
