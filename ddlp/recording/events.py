@@ -50,6 +50,7 @@ class EpochBegan(NamedTuple):
     fetchers: int
     devices: list[str]
     target: str  # where batches are delivered: cpu, cuda:0, ...
+    processors: float = 0.0  # that this process may use; 0: not known, in a recording of before they were noted
 
 
 class HostBatch(NamedTuple):
@@ -240,5 +241,7 @@ def from_line(line: str) -> Event:
         kind = _KINDS[fields.pop("event")]
     except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"not an event of a recorded run: {line[:80]!r} ({type(error).__name__}: {error})") from None
-    event: Event = kind(**checked_fields(kind.__name__, fields, _CHECKS[kind.__name__], {}))
+    checks = dict(_CHECKS[kind.__name__])
+    optional = {name: checks.pop(name) for name in kind._field_defaults}
+    event: Event = kind(**checked_fields(kind.__name__, fields, checks, optional))
     return event
