@@ -6,6 +6,9 @@ one counts: auto has measured in the first. Events (an engine dies, comes back, 
 
     python -m scripts.auto_check                      # 15 set-ups, half an hour
     python -m scripts.auto_check --setups third dies --rounds 1
+    python -m scripts.auto_check --offload            # training is 4.34 times as fast as the host: what of that auto reaches
+    python -m scripts.auto_check --goals              # time, energy, cost: who takes part, and how long an epoch takes then
+    python -m scripts.auto_check --cost --batches 1000     # what measuring costs a first epoch, and stored measurements one
 """
 
 from __future__ import annotations
@@ -14,16 +17,16 @@ import argparse
 import contextlib
 import json
 import os
+import shutil
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +35,14 @@ from torch.utils.data import Subset
 from torchvision import transforms
 
 from csd_engine.prepare.operator_file import content_hash
-from ddlp import DDLPLoader, Device, ImageArrays, load_operators
+from ddlp import DDLPLoader, Device, Goal, ImageArrays, Power, Prices, load_operators
+from ddlp.observe import read_epoch
+from ddlp.observe.measured_run import measured_run
 from tests.engine_process import EngineProcess
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 OPERATOR = Path(__file__).with_name("sleeping_operator.py")
-STRATEGIES = ("cpu", "wrr", "ordered", "mte", "auto")
+FIXED = ("cpu", "wrr", "ordered", "mte")
 _children: set[subprocess.Popen[str]] = set()  # trainings at work
 IMAGES = 16  # different ones; the epoch has them again and again
 
@@ -78,6 +83,21 @@ SETUPS = {
     "dies": Setup(0.012, 0.0, (0.024,), event="dies"),
     "slows": Setup(0.012, 0.0, (0.024,), event="slows"),
 }
+OFFLOAD = "offload"  # training is 4.34 times as fast as the host, as in FastFlow's paper; the engines alone are 4 times
+GOALS_SETUP = "goals"  # the second engine brings a tenth, and takes as much power and money as the first one
+OTHERS = {
+    OFFLOAD: Setup(0.0868, 0.020, (0.0868, 0.0868, 0.0868, 0.0868)),
+    GOALS_SETUP: Setup(0.020, 0.0, (0.020, 0.100)),
+}
+WATTS = Power(20, 20, 10, {"engine0": 60, "engine1": 60})
+PRICES = Prices(0.2, 0.1, {"engine0": 0.6, "engine1": 0.6})
+GOALS = {
+    "time": Goal(),
+    "energy": Goal("energy", power=WATTS),
+    "energy, at most 25 % slower": Goal("energy", max_slowdown=0.25, power=WATTS),
+    "cost, at most 25 % slower": Goal("cost", max_slowdown=0.25, prices=PRICES),
+}
+COSTLY = ("third", "equal", "training", "slow", "two")  # `--cost` looks at these
 
 
 class Engine:
@@ -117,12 +137,14 @@ class Engine:
 
 
 @contextlib.contextmanager
-def engines(setup: Setup) -> Iterator[tuple[list[Engine], list[Device]]]:
-    """The set-up's engines, and how a loader reaches them."""
-    with tempfile.TemporaryDirectory(prefix="ddlp-auto-", dir="/tmp") as home, contextlib.ExitStack() as at_end:
+def engines(setup: Setup, home: Path) -> Iterator[tuple[list[Engine], list[Device]]]:
+    """The set-up's engines, and how a loader reaches them. ``home``: a directory, made for them and removed."""
+    home.mkdir()
+    with contextlib.ExitStack() as at_end:
+        at_end.callback(shutil.rmtree, home)
         started, devices = [], []
         for number, sleep_s in enumerate(setup.engines_s):
-            engine = Engine(Path(home) / f"e{number}", sleep_s)
+            engine = Engine(home / f"e{number}", sleep_s)
             at_end.callback(engine.end)
             address = engine.process.address
             if setup.latency_s:
@@ -160,21 +182,34 @@ def events(setup: Setup, engine: Engine, batches: int) -> dict[int, Callable[[],
     return {}
 
 
-def train(name: str, strategy: str, batches: int) -> dict[str, Any]:
-    """Train two epochs. Return the seconds of each, what auto decided, and when engines rested after the event."""
-    setup = SETUPS[name]
+def train(
+    name: str, strategy: str, batches: int, home: str, *, epochs: int = 2, goal: str = "time", record: bool = False
+) -> dict[str, Any]:  # fmt: skip
+    """Train, with what is needed in the directory ``home``.
+
+    Returns:
+        Of each epoch its seconds, the processor seconds of this process, and the batches from engines; when engines rested
+        after the event; what auto decided from which estimates. With ``record`` the figures of the first epoch, as
+        `ddlp plan --from-run` reads them.
+    """
+    setup = (SETUPS | OTHERS)[name]
     images = np.random.default_rng(0).integers(0, 256, (IMAGES, setup.side, setup.side, 3), np.uint8)
-    prepare = load_operators(OPERATOR).prepare(host=os.getpid(), host_s=setup.host_s)
+    prepare = load_operators(OPERATOR).prepare(host_s=setup.host_s)
     data = ImageArrays(images, range(IMAGES), transforms.Compose([prepare, transforms.PILToTensor()]))
     samples: Any = Subset(data, [number % IMAGES for number in range(batches)])
-    with engines(setup) as (started, devices):
+    run = Path(home) / "run"
+    with engines(setup, Path(home) / "engines") as (started, devices):
         options: dict[str, Any] = {} if strategy == "cpu" else {"csd": devices, "transfer": setup.transfer}
-        loader = DDLPLoader(samples, 1, shuffle=True, strategy=strategy, seed=0, **options)
-        seconds, rested = [], None
-        for epoch in range(2):
+        if strategy == "auto":
+            options["goal"] = GOALS[goal]
+        loader = DDLPLoader(
+            samples, 1, shuffle=True, strategy=strategy, seed=0, record=run if record else None, **options
+        )  # fmt: skip
+        seconds, cpu_s, from_engines, rested = [], [], [], None
+        for epoch in range(epochs):
             due = events(setup, started[0], batches) if epoch else {}
             first = min(due, default=None)
-            began = time.monotonic()
+            began, cpu_before_s = time.monotonic(), time.process_time()
             for number, _ in enumerate(loader):
                 if number in due:
                     due[number]()
@@ -182,23 +217,43 @@ def train(name: str, strategy: str, batches: int) -> dict[str, Any]:
                 if first is not None and rested is None and number >= first and not number % 10:
                     rested = number - first if any("rest" in note for note in loader.report().notes) else None
             seconds.append(time.monotonic() - began)
-        report = loader.report()
-        why = next((note for note in report.notes if note.startswith("auto")), "")
-        return {"seconds": seconds, "why": why, "rested": rested, "from_engines": report.batches_csd}
+            cpu_s.append(time.process_time() - cpu_before_s)
+            from_engines.append(loader.report().batches_csd)
+            loader.record = None
+        why = next((note for note in loader.report().notes if note.startswith("auto")), "")
+        found: dict[str, Any] = {
+            "seconds": seconds, "cpu_s": cpu_s, "from_engines": from_engines, "rested": rested, "why": why,
+        }  # fmt: skip
+        if record:
+            found["figures"] = measured_run(read_epoch(run / "0000.jsonl"), setup.side * setup.side * 3.0).fields
+        decision = loader.decision
+        found["engines"] = [] if decision is None else [path.source for path in decision.chosen.paths]
+        found["estimates"] = {} if decision is None else {
+            " ".join(path.source for path in one.paths): [one.time_s, one.energy_j, one.cost] for one in decision.estimates
+        }  # fmt: skip
+        return found
 
 
-def child(name: str, strategy: str, batches: int) -> dict[str, Any]:
+def child(home: str | None = None, **job: Any) -> dict[str, Any]:
     """`train` in a process of its own, which ends its engines if this one is ended."""
-    command = [sys.executable, "-W", "ignore", "-m", "scripts.auto_check", "--one", name, strategy, "--batches", str(batches)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY) as process:
+    with contextlib.ExitStack() as at_end:
+        home = home or at_end.enter_context(own_directory())
+        command = [sys.executable, "-W", "ignore", "-m", "scripts.auto_check", "--one", json.dumps({"home": home, **job})]
+        process = at_end.enter_context(subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY,
+            env={**os.environ, "XDG_CACHE_HOME": f"{home}/cache"},
+        ))  # fmt: skip
         _children.add(process)
-        try:
-            printed, told = process.communicate()
-        finally:
-            _children.discard(process)
+        at_end.callback(_children.discard, process)
+        printed, told = process.communicate()
     if process.returncode:
-        raise RuntimeError(f"{name}, {strategy}: {told[-2000:]}")
+        raise RuntimeError(f"{job}: {told[-2000:]}")
     return dict(json.loads(printed.splitlines()[-1]))
+
+
+def own_directory() -> tempfile.TemporaryDirectory[str]:
+    """A directory for what a training needs. Its path is short, since sockets lie there."""
+    return tempfile.TemporaryDirectory(prefix="ddlp-auto-", dir="/tmp")
 
 
 def _ended(*_: Any) -> None:
@@ -208,53 +263,128 @@ def _ended(*_: Any) -> None:
     sys.exit(143)
 
 
-def compared(name: str, pool: ThreadPoolExecutor, rounds: int, batches: int) -> tuple[float, str]:
-    """Run a set-up. Return auto's time as a part of the best fixed strategy's, medians of all rounds, and a line."""
-    turns = [strategy for _ in range(rounds) for strategy in STRATEGIES]
-    ran: dict[str, list[dict[str, Any]]] = {strategy: [] for strategy in STRATEGIES}
-    for strategy, one in zip(turns, pool.map(partial(child, name, batches=batches), turns), strict=True):
-        ran[strategy].append(one)
-    first, second = ({strategy: statistics.median(one["seconds"][epoch] for one in ones) for strategy, ones in ran.items()}
-                     for epoch in range(2))  # fmt: skip
-    best = min((strategy for strategy in STRATEGIES if strategy != "auto"), key=lambda one: second[one])
-    ratio, last = second["auto"] / second[best], ran["auto"][-1]
-    rested = [str(one["rested"]) for one in ran["auto"] if one["rested"] is not None]
-    after = f" Rested {', '.join(rested)} batches after the event." if rested else ""
-    return ratio, (
-        f"| {name} | {best} | {second[best]:.2f} | {ratio:.3f} | {first['auto'] / first[best]:.3f} | {last['from_engines']} | "
-        f"{last['why']}{after} |"
-    )
+def trained(
+    pool: ThreadPoolExecutor, rounds: int, jobs: Mapping[str, Mapping[str, Any]], do: Callable[..., dict[str, Any]] = child
+) -> dict[str, list[dict[str, Any]]]:  # fmt: skip
+    """Do each job so many times, by turns. A job is the arguments of `train`."""
+    turns = [label for _ in range(rounds) for label in jobs]
+    found: dict[str, list[dict[str, Any]]] = {label: [] for label in jobs}
+    ran = pool.map(lambda label: do(**jobs[label]), turns)
+    for number, (label, one) in enumerate(zip(turns, ran, strict=True), 1):
+        found[label].append(one)
+        print(f"{number} of {len(turns)} trainings", end="\r", file=sys.stderr, flush=True)
+    return found
+
+
+def by_strategy(name: str, strategies: Iterable[str], batches: int, **more: Any) -> dict[str, dict[str, Any]]:
+    """A set-up's jobs, one for each strategy."""
+    return {strategy: {"name": name, "strategy": strategy, "batches": batches, **more} for strategy in strategies}
+
+
+def median(ones: Iterable[dict[str, Any]], epoch: int, figure: str = "seconds") -> float:
+    """The median of an epoch's figure."""
+    return statistics.median(one[figure][epoch] for one in ones)
+
+
+def compare(pool: ThreadPoolExecutor, options: argparse.Namespace) -> None:
+    """auto's second epoch as a part of the best fixed strategy's."""
+    print("| set-up | best fixed | its s | auto, of it | first epoch | from engines | what auto says |")
+    print("| --- " * 7 + "|", flush=True)
+    ratios = []
+    for name in options.setups or SETUPS:
+        ran = trained(pool, options.rounds, by_strategy(name, (*FIXED, "auto"), options.batches))
+        first, second = ({strategy: median(ones, epoch) for strategy, ones in ran.items()} for epoch in range(2))
+        best = min(FIXED, key=second.__getitem__)
+        ratios.append(second["auto"] / second[best])
+        last, rested = ran["auto"][-1], [str(one["rested"]) for one in ran["auto"] if one["rested"] is not None]
+        after = f" Rested {', '.join(rested)} batches after the event." if rested else ""
+        print(f"| {name} | {best} | {second[best]:.2f} | {ratios[-1]:.3f} | {first['auto'] / first[best]:.3f} | "
+              f"{last['from_engines'][-1]} | {last['why']}{after} |", flush=True)  # fmt: skip
+    print(f"\nauto takes {statistics.median(ratios) - 1:.1%} longer than the best fixed strategy in the median, and at most "
+          f"{max(ratios) - 1:.1%}")  # fmt: skip
+
+
+def offload(pool: ThreadPoolExecutor, options: argparse.Namespace) -> None:
+    """FastFlow's headline: how many times as fast as the host alone, and as the engines alone."""
+    ran = trained(pool, options.rounds, by_strategy(OFFLOAD, ("cpu", "csd", "auto"), options.batches))
+    cpu_s, csd_s, auto_s = (median(ones, 1) for ones in ran.values())
+    setup = OTHERS[OFFLOAD]
+    print(f"Gthp/Lthp {setup.host_s / setup.step_s:.2f}: an epoch takes {cpu_s:.2f} s by the host alone, {csd_s:.2f} s by the "
+          f"engines alone, {auto_s:.2f} s by auto\nauto is {cpu_s / auto_s:.2f} times as fast as the host alone, "
+          f"{csd_s / auto_s:.2f} times as fast as the engines alone\n{ran['auto'][-1]['why']}")  # fmt: skip
+
+
+def goals(pool: ThreadPoolExecutor, options: argparse.Namespace) -> None:
+    """Time, energy and cost: who takes part, and what an epoch takes then."""
+    jobs = {goal: {"name": GOALS_SETUP, "strategy": "auto", "goal": goal, "batches": options.batches} for goal in GOALS}
+    ran = trained(pool, options.rounds, jobs)
+    print("| goal | engines | s | of the fastest | J | cost | what auto says |\n" + "| --- " * 7 + "|")
+    for goal, ones in ran.items():
+        last, seconds = ones[-1], median(ones, 1)
+        watts = WATTS.host_idle_watts + WATTS.accelerator_watts + sum(map(WATTS.engine_watts.__getitem__, last["engines"]))
+        per_h = PRICES.host_per_h + PRICES.accelerator_per_h + sum(map(PRICES.engine_per_h.__getitem__, last["engines"]))
+        print(f"| {goal} | {' '.join(last['engines']) or 'none'} | {seconds:.2f} | {seconds / median(ran['time'], 1):.3f} | "
+              f"{seconds * watts:.0f} | {seconds / 3600 * per_h:.5f} | {last['why']} |")  # fmt: skip
+
+
+def cost(pool: ThreadPoolExecutor, options: argparse.Namespace) -> None:
+    """What measuring costs auto's first epoch: beside the best fixed strategy, and the one that does what auto decides."""
+    print("| set-up | best fixed | its s | auto | longer | decides like | more processor time | batches made elsewhere |")
+    print("| --- " * 8 + "|", flush=True)
+    for name in options.setups or COSTLY:
+        ran = trained(pool, options.rounds, by_strategy(name, FIXED, options.batches, epochs=1))
+        twice = trained(pool, options.rounds, by_strategy(name, ("auto",), options.batches, epochs=1), do=_twice)["auto"]
+        best = min(FIXED, key=lambda strategy: median(ran[strategy], 0))
+        best_s = median(ran[best], 0)
+        for how in ("measures", "stored"):
+            ones = [two[how] for two in twice]
+            like = "wrr" if ones[-1]["engines"] else "cpu"
+            more_cpu_s = median(ones, 0, "cpu_s") - median(ran[like], 0, "cpu_s")
+            elsewhere = abs(median(ones, 0, "from_engines") - median(ran[like], 0, "from_engines"))
+            print(f"| {name} | {best} | {best_s:.2f} | {how} | {median(ones, 0) / best_s - 1:.2%} | {like} | "
+                  f"{more_cpu_s / best_s:.2%} | {elsewhere:.0f}, {elsewhere / options.batches:.2%} |", flush=True)  # fmt: skip
+
+
+def _twice(**job: Any) -> dict[str, Any]:
+    with own_directory() as home:
+        return {how: child(home, **job) for how in ("measures", "stored")}
+
+
+def run_to_end(mode: Callable[[ThreadPoolExecutor, argparse.Namespace], None], options: argparse.Namespace) -> int:
+    """Run a mode until it or the user ends it. Returns the status."""
+    signal.signal(signal.SIGTERM, _ended)
+    try:
+        with ThreadPoolExecutor(options.jobs) as pool:
+            mode(pool, options)
+    except KeyboardInterrupt:  # the trainings got it too
+        print("interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def add_arguments(parser: argparse.ArgumentParser, setups: Iterable[str]) -> None:
+    """Add the options of how much is trained."""
+    parser.add_argument("--setups", nargs="+", choices=list(setups), help="only these")
+    parser.add_argument("--batches", type=int, default=600, help="batches of each epoch (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each training; medians count (%(default)s)")
+    parser.add_argument("--jobs", type=int, default=2, help="trainings that run at once; they mostly sleep (%(default)s)")
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the set-ups, and print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--setups", nargs="+", choices=list(SETUPS), default=list(SETUPS), help="only these")
-    parser.add_argument("--batches", type=int, default=600, help="batches of each epoch (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each strategy; medians count (%(default)s)")
-    parser.add_argument("--jobs", type=int, default=2, help="trainings that run at once; they mostly sleep (%(default)s)")
-    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
+    modes = parser.add_mutually_exclusive_group()
+    for mode in (offload, goals, cost):
+        name = f"--{mode.__name__}"
+        modes.add_argument(name, dest="mode", action="store_const", const=mode, default=compare, help=mode.__doc__)
+    add_arguments(parser, SETUPS)
+    parser.add_argument("--one", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, _ended)
     if options.one:
-        name, strategy = options.one
-        print(json.dumps(train(name, strategy, options.batches)))
+        signal.signal(signal.SIGTERM, _ended)
+        print(json.dumps(train(**options.one)))
         return 0
-    print("| set-up | best fixed | its s | auto, of it | first epoch | from engines | what auto says |")
-    print("| --- " * 7 + "|", flush=True)
-    ratios = []
-    try:
-        with ThreadPoolExecutor(options.jobs) as pool:
-            for name in options.setups:
-                ratio, line = compared(name, pool, options.rounds, options.batches)
-                ratios.append(ratio)
-                print(line, flush=True)
-    except KeyboardInterrupt:  # the trainings got it too
-        print(f"interrupted after {len(ratios)} set-ups", file=sys.stderr)
-        return 130
-    print(f"\nauto takes {statistics.median(ratios) - 1:.1%} longer than the best fixed strategy in the median, and at most "
-          f"{max(ratios) - 1:.1%}")  # fmt: skip
-    return 0
+    return run_to_end(options.mode, options)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,11 @@ import time
 from PIL import Image
 
 
-def prepare(image: Image.Image, host: int, host_s: float) -> Image.Image:
-    """Sleep `host_s` seconds in the process with the id `host`, else as many as the file $DDLP_SLEEP says."""
-    if os.getpid() == host:
-        time.sleep(host_s)
-    else:
+def prepare(image: Image.Image, host_s: float) -> Image.Image:
+    """Sleep `host_s` seconds on the host; in an engine, which has $DDLP_SLEEP, as many as that file says."""
+    if "DDLP_SLEEP" in os.environ:
         with open(os.environ["DDLP_SLEEP"], encoding="ascii") as file:
             time.sleep(float(file.read()))
+    else:
+        time.sleep(host_s)
     return image

@@ -32,7 +32,7 @@ REAL_PROCESSES = (
     "ddlp/sources/engine/test_embedded", "ddlp/sources/engine/test_link_floods", "ddlp/sources/test_contract",
     "csd_engine/service/test_engine", "csd_engine/service/test_link",
     "csd_engine/service/test_status", "csd_engine/service/test_file_chunks", "csd_engine/test_supervisor",
-    "csd_engine/machine/test_sensors", "board/", "ddlp/tryout/", "templates/test_templates",
+    "csd_engine/machine/test_sensors", "board/", "ddlp/tryout/", "templates/test_templates", "scripts/test_auto_check",
 )  # fmt: skip
 
 

@@ -28,8 +28,8 @@ from csd_engine.batchfile.layout import DATA_OFFSET
 from csd_engine.batchfile.reader import Layout, open_batch
 from csd_engine.batchfile.writer import BatchWriter
 from ddlp.bench.common import Aim, BenchFailed, add_output, alternate, emit, ratios, say, spread
-from ddlp.epoch.executor import FETCHERS
 from ddlp.errors import DDLPError
+from ddlp.schedule.slots import FETCHERS
 from ddlp.transfer.choose_transfer import WAYS, ways
 from ddlp.transfer.device_stream import CudaStream, DeviceStream, PlainStream
 from ddlp.transfer.epilogue import Epilogue

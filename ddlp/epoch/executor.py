@@ -42,6 +42,7 @@ from ddlp.process.user_warnings import warn_user
 from ddlp.schedule.claim_chunks import ClaimChunker
 from ddlp.schedule.ledger import Cancel, Ledger
 from ddlp.schedule.rates import Rates
+from ddlp.schedule.slots import FETCHERS
 from ddlp.schedule.strategies import STALLED_AT_LEAST_S, Strategy
 from ddlp.sources.base import AttachedSource, BatchState, Capacity, EpochSpec, HostSource, PreparedBatch, Unwanted
 from ddlp.stats.live import Life, Live, devices_live
@@ -49,10 +50,9 @@ from ddlp.stats.replaced import ReplacedSamples
 from ddlp.stats.report import Counts, EpochReport
 from ddlp.stats.thread_cpu import thread_cpu_s
 
-__all__ = ["FETCHERS", "EpochExecutor"]
+__all__ = ["EpochExecutor"]
 
 LOOK_UP_S = 1.0
-FETCHERS = 2  # while one batch comes over the network or waits for a slow file system, another one is finished
 _UNUSABLE = 5  # batches of a device that are missing or damaged, in a row: then it is not used any more
 _MOST_TOLD = 16  # warnings of a device's batches that are missing or damaged
 WAITING_S = 0.05  # the devices are told of a longer wait, so that they work for this epoch first

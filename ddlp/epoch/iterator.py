@@ -20,7 +20,7 @@ from torch.utils.data._utils.collate import collate_int_fn, default_collate_fn_m
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from csd_engine.keyed import Keyed
-from ddlp.epoch.executor import FETCHERS, EpochExecutor
+from ddlp.epoch.executor import EpochExecutor
 from ddlp.epoch.hooks import Beginning, EpochHooks
 from ddlp.epoch.step_clock import cuda_clock
 from ddlp.planning.controller import Controller
@@ -33,7 +33,7 @@ from ddlp.sampling.keyed_generators import keyed_globals
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.ranges import RangeSet
 from ddlp.schedule.rates import Rates
-from ddlp.schedule.slots import FETCH_SLOTS, host_slots
+from ddlp.schedule.slots import FETCH_SLOTS, FETCHERS, host_slots
 from ddlp.schedule.strategies import Strategy
 from ddlp.sources.base import BatchState, EpochSpec, HostSource, LeaseSource, PreparedBatch, StepRunner
 from ddlp.sources.host import own_steps

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean
 
 from ddlp.errors import DDLPError
 from ddlp.observe.analysis import analyse
-from ddlp.observe.engine_time import DeviceTime, device_times
+from ddlp.observe.engine_time import DeviceTime, DeviceWork, device_times, on_workers
 from ddlp.observe.run import EpochTrace
 from ddlp.observe.spans import length, union
 from ddlp.planning.decide import TYPICAL_OCYCLE
 from ddlp.planning.described import Fields
-from ddlp.recording.events import Exhausted, Fetched, HostBatch, Step
+from ddlp.recording.events import Exhausted, Fetched, HostBatch, LeaseGiven, Rested, Step
 
 __all__ = ["IMAGE_BYTES", "MeasuredRun", "measured_run"]
 
@@ -30,8 +32,9 @@ class MeasuredRun:
 def measured_run(trace: EpochTrace, batch_bytes: float | None = None) -> MeasuredRun:
     """Read the figures of an epoch, all for full batches.
 
-    Rates are those of ``ddlp analyse``: all workers at work and nothing else in the way. A step is the time from having a batch
-    until the next one is asked for.
+    Rates are those of ``ddlp analyse``: all workers at work and nothing else in the way. But what a side takes between two
+    batches counts as well: to hand one in, and to get to the next one. A step is the time from having a batch until the next
+    one is asked for, and to get one that is ready.
 
     Args:
         trace: the epoch.
@@ -49,13 +52,18 @@ def measured_run(trace: EpochTrace, batch_bytes: float | None = None) -> Measure
     full = max(began.batch_size, *(step.samples for step in steps), 1)
     rates = analyse(trace).rates
     step_s = sum(at - step.got_at for step, at in trained) / max(1, sum(step.samples for step, _ in trained)) * full
+    step_s += _getting_s(trace, steps)
     fields: Fields = {
         "step_s": max(step_s, 1e-9), "workers": max(1, began.workers), "batches": began.batches or len(steps),
         "batch_bytes": batch_bytes or full * IMAGE_BYTES,
     }  # fmt: skip
-    assumed = ["the recording does not say how many processors the host has (--processors)"] if began.devices else []
+    assumed = []
+    if began.processors:
+        fields["processors"] = began.processors
+    elif began.devices:
+        assumed.append("the recording does not say how many processors the host has (--processors)")
     if rates.host is not None:
-        fields["host_rate"] = rates.host / full
+        fields["host_rate"] = fields["workers"] / (fields["workers"] * full / rates.host + _between_s(trace))
         made = [batch for batch in trace.of(HostBatch) if batch.outcome == "made"]
         images = fmean(step.samples for step in steps)
         fields["host_cpu_s"] = max(1e-9, fmean(batch.cpu_s for batch in made) / images * full)
@@ -70,8 +78,39 @@ def measured_run(trace: EpochTrace, batch_bytes: float | None = None) -> Measure
         if device.device not in rates.devices:
             assumed.append(f"{device.device} published nothing, so its rate is not known, and it is left out (--engine)")
             continue
-        engines.append(_engine(trace, device, rates.devices[device.device] / full, fields, assumed))
+        period_s = _period_s(trace, device)
+        rate = max(1, device.workers) / period_s if period_s else rates.devices[device.device] / full
+        engines.append(_engine(trace, device, rate, fields, assumed))
     return MeasuredRun(fields | {"engine": engines}, tuple(assumed))
+
+
+def _getting_s(trace: EpochTrace, steps: list[Step]) -> float:
+    """Mean seconds in which training got a batch that was ready when it asked."""
+    ready_at = {batch.position: batch.ended_at for batch in trace.of(HostBatch)}
+    ready_at |= {fetched.position: fetched.ended_at for fetched in trace.of(Fetched)}
+    took = [step.got_at - step.asked_at for step in steps if ready_at.get(step.position, math.inf) <= step.asked_at]
+    return fmean(took) if took else 0.0
+
+
+def _between_s(trace: EpochTrace) -> float:
+    """Mean seconds of a host's worker from the end of a batch to the beginning of the next one, without its rests."""
+    done = [(batch.worker, batch.began_at, batch.ended_at, True) for batch in trace.of(HostBatch)]
+    done += [(rest.number, rest.began_at, rest.ended_at, False) for rest in trace.of(Rested) if rest.who == "host"]
+    took = [then[1] - one[2] for one, then in pairwise(sorted(done)) if one[0] == then[0] and one[3] and then[3]]
+    return max(0.0, fmean(took)) if took else 0.0
+
+
+def _period_s(trace: EpochTrace, device: DeviceTime) -> float | None:
+    """Mean seconds from a batch of one of a device's workers to its next one, whose lease was there before; None: no such."""
+    given_at = {lease.lease: lease.at for lease in trace.of(LeaseGiven) if lease.device == device.device}
+    took: list[float] = []
+    before: dict[int, DeviceWork] = {}
+    for lane, work in on_workers(device):
+        last = before.get(lane)
+        if last is not None and last.published and work.published and given_at[work.lease] <= last.span[1]:
+            took.append(work.span[1] - last.span[1])
+        before[lane] = work
+    return fmean(took) if took else None
 
 
 def _engine(trace: EpochTrace, device: DeviceTime, rate: float, fields: Fields, assumed: list[str]) -> Fields:

@@ -13,7 +13,7 @@ from ddlp.planning.measured import Measured, OffloadPath
 from ddlp.planning.simulate import Simulation, World
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.rates import Rates
-from ddlp.schedule.slots import FETCH_SLOTS, host_slots
+from ddlp.schedule.slots import FETCH_SLOTS, FETCHERS, host_slots
 from ddlp.schedule.strategies import Strategy, Wrr
 
 __all__ = ["QUOTA", "Played", "play_epoch"]
@@ -164,3 +164,7 @@ def _know(rates: Rates, measured: Measured, paths: tuple[OffloadPath, ...], work
         rates.trained(measured.step_s)
         for path in paths:
             rates.device(path.source).add(path.workers / (path.batches_per_s or math.inf))
+            if path.bytes_per_batch and path.bandwidth_bytes_per_s:
+                link_s = path.bytes_per_batch / path.bandwidth_bytes_per_s
+                waits = FETCHERS if link_s * (path.batches_per_s or 0.0) >= 1 else 1  # each fetch for those before it
+                rates.fetched(path.source, waits * link_s, 1.0, FETCHERS)

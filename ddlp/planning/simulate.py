@@ -16,6 +16,7 @@ from functools import partial
 from ddlp.planning.controller import Controller
 from ddlp.schedule.ledger import Cancel, Ledger, Side
 from ddlp.schedule.rates import Rates
+from ddlp.schedule.slots import FETCHERS
 from ddlp.schedule.strategies import Strategy
 
 
@@ -282,6 +283,8 @@ class Simulation:
             self._work(name)
 
     def _fetch(self) -> bool:
+        if len(self.ledger.fetching) >= FETCHERS:
+            return False
         position = self.strategy.next_fetch()
         if position is None:
             return False
@@ -292,7 +295,7 @@ class Simulation:
         return True
 
     def _fetched(self, device: str, position: int, lease: int, seconds: float) -> None:
-        self.rates.fetched(device, seconds, 1.0, self.ledger.fetch_slots, self.world.taking_cpu_s)
+        self.rates.fetched(device, seconds, 1.0, FETCHERS, self.world.taking_cpu_s)
         if self.world.fetch_ok(position):
             self.ledger.verified(lease)
         else:

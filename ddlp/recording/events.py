@@ -50,6 +50,7 @@ class EpochBegan(NamedTuple):
     fetchers: int
     devices: list[str]
     target: str  # where batches are delivered: cpu, cuda:0, ...
+    processors: float = 0.0  # that this process may use; 0: not known, in a recording of before they were noted
     prepared_by: str = "ddlp"  # who makes the host's: ddlp; for user code torch's workers, or the training thread
 
     @property

@@ -9,6 +9,7 @@ import os
 import time
 from typing import Any
 
+from csd_engine.machine.computer import processors
 from ddlp.process.ranks import here
 from ddlp.process.version import __version__
 from ddlp.recording.events import FORMAT, EpochBegan, Exhausted, HostBatch, Rested, Step
@@ -41,6 +42,7 @@ def recording_of(record: str | os.PathLike[str] | Recorder | None, loader: Any, 
             fetchers=0,
             devices=[],
             target="cpu" if loader.device is None else str(loader.device),
+            processors=processors(),
             prepared_by="torch's workers" if loader.num_workers else "training thread",
         ),
     )

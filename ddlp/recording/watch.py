@@ -7,6 +7,7 @@ import threading
 import time
 from typing import Any
 
+from csd_engine.machine.computer import processors
 from csd_engine.prepare.read_time import READING
 from ddlp.epoch.hooks import Beginning, EpochHooks
 from ddlp.epoch.prepared import Delivered
@@ -101,6 +102,7 @@ class Watch(EpochHooks):
                 fetchers=beginning.fetchers,
                 devices=list(beginning.devices),
                 target=beginning.target,
+                processors=processors(),
             )
             observer.began(beginning, event)
 

@@ -1,9 +1,10 @@
-"""How many batches an epoch keeps in memory. The loader and the simulator of epochs have the same numbers."""
+"""How many batches an epoch keeps in memory, and fetches at a time. The loader and the simulator have the same numbers."""
 
 from __future__ import annotations
 
-__all__ = ["FETCH_SLOTS", "host_slots"]
+__all__ = ["FETCHERS", "FETCH_SLOTS", "host_slots"]
 
+FETCHERS = 2  # while one batch comes over the network or waits for a slow file system, another one is finished
 FETCH_SLOTS = 3  # batches of devices in this process's memory
 
 

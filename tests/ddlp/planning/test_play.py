@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from ddlp.epoch import iterator
-from ddlp.planning import play
+from ddlp.epoch import executor, iterator
+from ddlp.planning import play, simulate
 from ddlp.planning.decide import estimate
 from ddlp.planning.measured import Measured, OffloadPath
 from ddlp.planning.play import play_epoch
-from ddlp.schedule.slots import FETCH_SLOTS, host_slots
+from ddlp.planning.simulate import Simulation, World
+from ddlp.schedule.ledger import Ledger
+from ddlp.schedule.slots import FETCH_SLOTS, FETCHERS, host_slots
 from ddlp.schedule.strategies import STRATEGIES, Cpu, Csd, Ordered, Wrr
 
 HOST = Measured(step_s=0.1, loader_batches_per_s=4.0, host_cpu_s_per_batch=0.25)
@@ -16,6 +18,7 @@ CSD = OffloadPath("csd", alone_batches_per_s=4.0, host_cpu_s_per_batch=0.0)
 
 def test_it_has_the_loaders_slots():
     assert FETCH_SLOTS == iterator.FETCH_SLOTS == play.FETCH_SLOTS == 3
+    assert FETCHERS == iterator.FETCHERS == executor.FETCHERS == simulate.FETCHERS == 2
     assert play.host_slots is iterator.host_slots is host_slots
     assert [host_slots(workers, 2, False) for workers in range(1, 20)] == [2 * workers + 1 for workers in range(1, 20)]
     with_devices = [3, 4, 5, 6, *(2 * workers - 2 for workers in range(5, 20))]
@@ -66,6 +69,21 @@ def test_all_links_share_the_hosts():
     paths = tuple(OffloadPath(name, alone_batches_per_s=4.0, bytes_per_batch=1e6, host_cpu_s_per_batch=0.0) for name in "ab")
     narrow = Measured(0.1, 4.0, 0.25, transfer_bytes_per_s=2e6)
     assert play_epoch(narrow, paths, Csd, batches=200).seconds == pytest.approx(100.0, rel=0.02)
+
+
+def test_as_many_are_fetched_at_a_time_as_a_loader_has_fetchers():
+    world = World(host_s=lambda _: 1e6, device_s={"d": lambda _: 0.001}, fetch_s=lambda _: 1.0)
+    epoch = Simulation(Ledger(20, host_slots=3, fetch_slots=FETCH_SLOTS), world, Csd).run()
+    assert epoch.seconds == pytest.approx(20 / FETCHERS, rel=0.1)
+
+
+@pytest.mark.parametrize("name, at_most_s", [("wrr", 8.0), ("ordered", 7.6), ("mte", 7.6)])
+def test_a_slow_network_is_known_from_the_epoch_before(name, at_most_s):
+    """The device makes as many batches as the host, 2 a second arrive. The host alone takes 7.5 s."""
+    host = Measured(step_s=0.0004, loader_batches_per_s=80.0, host_cpu_s_per_batch=0.0006, host_processors=2)
+    path = OffloadPath("far", alone_batches_per_s=78.0, host_cpu_s_per_batch=0.0002, bytes_per_batch=2e5,
+                       bandwidth_bytes_per_s=4.1e5)  # fmt: skip
+    assert play_epoch(host, (path,), STRATEGIES[name], batches=600).seconds < at_most_s
 
 
 @pytest.mark.parametrize("strategy", [Wrr, Ordered])
