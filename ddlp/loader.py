@@ -22,6 +22,7 @@ from ddlp.config import LoaderConfig
 from ddlp.devices.device import Device
 from ddlp.epoch.hooks import EpochHooks
 from ddlp.epoch.iterator import EpochArguments, EpochIterator, EpochMemory
+from ddlp.epoch.rank_exchange import RankExchange, agreement_of
 from ddlp.epoch.replay import replay
 from ddlp.errors import DDLPError, Untranslatable
 from ddlp.explain import Chosen, Explanation, OwnSource, explain
@@ -430,7 +431,8 @@ class DDLPLoader(DataLoader):
         graphs = self._graphs_for(config, now, gpu_transfer)
         sources = self._lease_sources(config) if strategy.uses_device else ()
         connections = self._connections if any(isinstance(source, EngineSource) for source in sources) else None
-        controller = self._controller_for(config, strategy, now)
+        controller = self._controller_for(config, strategy, now, tuple(source.name for source in sources))
+        exchange = None if controller is None or controller.agreement is None else RankExchange(controller.agreement)
         ended = (lambda: None) if connections is None else connections.epoch_began()
         observers, self._observers = self._observers, ()
         hooks: EpochHooks | None = None
@@ -458,7 +460,7 @@ class DDLPLoader(DataLoader):
                     most_replaced=config.most_replaced,
                     hooks=hooks,
                     controller=controller,
-                    on_closed=partial(self._epoch_closed, controller, self._remembered, self._judged(), ended),
+                    on_closed=partial(self._epoch_closed, controller, self._remembered, exchange, self._judged(), ended),
                 ),
             )
         except BaseException:
@@ -467,22 +469,29 @@ class DDLPLoader(DataLoader):
                 hooks.closed()
             raise
         iterator.kept_alive = tuple(self._handles)
+        if exchange is not None:
+            exchange.start()
         for source in sources:
             name = f"ddlp-attach-{source.name}"
             threading.Thread(target=_attach, args=(source, iterator.executor), name=name, daemon=True).start()
         return iterator
 
-    def _controller_for(self, config: LoaderConfig, strategy: type[Strategy], now: Portable) -> Controller | None:
+    def _controller_for(
+        self, config: LoaderConfig, strategy: type[Strategy], now: Portable, sources: tuple[str, ...]
+    ) -> Controller | None:
         """Return what decides for a strategy that wants that, else None. All epochs share it."""
         if not strategy.decides:
             self._life.rates.work()  # another strategy may come after it
             return None
         goal = config.goal or Goal()
         if self._controller is None or self._controller.goal != goal:
-            self._controller = Controller(self._life.rates, goal, processors())
+            agreement = agreement_of(repr((now.pipeline.digest, self.batch_size, goal)), sources)
+            self._controller = Controller(self._life.rates, goal, processors(), agreement=agreement)
             self._remembered = Remembered.of(self, config, now, goal.model) if goal.remember else None
-            if self._remembered is not None:
+            if self._remembered is not None and (agreement is None or agreement.leads):
                 self._remembered.recall(self._controller)
+                if agreement is not None:
+                    agreement.known = self._controller.measured
         return self._controller
 
     def _judged(self) -> Callable[[], None]:
@@ -491,10 +500,13 @@ class DDLPLoader(DataLoader):
 
     @staticmethod
     def _epoch_closed(
-        controller: Controller | None, remembered: Remembered | None, judged: Callable[[], None], ended: Callable[[], None]
-    ) -> None:
+        controller: Controller | None, remembered: Remembered | None, exchange: RankExchange | None, judged: Callable[[], None],
+        ended: Callable[[], None],
+    ) -> None:  # fmt: skip
         """Keep what an epoch has measured. It is static, since the epoch must not keep the loader."""
         judged()
+        if exchange is not None:
+            exchange.close()
         if controller is not None and remembered is not None:
             remembered.keep(controller)
         ended()

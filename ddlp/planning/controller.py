@@ -4,16 +4,20 @@ It measures windows of batches: first the host alone, then with all sources. `dd
 sources that it does not choose rest. After each further window it decides anew. The last word has what was measured: if two
 windows in a row were slower than the host alone was, all sources rest, and are tried again much later.
 
+Where several ranks train, they judge the same windows: those of the slowest rank (`ddlp.planning.agreement`).
+
 It is pure: durations come in, `Rates.resting` goes out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from ddlp.planning.agreement import Agreement
 from ddlp.planning.decide import Decision, Objective, Power, Prices, check_goal, decide
 from ddlp.planning.measured import Measured, OffloadPath, Transport
+from ddlp.planning.window_figures import WindowFigures
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.rates import Rate, Rates
 
@@ -67,6 +71,7 @@ class _Window:
     """Batches in a row, each from the moment when training had the one before. Sizes are parts of full batches."""
 
     totals: Mapping[int, tuple[int, float]]  # of each rate, by its id, at the beginning: batches, and the sum of their seconds
+    began: int  # batches since the last agreement of the ranks
     batches: int = 0
     size: float = 0.0
     seconds: float = 0.0
@@ -101,6 +106,7 @@ class Controller:
         measured: what it was made from.
         transports: how each source's batches come, as far as that is known.
         stopped: what was measured has ended the offloading.
+        agreement: with the other ranks; None: this one decides by itself.
     """
 
     rates: Rates
@@ -110,6 +116,7 @@ class Controller:
     measured: Measured | None = None
     transports: dict[str, Transport] = field(default_factory=dict)
     stopped: bool = False
+    agreement: Agreement | None = None
     _ledger: Ledger | None = None
     _batches: int = 0
     _warm_up: int = WARM_UP
@@ -127,6 +134,9 @@ class Controller:
     _slow: int = 0  # slower windows in a row
     _changed_at: int = 0
     _changed_rates: dict[str, float] = field(default_factory=dict)  # when the decision changed last
+    _without: tuple[int, ...] = ()  # ranks that were missing from the last agreement
+    _judged: int | None = None  # the rank whose window was judged last
+    _agreed_at: int = 0
 
     def begin(self, ledger: Ledger) -> None:
         """Begin an epoch. Raises ValueError if watts or prices of a source are missing."""
@@ -135,8 +145,8 @@ class Controller:
         self._ledger, self._alive = ledger, frozenset()
         if self._alone is None:
             self.rates.rest(ledger.devices)  # the host is measured alone first
-        elif not self._batches and self.decision is not None:
-            self._rest_all_but({path.source for path in self.decision.chosen.paths}, set(ledger.devices))
+        elif not self._batches:
+            self._begin_as_known()
 
     def know(self, measured: Measured) -> None:
         """Begin with what an earlier run has measured: the first window has the sources that were right then."""
@@ -148,8 +158,13 @@ class Controller:
         self.decision = self._decide(measured)
         self._not_before = 0 if self.decision.offloads else RETRY
 
+    def _begin_as_known(self) -> None:
+        assert self._ledger is not None
+        if self.decision is not None:
+            self._rest_all_but({path.source for path in self.decision.chosen.paths}, set(self._ledger.devices))
+
     def delivered(self, waited_s: float, step_s: float | None, part: float) -> str | None:
-        """Note a batch. Returns a line for the user if what was measured ends the offloading.
+        """Note a batch. Returns a line for the user if what was measured ends the offloading, or other ranks are lost.
 
         Args:
             waited_s: seconds that training waited for it.
@@ -159,45 +174,95 @@ class Controller:
         if step_s is None:  # it waited for the epoch's beginning
             return None
         self._batches += 1
+        if self.agreement is not None and (news := self._follow(self.agreement)) is not None:
+            return news
         if self._warm_up > 0:
             self._warm_up -= 1
             return None
         self._look_for_joined()
+        if self.agreement is not None and self.agreement.offered is not None:
+            return None  # the next window begins once this one is judged
         if self._trial is not None and self._trial_begins():
             self._trial_s, self._window = 0.0 if self._window is None else self._window.seconds, None
-        window = self._window = self._window or _Window(self._totals())
+        window = self._window = self._window or _Window(self._totals(), self._batches - 1 - self._agreed_at)
         usual = self.rates.training
         if usual.count >= 3:
             step_s = min(step_s, Rates.PAUSE * usual.seconds * part)
         window.batches, window.size, window.seconds = window.batches + 1, window.size + part, window.seconds + waited_s + step_s
         window.times.add(waited_s + step_s, part)
         window.shared = window.shared or bool(self._taking_part())
-        if self._fails(window):
-            self._window, self._length, self._trial, self._on_trial = None, WINDOW, None, False
-            return self._stop(window, self._mean(self.rates.training, window))
-        if self._trial is not None or not (window.size and (window.batches >= self._length or self._known_early(window))):
-            return None
-        self._window, self._length = None, WINDOW
-        return self._judge(window)
+        failed = self._fails(window)
+        if not failed:
+            if self._trial is not None or not (window.size and (window.batches >= self._length or self._known_early(window))):
+                return None
+            if self.agreement is not None and not self.agreement.begun:
+                return None
+        figures = self._figures(window, failed)
+        self._window, self._length, self._trial, self._on_trial = None, WINDOW, None, False
+        if self.agreement is None:
+            return self._judge(figures)
+        self.agreement.offer(figures)
+        return None
 
     def _fails(self, window: _Window) -> bool:
         """True if a repeated try is clearly slower than the host alone. The first one is measured to its end."""
         if not (self._on_trial and self._retries and window.shared and window.batches >= ABORT_AFTER and window.size):
             return False
-        return window.batch_s > (1 + ABORT_SLOWER) * self._alone_s(self._mean(self.rates.training, window))
+        return window.batch_s > (1 + ABORT_SLOWER) * self._alone_s(self._mean(self.rates.training, window), self._cpu_now_s())
 
     def _known_early(self, window: _Window) -> bool:
         return self._alone is None and window.batches >= HOST_LEAST and window.times.known(HOST_ERROR, HOST_WINDOW)
 
     def note(self) -> str:
         """Return a line for the report."""
+        if self.decision is None and self.agreement is not None and self.agreement.offered is not None:
+            return f"auto waits for the other {self.agreement.ranks - 1} ranks' measurements"
         if self.decision is None:
             have = self._window.batches if self._window is not None else 0
             what = "the host alone" if self._alone is None else "its sources"
-            return f"auto measures {what} ({have} of {self._length} batches)"
+            return f"auto measures {what} ({min(have, self._length)} of {self._length} batches)"
+        ranks = "" if self.agreement is None or self._judged is None else (
+            f" All {self.agreement.ranks} ranks go by the figures of the slowest, rank {self._judged}."
+        )  # fmt: skip
         if self.stopped:
-            return "auto: with its sources training was slower than with the host alone, so they rest."
-        return f"auto: {self.decision.why}"
+            return f"auto: with its sources training was slower than with the host alone, so they rest.{ranks}"
+        return f"auto: {self.decision.why}{ranks}"
+
+    # -- with other ranks ----------------------------------------------------------------------------------------
+
+    def _follow(self, agreement: Agreement) -> str | None:
+        """Judge what the ranks have agreed on, one at a time. Returns a line for the user."""
+        agreement.delivered()
+        begun, offered, resting = agreement.begun, agreement.offered, set(self.rates.resting)
+        agreed = agreement.take()
+        if agreed is None:
+            if not agreement.lost:
+                return None
+            self.agreement = None
+            return f"rank {agreement.rank} decides by itself from now on which devices take part: {agreement.lost}."
+        self._agreed_at, news = self._batches, None
+        if agreed.window is not None:
+            self._window, self._judged = None, agreed.rank
+            if self._trial is None:
+                self._length, self._on_trial = WINDOW, False
+            news = self._judge(agreed.window)
+        elif begun:
+            self._window = None
+            if offered is not None and offered[1] is not None and offered[1].trial:
+                self._length, self._on_trial = TRIAL_WINDOW, True
+        elif agreed.known is not None and not agreement.leads:  # rank 0 has begun with it
+            self._window = None
+            self.know(agreed.known)
+            self._begin_as_known()
+        if agreed.known is not None or resting != self.rates.resting:
+            agreement.offer(None)
+        before, self._without = self._without, agreed.without
+        if not agreement.leads:  # one rank tells it
+            return None
+        if agreed.without and agreed.without != before:
+            lacking = ", ".join(map(str, agreed.without))
+            news = f"{news or ''} Which devices take part is decided without the measurements of rank {lacking}.".strip()
+        return news
 
     # -- sources -------------------------------------------------------------------------------------------------
 
@@ -235,80 +300,74 @@ class Controller:
 
     # -- judging a window ----------------------------------------------------------------------------------------
 
-    def _judge(self, window: _Window) -> str | None:
-        trial, self._on_trial = self._on_trial, False
-        step_s = self._mean(self.rates.training, window)
-        window.before_s, self._trial_s = self._trial_s, 0.0
+    def _judge(self, window: WindowFigures) -> str | None:
+        """Judge a window. What comes of it follows from the windows that were judged so far, and from nothing else."""
+        if window.failed:
+            return self._stop(window)
         if not window.shared:
-            self._judge_alone(window, step_s)
+            self._judge_alone(window)
             return None
         self.stopped = False
-        slower = window.batch_s > self._alone_s(step_s) * (1 + window.times.error)
+        slower = window.batch_s > self._alone_s(window.step_s, window.host_cpu_now_s) * (1 + window.error)
         self._slow = self._slow + 1 if slower else 0
-        self.measured = self._figures(window, step_s)
+        self.measured = self._with_host_alone(window)
         if self._slow >= SLOW_WINDOWS and self.goal.objective == "time":
-            return self._stop(window, step_s)
+            return self._stop(window)
         decision = self._decide(self.measured)
         chosen = {path.source for path in decision.chosen.paths}
-        if chosen == self._taking_part():
+        if chosen == set(window.taking_part):
             self.decision = decision
-            if self._batches - self._changed_at >= RETRY:
+            if window.batches - self._changed_at >= RETRY:
                 self._retries = 0  # it has held
-        elif trial or self._may_change():
+        elif window.trial or self._may_change(window.batches):
             self.decision = decision
-            self._rest_all_but(chosen, self._alive)
-            self._changed()
+            self._rest_all_but(chosen, set(window.alive))
+            self._changed(window)
         return None
 
-    def _judge_alone(self, window: _Window, step_s: float) -> None:
-        """Judge a window of the host alone. Sources are tried if training waits, unless they had to rest not long ago.
-
-        Batches that were ready before the window hide for a while that training takes more than the host makes.
-        """
-        host = self.rates.host
-        batch_s = max(window.batch_s, self._mean(host, window) / host.parallel)
-        waits = batch_s > (1 + self.goal.threshold) * step_s
-        self._alone = _Alone(batch_s, self._mean(self.rates.host_cpu, window) / host.parallel, waits)
-        assert self._ledger is not None
-        sources = frozenset(self._ledger.devices)  # also those that have not joined yet: they take part as soon as they have
-        if sources and (waits or self.goal.objective != "time") and self._batches >= self._not_before:
+    def _judge_alone(self, window: WindowFigures) -> None:
+        """Judge a window of the host alone. Sources are tried if training waits, unless they had to rest not long ago."""
+        waits = window.taken_s > (1 + self.goal.threshold) * window.step_s
+        self._alone = _Alone(window.taken_s, window.host_cpu_s, waits)
+        sources = frozenset(window.sources)  # also those that have not joined yet: they take part as soon as they have
+        if sources and (waits or self.goal.objective != "time") and window.batches >= self._not_before:
             self._try(sources)
             return
-        self.measured = self._figures(window, step_s)
+        self.measured = self._with_host_alone(window)
         decision = self._decide(self.measured)
         if not (self.stopped or decision.offloads):  # else sources that rest may be worth a try, later
             self.decision = decision
 
-    def _alone_s(self, step_s: float) -> float:
+    def _alone_s(self, step_s: float, cpu_s: float) -> float:
         """Seconds a batch that the host alone would take now: its processor time and the training step may have changed."""
         alone = self._alone
         assert alone is not None
-        cpu_s = self.rates.host_cpu.seconds / self.rates.host.parallel
         drift_s = cpu_s - alone.cpu_s if cpu_s and alone.cpu_s else 0.0  # what does not take processor time stays as it was
         return max(alone.batch_s + drift_s if alone.waits else 0.0, step_s)
 
-    def _stop(self, window: _Window, step_s: float) -> str:
+    def _stop(self, window: WindowFigures) -> str:
         """End the offloading, since it was slower than the host alone."""
-        names = self._taking_part()
-        self.rates.rest(self._alive)
+        names = window.taking_part
+        self.rates.rest(window.alive)
         self.stopped, self._slow = True, 0
-        self._changed()
+        self._changed(window)
+        alone_s = self._alone_s(window.step_s, window.host_cpu_now_s)
         return (
             f"batches take {window.batch_s:.3g} s with {', '.join(sorted(names))}, and the host alone takes "
-            f"{self._alone_s(step_s):.3g} s: {'it rests' if len(names) == 1 else 'they rest'}, and a try follows after "
-            f"{self._not_before - self._batches:,} batches."
+            f"{alone_s:.3g} s: {'it rests' if len(names) == 1 else 'they rest'}, and a try follows after "
+            f"{self._not_before - window.batches:,} batches."
         )
 
-    def _changed(self) -> None:
+    def _changed(self, window: WindowFigures) -> None:
         """Note that the decision has changed. If all sources rest, they are tried later after each such time."""
-        self._changed_at, self._changed_rates = self._batches, self._rates_now()
-        if self._alive and self._alive <= self.rates.resting:
-            self._not_before = self._batches + RETRY * 2**self._retries
+        self._changed_at, self._changed_rates = window.batches, self._rates_now()
+        if window.alive and self.rates.resting.issuperset(window.alive):
+            self._not_before = window.batches + RETRY * 2**self._retries
             self._retries += 1
 
-    def _may_change(self) -> bool:
+    def _may_change(self, batches: int) -> bool:
         """True if there was no change yet, the last one is long ago, or a rate has moved since."""
-        if not self._changed_rates or self._batches - self._changed_at >= RETRY:
+        if not self._changed_rates or batches - self._changed_at >= RETRY:
             return True
         before, now = self._changed_rates, self._rates_now()
         return any(abs(now[name] / before[name] - 1) > MOVED for name in now if before.get(name))
@@ -318,6 +377,10 @@ class Controller:
         assert measured is not None
         found = {path.source: path.batches_per_s or 0.0 for path in measured.paths}
         return found | {"host": measured.loader_batches_per_s or 0.0, "step": measured.step_s or 0.0}
+
+    def _with_host_alone(self, window: WindowFigures) -> Measured:
+        alone_s = self._alone_s(window.step_s, window.host_cpu_now_s)
+        return replace(window.measured, loader_batches_per_s=1 / alone_s if alone_s else None)
 
     # -- figures -------------------------------------------------------------------------------------------------
 
@@ -335,15 +398,28 @@ class Controller:
         count, total_s = window.totals.get(id(rate), (0, 0.0))
         return (rate.total_s - total_s) / (rate.count - count) if rate.count > count else rate.seconds
 
-    def _figures(self, window: _Window, step_s: float) -> Measured:
-        alone_s = self._alone_s(step_s)
-        return Measured(
-            step_s=step_s or None,
-            loader_batches_per_s=1 / alone_s if alone_s else None,
-            host_cpu_s_per_batch=self._mean(self.rates.host_cpu, window) or None,
+    def _cpu_now_s(self) -> float:
+        return self.rates.host_cpu.seconds / self.rates.host.parallel
+
+    def _figures(self, window: _Window, failed: bool) -> WindowFigures:
+        """Return what a window has shown that is over."""
+        assert self._ledger is not None
+        window.before_s, self._trial_s = self._trial_s, 0.0
+        host, cpu_s = self.rates.host, self._mean(self.rates.host_cpu, window)
+        measured = Measured(
+            step_s=self._mean(self.rates.training, window) or None,
+            host_cpu_s_per_batch=cpu_s or None,
             host_processors=self.processors,
             paths=tuple(self._path(name, window) for name in sorted(self._alive) if self._source_rate(name, window)),
         )
+        return WindowFigures(
+            batches=self._batches, began=max(0, window.began), length=window.batches,
+            batch_s=window.batch_s, error=window.times.error,
+            host_s=self._mean(host, window) / host.parallel, host_cpu_s=cpu_s / host.parallel, host_cpu_now_s=self._cpu_now_s(),
+            shared=window.shared, trial=self._on_trial, failed=failed,
+            sources=tuple(sorted(self._ledger.devices)), alive=tuple(sorted(self._alive)),
+            taking_part=tuple(sorted(self._taking_part())), measured=measured,
+        )  # fmt: skip
 
     def _source_rate(self, name: str, window: _Window) -> float:
         """Return the full batches a second that a source makes; 0: not known."""

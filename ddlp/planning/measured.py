@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar, get_args
 from csd_engine.protocol.fields import MAX_INT, MAX_TEXT, Check, integer, list_of, number, optional
 from ddlp.schema import Misfit, checked_fields, text_of
 
-__all__ = ["DType", "Measured", "OffloadPath", "Part", "Transport", "check_numbers"]
+__all__ = ["DType", "Measured", "OffloadPath", "Part", "Transport", "check_numbers", "data_of"]
 
 Transport = Literal["spool", "stream"]  # through a shared file system, or over the engine's socket
 DType = Literal["uint8", "float32"]
@@ -150,12 +150,21 @@ class Measured:
         Raises:
             Misfit: the text is damaged, or a field is unknown or not what it must be.
         """
-        try:
-            data = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise Misfit(f"the figures are no JSON ({error})") from None
+        return Measured.from_data(data_of(text))
+
+    @staticmethod
+    def from_data(data: Any) -> Measured:
+        """Return the same of JSON that is parsed already."""
         checks = {**_figures(Measured), "paths": list_of(_path, _MOST_PATHS)}
         return _made(Measured, checked_fields("Measured", data, {}, checks))
+
+
+def data_of(text: str | bytes) -> Any:
+    """Parse JSON. Raises Misfit if it is damaged."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Misfit(f"the figures are no JSON ({error})") from None
 
 
 _MOST_PATHS = 1000

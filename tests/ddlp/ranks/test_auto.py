@@ -1,0 +1,147 @@
+"""strategy="auto" on several ranks with a real engine: all take one decision, from the slowest rank's measurements."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddlp.planning.measured import Measured
+from scripts.auto_check import REPOSITORY, Engine
+from tests.engine_process import until
+
+SCRIPT = Path(__file__).with_name("auto_rank.py")
+
+
+class Job:
+    """Ranks of auto_rank.py, started by torchrun, or each by itself, and an engine that takes 10 ms a batch."""
+
+    def __init__(self, home: Path, ranks: int, *phases: dict[str, Any], torchrun: bool = True) -> None:
+        self.home, self.ranks, self.out = home, ranks, home / "out"
+        self.out.mkdir()
+        self.engine = Engine(home / "engine", 0.010)
+        phases = tuple({**phase, "until": str(self.out / phase["until"]) if "until" in phase else ""} for phase in phases)
+        engine = self.engine.process
+        script = [str(SCRIPT), str(self.out), engine.address, str(engine.keys), *map(json.dumps, phases)]
+        self._environment = {
+            **os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
+            "XDG_CACHE_HOME": str(home / "cache"),
+        }  # fmt: skip
+        if torchrun:
+            command = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--rdzv-backend", "c10d"]
+            command += ["--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
+            self.processes = [self._start([*command, *script], {})]
+            return
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(ranks)}
+        self.processes = [self._start(script, {**meeting, "RANK": str(rank)}) for rank in range(ranks)]
+
+    def _start(self, command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+        with open(self.home / "log", "ab") as log:
+            return subprocess.Popen(
+                [sys.executable, *command], env={**self._environment, **environment}, stdout=subprocess.DEVNULL, stderr=log
+            )
+
+    @property
+    def log(self) -> str:
+        return (self.home / "log").read_text(errors="replace")[-6000:]
+
+    def said(self, phase: str) -> list[dict[str, Any]]:
+        """What each rank has written, once all have ended."""
+        for process in self.processes:
+            assert process.wait(180) == 0, self.log
+        return [json.loads((self.out / f"{phase}.{rank}.json").read_text()) for rank in range(self.ranks)]
+
+    def until_text(self, name: str, text: str) -> None:
+        """Wait until a file has a text."""
+        path = self.out / name
+        until(lambda: path.exists() and text in path.read_text(), 180, f"{text!r} in {name}")
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.terminate()  # torchrun ends its ranks
+            process.wait(60)
+        self.engine.end()
+
+
+@pytest.fixture
+def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Job]]:
+    started: list[Job] = []
+
+    def one(*given: Any, **options: Any) -> Job:
+        started.append(Job(tmp_path_factory.mktemp("a"), *given, **options))
+        return started[-1]
+
+    yield one
+    for job in started:
+        job.close()
+
+
+def agree(said: list[dict[str, Any]], rank: int | None) -> None:
+    """The same decisions from the same figures, of this rank; the last one may not have come everywhere."""
+    longest = max((one["history"] for one in said), key=len)
+    figures = max((one["measured"] for one in said), key=len)
+    assert longest
+    for one in said:
+        count = len(one["history"])
+        assert 0 <= len(longest) - count <= 1 and count
+        assert one["history"] == longest[:count] and one["measured"] == figures[:count]
+        assert not one["threads"] and not any("rank" in text for text in one["told"]), one
+        whose = f"All {len(said)} ranks go by the figures of the slowest, rank {rank}."
+        assert rank is None or any(whose in note for note in one["notes"]), one
+
+
+SLOW_HOST = {"name": "host", "host_s": [0.005, 0.040], "step_s": [0.010, 0.010]}
+SLOW_STEP = {"name": "step", "host_s": [0.020, 0.020], "step_s": [0.001, 0.040], "sync": False}
+
+
+def test_two_ranks_take_one_decision(start):
+    job = start(2, SLOW_HOST, SLOW_STEP)
+    said = job.said("host")
+    agree(said, rank=1)
+    for one in said:  # rank 0 by itself never waits for data: its steps are as long as rank 1's batches
+        assert "With board" in one["history"][0] and one["csd"]
+        measured = Measured.from_json(one["measured"][0])
+        assert measured.step_s * measured.host_batches_per_s < 0.6
+    said = job.said("step")
+    agree(said, rank=1)
+    for one in said:  # rank 0 by itself waits for data
+        assert "Training does not wait for data" in one["history"][0] and not one["csd"]
+
+
+@pytest.mark.slow
+def test_four_ranks_take_one_decision(start):
+    """The next training begins with it on all ranks."""
+    phase = {"name": "four", "host_s": [0.005, 0.005, 0.005, 0.040], "step_s": [0.010] * 4, "remember": True}
+    job = start(4, phase, {**phase, "name": "again"})
+    said = job.said("four")
+    agree(said, rank=3)
+    assert all("With board" in one["history"][0] and one["csd"] and one["early"] is None for one in said)
+    again = job.said("again")
+    agree(again, rank=None)
+    assert again[0]["early"] == again[3]["history"][0]
+
+
+@pytest.mark.slow
+def test_ranks_that_are_killed_hold_nobody_up(start):
+    """Without an all_reduce, so that training goes on. Rank 0 has the store: without it the last rank decides by itself."""
+    phase = {"name": "kill", "host_s": [0.030] * 3, "step_s": [0.001] * 3, "sync": False, "until": "stop"}
+    job = start(3, phase, torchrun=False)
+    for rank in range(3):
+        job.until_text(f"kill.{rank}.decided", "With board")
+    job.processes[2].kill()
+    job.until_text("0.told", "decided without the measurements of rank 2")
+    job.processes[0].kill()
+    job.until_text("1.told", "rank 1 decides by itself from now on which devices take part: the ranks' store does not answer")
+    (job.out / "stop").touch()
+    assert job.processes[1].wait(60) == 0, job.log
+    said = json.loads((job.out / "kill.1.json").read_text())
+    assert len(said["told"]) == 1 and not said["threads"]
