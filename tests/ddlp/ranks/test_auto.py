@@ -32,7 +32,7 @@ class Job:
         script = [str(SCRIPT), str(self.out), engine.address, str(engine.keys), *map(json.dumps, phases)]
         self._environment = {
             **os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
-            "XDG_CACHE_HOME": str(home / "cache"),
+            "XDG_CACHE_HOME": str(home / "cache"), "TMPDIR": str(home),  # torchrun leaves directories there
         }  # fmt: skip
         if torchrun:
             command = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--rdzv-backend", "c10d"]
