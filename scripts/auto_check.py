@@ -44,7 +44,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 OPERATOR = Path(__file__).with_name("sleeping_operator.py")
 FIXED = ("cpu", "wrr", "ordered", "mte")
 _children: set[subprocess.Popen[str]] = set()  # trainings at work
-IMAGES = 16  # different ones; the epoch has them again and again
+IMAGES = 4  # different ones, few, since a slow network carries them first; the epoch has them again and again
 
 
 @dataclass(frozen=True)
