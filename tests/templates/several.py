@@ -14,7 +14,8 @@ import sys
 import traceback
 
 import torch
-import torchvision  # noqa: F401  before the forks, for all
+import torch._dynamo  # before the forks, for all: their optimizers import it
+import torchvision  # noqa: F401
 
 
 def template(path: str, arguments: list[str]) -> int:
