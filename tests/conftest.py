@@ -20,11 +20,6 @@ from typing import Any
 
 import pytest
 
-from tests.start import sitecustomize as start
-
-# In the processes that tests start, and in this one: see there.
-os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(start.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-
 # A shell has what it starts in the background ignore Ctrl-C, and so would the processes that our tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -72,7 +72,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", to],  # --quiet would have --strict see nothing
         cwd=ROOT,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ['PYTHONPATH']}"},
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=300,
@@ -215,7 +215,7 @@ def test_the_tour_runs_and_shows_what_came(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", "\n".join("".join(cell["source"]) for cell in cells)],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ['PYTHONPATH']}"},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=120,
@@ -334,7 +334,7 @@ def test_dotted_names_need_no_import_but_ddlp() -> None:
     text = "\n".join(path.read_text() for path in (ROOT / "README.md", ROOT / "CHANGELOG.md", *pages))
     names = sorted(set(re.findall(r"(?<!from )(?<!import )(?<![/\w.-])ddlp(?:\.[A-Za-z_]\w*)+", text)))
     assert {"ddlp.observe.analyse", "ddlp.observe.report.write_report", "ddlp.observe.energy.save"} <= set(names)
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ['PYTHONPATH']}"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", RESOLVE, *names], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 

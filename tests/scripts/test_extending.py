@@ -20,7 +20,7 @@ def code_of(heading: str) -> str:
 
 def run(code: str, directory: Path) -> str:
     """What it prints, in a process of its own."""
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ['PYTHONPATH']}", "DDLP_HOME": str(directory)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "DDLP_HOME": str(directory)}
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=directory, env=environment, capture_output=True, text=True, timeout=120
     )

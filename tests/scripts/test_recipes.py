@@ -233,8 +233,7 @@ sys.exit(main(sys.argv[1:], recipes))
 def environment(tmp_path: Path) -> dict[str, str]:
     (tmp_path / "tmp").mkdir()
     (tmp_path / "own.py").write_text(OWN)
-    path = os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])
-    return {**os.environ, "PYTHONPATH": path, "TMPDIR": str(tmp_path / "tmp"), "PYTHONWARNINGS": "ignore"}
+    return {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "tmp"), "PYTHONWARNINGS": "ignore"}
 
 
 def test_recipes_are_tried_and_what_is_wrong_is_told(tmp_path: Path, environment: dict[str, str]) -> None:

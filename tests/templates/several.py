@@ -14,8 +14,7 @@ import sys
 import traceback
 
 import torch
-import torch._dynamo  # before the forks, for all: their optimizers import it
-import torchvision  # noqa: F401
+import torchvision  # noqa: F401  before the forks, for all
 
 
 def template(path: str, arguments: list[str]) -> int:

@@ -51,7 +51,7 @@ def printed(home: Path) -> str:
 
 def run(home: Path, runs: Any, **environment: str) -> str:
     """Run several templates there; what they have printed."""
-    path = os.pathsep.join((str(REPOSITORY), str(TEMPLATES), os.environ["PYTHONPATH"]))
+    path = os.pathsep.join((str(REPOSITORY), str(TEMPLATES)))
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("several.py"))], cwd=home, text=True, capture_output=True, timeout=280,
         input=json.dumps([(str(TEMPLATES / f"{name}.py"), *how) for name, *how in runs]),

@@ -26,12 +26,11 @@ def ranks(paths: list[str], tmp_path_factory: pytest.TempPathFactory) -> Ranks:
         need(package)
     directory = tmp_path_factory.mktemp("two_ranks")
     program, images = Path(__file__).with_name("two_ranks.py"), Path(paths[0]).parents[1]
-    path = os.pathsep.join([str(REPOSITORY), os.environ["PYTHONPATH"]])
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program), str(images),
          str(directory)],
         capture_output=True, text=True, timeout=200,
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     assert "of the 2 processes" not in done.stderr  # the warning of a loader that is not shared
