@@ -40,6 +40,7 @@ if [ $# -gt 0 ]; then
   echo "test: pytest"
   exec "$PY" -m pytest "$@"
 fi
+export OMP_WAIT_POLICY=passive # threads of torch's that wait leave the processor to the other parts
 unset PYTHONDONTWRITEBYTECODE # the tests start hundreds of processes, and each would compile ddlp
 "$PY" -c 'import torchvision' # and torch's two thousand modules, which the parts that begin together would all compile
 [ -z "$systems" ] || wait "$systems" || true

@@ -1,4 +1,7 @@
-"""A training script on a simulated macOS or Windows: ``other_system.py darwin|win32 IMAGE...``.
+"""A training script on other systems than Linux, simulated: ``other_system.py DIRECTORY IMAGE...``.
+
+Each is simulated in a process of its own, a fork of this one: importing torch takes most of the time. What one prints is in
+DIRECTORY/SYSTEM.stdout, darwin's and win32's, its errors in DIRECTORY/SYSTEM.stderr.
 
 First torch is imported: its wheels for that system need none of this. Then what Python has on Linux only (for win32: on Unix
 only) is removed. Then ddlp is imported. Prints what the test compares.
@@ -23,7 +26,16 @@ import zmq  # noqa: F401
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from torchvision import datasets, transforms  # noqa: F401
 
-SYSTEM, IMAGES = sys.argv[1], sys.argv[2:]
+DIRECTORY, *IMAGES = sys.argv[1:]
+for SYSTEM in ("darwin", "win32"):
+    if os.fork() == 0:
+        for number, name in ((1, "stdout"), (2, "stderr")):
+            os.dup2(os.open(f"{DIRECTORY}/{SYSTEM}.{name}", os.O_WRONLY | os.O_CREAT, 0o600), number)
+        break
+    if os.wait()[1]:
+        sys.exit(SYSTEM)
+else:
+    sys.exit()
 MODULES = {"darwin": (), "win32": ("fcntl", "resource", "pwd", "grp", "termios", "pty", "tty", "syslog")}[SYSTEM]
 LINUX = "eventfd memfd_create O_DIRECT O_TMPFILE pidfd_open posix_fadvise posix_fallocate sched_getaffinity sched_setaffinity"
 UNIX = (
