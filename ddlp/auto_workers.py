@@ -55,6 +55,7 @@ class LoaderWorkers:
         self._fixed = ""  # why the number stays
         self._portable: Portable | None = None  # of the epoch under way
         self._in_processes = True
+        self._start_each_epoch = False
         self._before: dict[str, tuple[int, float]] = {}  # of each rate at the epoch's beginning: batches and seconds
         self._judged_s: float | None = None  # when the last epoch began that was judged
 
@@ -89,6 +90,7 @@ class LoaderWorkers:
             vars(loader)["prefetch_factor"] = self.auto.prefetch
         self._portable = portable
         self._in_processes = portable is None or (portable.rest is not None and in_processes(config.own_steps, self.auto.count))
+        self._start_each_epoch = portable is None and not loader.persistent_workers
         self._before = {name: (rate.count, rate.total_s) for name, rate in _rates(loader._life).items()}
         return bool(before != self.auto.count)
 
@@ -124,17 +126,22 @@ class LoaderWorkers:
         portable, full = self._portable, life.rates.full_batch
         pixels = 0 if portable is None else full * life.rates.sample_bytes * portable.epilogue.dtype.itemsize
         in_threads_s = 0.0 if portable is None else counts.host_cpu_s
+        workers, starting_s = rates["busy"].parallel, 0.0
+        if self._start_each_epoch and counts.first_s is not None:  # then its first batch was made
+            starting_s = max(0.0, counts.first_s - counts.started_s - means["busy"])
         return Figures(
-            count=rates["busy"].parallel,
+            count=workers,
             busy_s=means["busy"],
             cpu_s=means["cpu"],
             step_s=means["step"],
             step_cpu_s=max(0.0, counts.process_cpu_s - in_threads_s) / batches,
             spread=rates["busy"].spread,
-            period_s=(seconds - start_s) / batches,
+            period_s=(seconds if self._start_each_epoch else seconds - start_s) / batches,
             waited=(sum(counts.waiting.values()) - start_s) / (seconds - start_s),
             batch_bytes=pixels or counts.batch_bytes,
             worker_bytes=PROCESS_BYTES if self._in_processes else 0,
+            start_s=starting_s / workers,
+            batches=batches,
         )
 
     def _recall(self, store: Store, key: Key) -> None:

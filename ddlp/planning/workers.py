@@ -44,6 +44,8 @@ class Figures:
         waited: the part (0 to 1) of the time in which training waited.
         batch_bytes: of a batch in memory; 0: not known.
         worker_bytes: that a worker takes by itself.
+        start_s: seconds in which an epoch starts one worker; 0: they are there already, or are threads.
+        batches: of an epoch; of use with ``start_s``.
     """
 
     count: int
@@ -56,6 +58,8 @@ class Figures:
     waited: float = 0.0
     batch_bytes: float = 0.0
     worker_bytes: float = 0.0
+    start_s: float = 0.0
+    batches: int = 0
 
     def load(self) -> float:
         """Return how many processors the workers and training took, about."""
@@ -100,6 +104,12 @@ def workers(figures: Figures, processors: float, memory_bytes: float = math.inf)
         (room, "memory has no room for more"),
     )
     count, why = min(limits, key=lambda limit: limit[0])
+    if figures.start_s:
+        batch_s = max(figures.step_s, cpu_s / processors)
+        epochs_s = [n * figures.start_s + figures.batches * max(batch_s, figures.busy_s / n) for n in range(1, count + 1)]
+        fewest = 1 + next((n for n, one in enumerate(epochs_s) if one <= (1 + ALIKE) * min(epochs_s)), 0)
+        if fewest < count:
+            count, why = fewest, f"to start more, each in {_time(figures.start_s)}, saves nothing in {figures.batches} batches"
     return Workers(max(1, count), prefetch, f"{takes}; {why}")
 
 

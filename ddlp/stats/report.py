@@ -126,6 +126,7 @@ class Counts:
     host_cpu_s: float = 0.0
     started_s: float = field(default_factory=time.monotonic)
     ended_s: float | None = None
+    first_s: float | None = None  # when the first batch was delivered
     process_cpu_s: float = 0.0  # of the whole process from the first delivered batch to the epoch's end; 0 before that
     batch_bytes: int = 0  # of the tensors of a batch, if torch's own workers prepare; 0: not known
     asked_s: float | None = None  # since when training waits for a batch; None: it does not
@@ -180,7 +181,7 @@ class Counts:
         published_s = self._published.pop(position, asked_s)
         if not self.samples:
             self.waiting["start"] += got_s - asked_s
-            self._cpu_before_s = time.process_time()
+            self.first_s, self._cpu_before_s = got_s, time.process_time()
         elif side is Side.HOST:
             self.waiting["host"] += got_s - asked_s
         else:

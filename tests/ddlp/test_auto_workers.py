@@ -97,9 +97,9 @@ def test_workers_that_wait_become_more(persistent: bool) -> None:
     train(loader)
     assert loader.num_workers == 1  # of this epoch
     train(loader)
-    assert loader.num_workers == loader.report().workers == 3
-    notes = loader.report().notes
-    assert len(notes) == 1 and notes[0].startswith("num_workers='auto': 3 workers, ") and notes[0] in loader.explain()
+    count, notes = loader.num_workers, loader.report().notes
+    assert 1 < count == loader.report().workers <= 3  # to start three may take longer than it saves
+    assert len(notes) == 1 and notes[0].startswith(f"num_workers='auto': {count} workers, ") and notes[0] in loader.explain()
 
 
 @pytest.mark.usefixtures("four")
@@ -128,7 +128,7 @@ def test_batches_are_the_same_as_with_any_number(options: dict[str, Any]) -> Non
         return [train(loader) for _ in range(3)], loader.num_workers
 
     (fixed, _), (auto, count) = epochs(2), epochs("auto")
-    assert count == 3
+    assert count > 1
     for ours, theirs in zip(auto, fixed, strict=True):
         for a, b in zip(ours, theirs, strict=True):
             assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
@@ -142,7 +142,7 @@ def test_an_epoch_is_recorded_with_its_own_number(tmp_path: Path) -> None:
 
 
 def test_the_next_run_begins_with_it() -> None:
-    train(DDLPLoader(Draws(0.02), BATCH, num_workers="auto"))
+    train(DDLPLoader(Draws(0.02), BATCH, num_workers="auto", persistent_workers=True))
     (entry,) = Store().entries()
     assert entry.measured.host_workers == 3 and entry.measured.step_s and entry.measured.host_processors == 2
     again = DDLPLoader(Draws(0.02), BATCH, num_workers="auto")
@@ -178,7 +178,7 @@ def test_a_given_prefetch_factor_stays() -> None:
 
 
 def test_a_number_of_the_users_own_ends_it() -> None:
-    loader = DDLPLoader(Draws(0.02), BATCH, num_workers="auto")
+    loader = DDLPLoader(Draws(0.02), BATCH, num_workers="auto", persistent_workers=True)
     loader.num_workers = 2
     for _ in range(2):
         train(loader)
@@ -220,7 +220,7 @@ def test_a_state_brings_its_number_of_workers() -> None:
 
 
 def test_a_copy_elsewhere_begins_anew() -> None:
-    loader = DDLPLoader(Draws(0.02), BATCH, num_workers="auto", prefetch_factor=4)
+    loader = DDLPLoader(Draws(0.02), BATCH, num_workers="auto", prefetch_factor=4, persistent_workers=True)
     for _ in range(2):
         train(loader)
     copy = pickle.loads(pickle.dumps(loader))

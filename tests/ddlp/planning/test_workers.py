@@ -65,6 +65,15 @@ def test_batches_that_vary_are_prefetched_further() -> None:
     assert found == [2, 2, 3, 4, 7, 8] and (found[0], found[-1]) == PREFETCH
 
 
+def test_a_short_epoch_does_not_pay_for_starting_many() -> None:
+    one = figures(cpu_s=0.0, start_s=0.05, batches=100)  # n workers: n x 50 ms to start, and 10 s / n of work
+    found = workers(one, 8)
+    assert 10 <= found.count <= 14 and "to start more, each in 50 ms, saves nothing in 100 batches" in found.why
+    assert workers(replace(one, batches=10**6), 8).count >= 0.97 * MOST
+    assert workers(replace(one, batches=1), 8).count == 1
+    assert workers(replace(one, start_s=0.0), 8).count == MOST
+
+
 def test_fewer_than_it_says_let_training_wait() -> None:
     """By the model: what n workers make is bounded by their time, by the processors and by what training takes."""
     for seed in range(500):
