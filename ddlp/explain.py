@@ -76,6 +76,7 @@ class Chosen:
         engines: True: engines take part, not only sources of the user's own.
         sources: the sources of the user's own.
         own_steps: where the unknown steps of a transform run, `DDLPLoader`'s argument.
+        workers: how many workers ``num_workers="auto"`` has found, and why; None: a number is given.
     """
 
     strategy: type[Strategy]
@@ -86,6 +87,7 @@ class Chosen:
     engines: bool
     sources: tuple[OwnSource, ...]
     own_steps: str
+    workers: str | None = None
 
 
 def explain(loader: Any, chosen: Chosen, found: Portable | Untranslatable) -> Explanation:
@@ -96,6 +98,7 @@ def explain(loader: Any, chosen: Chosen, found: Portable | Untranslatable) -> Ex
 def _lines(loader: Any, chosen: Chosen, found: Portable | Untranslatable) -> list[str]:
     strategy = chosen.strategy
     lines = [f"strategy   {strategy.name} ({'by default' if chosen.by_default else 'given'}): {strategy.line}"]
+    lines += [] if chosen.workers is None else [f"workers    {chosen.workers}"]
     if isinstance(found, Untranslatable):
         found_all = obstacles(loader, found)
         stream = isinstance(loader.dataset, IterableDataset)

@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from csd_engine.machine.computer import cpus, processors
+from ddlp.auto_workers import LoaderWorkers, number_of_workers
 from ddlp.config import LoaderConfig
 from ddlp.devices.device import Device
 from ddlp.epoch.hooks import EpochHooks
@@ -74,6 +75,10 @@ class DDLPLoader(DataLoader):
 
     All arguments of `torch.utils.data.DataLoader` have the same meaning here. If the data set and its transform can travel to a
     device (``explain()`` tells), ``num_workers`` is the number of threads in this process; 0 prefetches in one thread.
+
+    ``num_workers="auto"`` begins with one worker less than there are processors. After each epoch of 20 batches or more it
+    takes the fewest with which training does not wait, and chooses ``prefetch_factor`` too unless that is given. The next run
+    of the same begins with what was found. The attribute ``num_workers`` has the number.
 
     Args:
         strategy: which side each step's batch comes from. ``"cpu"``: the host alone. ``"csd"``: the device alone. ``"mte"``:
@@ -151,7 +156,7 @@ class DDLPLoader(DataLoader):
         shuffle: bool | None = None,
         sampler: Any = None,
         batch_sampler: Any = None,
-        num_workers: int = 0,
+        num_workers: int | str = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
@@ -188,13 +193,14 @@ class DDLPLoader(DataLoader):
         on_error: str = "raise",
         max_replaced: float = 0.001,
     ) -> None:
+        workers, auto = number_of_workers(num_workers, prefetch_factor)
         super().__init__(
             dataset,
             batch_size,
             shuffle,
             sampler,
             batch_sampler,
-            num_workers,
+            workers,
             collate_fn,
             pin_memory,
             drop_last,
@@ -207,6 +213,7 @@ class DDLPLoader(DataLoader):
             pin_memory_device=pin_memory_device,
             **({"in_order": in_order} if _TORCH_HAS_IN_ORDER else {}),
         )
+        self._auto_workers: LoaderWorkers | None = auto
         self.in_order = in_order
         self.strategy = strategy
         self.csd = csd
@@ -263,6 +270,8 @@ class DDLPLoader(DataLoader):
             if attr in arguments and getattr(self, shared, None) is not None:
                 begun = f"after {type(self).__name__} has begun an epoch with it"
                 raise ValueError(f"{attr} attribute should not be set {begun}; make another one")
+        if attr == "num_workers":
+            val, vars(self)["_auto_workers"] = number_of_workers(val, None)
         super().__setattr__(attr, val)
 
     @property
@@ -306,6 +315,8 @@ class DDLPLoader(DataLoader):
         warn_if_not_shared(self)
         self._before = self.live() if self._last is not None and not self._resume.partly else None
         now = self._portable_now(config)
+        if self._auto_workers is not None and self._auto_workers.begin(self, config, now):
+            self._controller = None  # what it has measured was another host
         epoch, resume = self._next_epoch, self._resume
         if self._prepared is not None:
             in_order = self.in_order if now is None else self._wanted_strategy(config).order is Order.SAMPLER
@@ -387,17 +398,20 @@ class DDLPLoader(DataLoader):
             kept.watch(None)  # its epoch may have been broken off
         recording = recording_of(config.record, self, epoch)
         try:
-            if isinstance(kept, UserCodeIterator) and resume.workers is None and not merged:
+            goes_on = isinstance(kept, UserCodeIterator) and resume.workers is None and not merged
+            if goes_on and kept.has(self.num_workers, self.prefetch_factor):
                 kept.restart(self, seed, epoch, resume, finish)
             else:
+                base_seed = int(kept._base_seed) if goes_on else None  # as DataLoader: drawn once while workers persist
                 if kept is not None:
                     kept._shutdown_workers()  # its workers' data sets are not in the states that were loaded
-                kept = stateful.iterate(self, seed, epoch, resume, finish, config.snapshot_every_n_steps)
+                kept = stateful.iterate(self, seed, epoch, resume, finish, config.snapshot_every_n_steps, base_seed)
         except BaseException:
             if recording is not None:
                 recording.closed()
             raise
         kept.watch(recording)
+        kept.on_over = self._judged()
         self._life.began(kept.counts)
         return kept
 
@@ -444,7 +458,7 @@ class DDLPLoader(DataLoader):
                     most_replaced=config.most_replaced,
                     hooks=hooks,
                     controller=controller,
-                    on_closed=partial(self._epoch_closed, controller, self._remembered, ended),
+                    on_closed=partial(self._epoch_closed, controller, self._remembered, self._judged(), ended),
                 ),
             )
         except BaseException:
@@ -471,9 +485,16 @@ class DDLPLoader(DataLoader):
                 self._remembered.recall(self._controller)
         return self._controller
 
+    def _judged(self) -> Callable[[], None]:
+        """Return what judges the number of workers after an epoch. It does not hold the loader."""
+        return (lambda: None) if self._auto_workers is None else partial(self._auto_workers.ended, self._life)
+
     @staticmethod
-    def _epoch_closed(controller: Controller | None, remembered: Remembered | None, ended: Callable[[], None]) -> None:
+    def _epoch_closed(
+        controller: Controller | None, remembered: Remembered | None, judged: Callable[[], None], ended: Callable[[], None]
+    ) -> None:
         """Keep what an epoch has measured. It is static, since the epoch must not keep the loader."""
+        judged()
         if controller is not None and remembered is not None:
             remembered.keep(controller)
         ended()
@@ -591,6 +612,8 @@ class DDLPLoader(DataLoader):
         mid-epoch and the loader that saved it has other batches, because of its batch_size, drop_last, sampler or data set.
         """
         resume, epoch = resuming.load(state)
+        if self._auto_workers is not None and resume.workers is not None:
+            vars(self)["num_workers"] = self._auto_workers.take(resume.workers["num_workers"])
         with self._going_on(resume):
             resume.check(resuming.cut(self))
         stateful.check_workers(self, resume)
@@ -622,7 +645,8 @@ class DDLPLoader(DataLoader):
             now = replace(self._before, total=now.total)
         ranks = here()
         processors_here = max(1, _cpus() // (1 if ranks is None else ranks.local_ranks))
-        told = replace(now.report, workers=self.num_workers, processors=processors_here, ceiling=life.ceiling)
+        notes = now.report.notes if self._auto_workers is None else (*now.report.notes, self._auto_workers.line)
+        told = replace(now.report, workers=self.num_workers, processors=processors_here, ceiling=life.ceiling, notes=notes)
         return replace(now, report=told)
 
     def explain(self) -> Explanation:
@@ -637,6 +661,7 @@ class DDLPLoader(DataLoader):
             engines=bool(config.engine_devices) or not config.own_sources,
             sources=tuple(self._own_source(source) for source in config.own_sources),
             own_steps=config.own_steps,
+            workers=None if self._auto_workers is None else self._auto_workers.line,
         )
         found: Portable | Untranslatable
         try:

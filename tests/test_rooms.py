@@ -34,7 +34,7 @@ FLOORS = (
     ("ddlp.translate",),
     ("ddlp.sources", "ddlp.frameworks", "ddlp.explain"),
     ("ddlp.epoch", "ddlp.deploy", "ddlp.config"),
-    ("ddlp.recording", "ddlp.remembered"),
+    ("ddlp.recording", "ddlp.remembered", "ddlp.auto_workers"),
     ("ddlp.loader",),
     ("ddlp", "ddlp.observe", "ddlp.integrations", "ddlp.swap"),
     ("ddlp.bench",),

@@ -162,7 +162,8 @@ class EpochExecutor:
                     finally:
                         del error  # its traceback holds this frame: the cycle would keep the loader
                 if self.ledger.done:
-                    self.counts.ended_s = self.counts.ended_s or time.monotonic()
+                    if self.counts.ended_s is None:
+                        self.counts.over()
                     return None
                 if self._closing:  # the ready batches are gone
                     raise RuntimeError("this iteration was closed; call iter() on the loader for a new one")
@@ -281,7 +282,8 @@ class EpochExecutor:
             if self._closing:
                 return
             self._closing = True
-            self.counts.ended_s = self.counts.ended_s or time.monotonic()
+            if self.counts.ended_s is None:
+                self.counts.over()
             sources = [device.source for device in self._devices.values() if device.source is not None]
             for device in self._devices.values():
                 device.source = None

@@ -105,7 +105,8 @@ def _one_batch(loader: Any) -> Any:
         strategy="cpu", goal=None, csd=None, record=None, batch_transform=None, generator=for_base_seed(0),
         persistent_workers=False,
         num_workers=0 if here else 1, prefetch_factor=None if here else 1, _gpu_transfer=loader._gpu_transfer,
-        _observers=(), _resume=resuming.Resume(), _loaded=None, _rest=None if stream else resuming.first_batch(loader),
+        _auto_workers=None, _observers=(), _resume=resuming.Resume(), _loaded=None,
+        _rest=None if stream else resuming.first_batch(loader),
     )  # fmt: skip
     iterator = iter(aside)
     try:

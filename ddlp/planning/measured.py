@@ -103,6 +103,8 @@ class Measured:
         transfer_bytes_per_s: bytes a second that the host can take in from all sources together.
         relative_error: the standard error of the rates, as a part of them: 0.005 for 100 batches whose times vary by 5 %.
         paths: the ways of all sources.
+        host_workers: the number of the host's workers that ``num_workers="auto"`` has found.
+        host_prefetch: the number of batches that each of them prefetches.
     """
 
     step_s: float | None = None
@@ -112,12 +114,15 @@ class Measured:
     transfer_bytes_per_s: float | None = None
     relative_error: float | None = None
     paths: tuple[OffloadPath, ...] = ()
+    host_workers: float | None = None
+    host_prefetch: float | None = None
 
     def __post_init__(self) -> None:
         check_numbers(
             self,
             above_zero=(
                 "step_s", "loader_batches_per_s", "host_cpu_s_per_batch", "host_processors", "transfer_bytes_per_s",
+                "host_workers", "host_prefetch",
             ),
             not_negative=("relative_error",),
         )  # fmt: skip

@@ -17,14 +17,16 @@ __all__ = ["LEAST", "AutoWorkers", "Figures", "Workers", "first_count", "workers
 
 LEAST = 20  # batches that must be measured before a decision
 SPARE = 0.1  # workers are to make so many more batches than training takes, as a part
+HARDLY = 0.05  # of what the processors can make: another worker is not worth so little
 MOST_A_PROCESSOR = 8  # workers, for pipelines that wait for others
 MOST = 64  # workers in all
 PREFETCH = 2, 8  # batches for each worker, the fewest and the most
 LONGEST = 3  # standard deviations by which a long batch is longer than the mean
 MEMORY = 0.5  # part of the available memory that workers and their batches may take
 FULL = 0.85  # of the processors in use: from there on workers hold each other up
-WAITS = 0.05  # part of the time that training must wait before a decision for more workers is looked at again
-BETTER = 0.03  # by so much, as a part, must more workers make an epoch faster
+WAITS = 0.05  # part of the time: if training waits less, no more workers are tried
+FEWER = 0.75  # of the workers: if at most so many will do, the others end
+ALIKE = 0.03  # epochs that differ by less, as a part, are as fast as each other
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class Figures:
         waited: the part (0 to 1) of the time in which training waited.
         batch_bytes: of a batch in memory; 0: not known.
         worker_bytes: that a worker takes by itself.
+        start_s: seconds in which an epoch starts one worker; 0: they are there already, or are threads.
+        batches: of an epoch; of use with ``start_s``.
     """
 
     count: int
@@ -54,10 +58,12 @@ class Figures:
     waited: float = 0.0
     batch_bytes: float = 0.0
     worker_bytes: float = 0.0
+    start_s: float = 0.0
+    batches: int = 0
 
-    def load(self, count: int) -> float:
-        """Return how many processors ``count`` workers and training take, if nothing holds them up."""
-        per_s = min(count / self.busy_s, 1 / self.step_s)
+    def load(self) -> float:
+        """Return how many processors the workers and training took, about."""
+        per_s = min(self.count / self.busy_s, 1 / self.step_s)
         return per_s * (self.cpu_s + self.step_cpu_s)
 
 
@@ -85,81 +91,93 @@ def workers(figures: Figures, processors: float, memory_bytes: float = math.inf)
     """
     wanted = (1 + SPARE) * figures.busy_s / figures.step_s
     cpu_s = figures.cpu_s + figures.step_cpu_s
-    able = processors * figures.busy_s / cpu_s if cpu_s > 0 else math.inf
+    able = processors * figures.busy_s / max(cpu_s, 1e-9)
     prefetch = min(PREFETCH[1], max(PREFETCH[0], math.ceil(1 + LONGEST * figures.spread)))
     each = figures.worker_bytes + (prefetch + 1) * figures.batch_bytes
     room = max(1, math.floor(MEMORY * memory_bytes / each)) if each and memory_bytes < math.inf else MOST
-    most = min(MOST, math.ceil(MOST_A_PROCESSOR * processors))
+    most = min(MOST, _whole(MOST_A_PROCESSOR * processors))
     takes = f"a worker takes {_time(figures.busy_s)} for a batch, {_part(figures.cpu_s / figures.busy_s)} of it a processor"
     limits = (
-        (math.ceil(wanted - 1e-9), f"training takes one in {_time(figures.step_s)}"),
-        (math.ceil(able - 1e-9), f"{processors:.3g} processors make no more"),
+        (_whole(wanted), f"training takes one in {_time(figures.step_s)}"),
+        (_whole((1 - HARDLY) * able), f"{processors:.3g} processors make no more"),
         (most, f"more than {most} are not tried on {processors:.3g} processors"),
         (room, "memory has no room for more"),
     )
     count, why = min(limits, key=lambda limit: limit[0])
+    if figures.start_s:
+        batch_s = max(figures.step_s, cpu_s / processors)
+        epochs_s = [n * figures.start_s + figures.batches * max(batch_s, figures.busy_s / n) for n in range(1, count + 1)]
+        fewest = 1 + next((n for n, one in enumerate(epochs_s) if one <= (1 + ALIKE) * min(epochs_s)), 0)
+        if fewest < count:
+            count, why = fewest, f"to start more, each in {_time(figures.start_s)}, saves nothing in {figures.batches} batches"
     return Workers(max(1, count), prefetch, f"{takes}; {why}")
 
 
 @dataclass
 class AutoWorkers:
-    """What ``num_workers="auto"`` knows from epoch to epoch. It decides between two epochs; one for all epochs of a loader.
-
-    What was tried has the last word: of the numbers that an epoch was measured with, the fastest is taken.
+    """What ``num_workers="auto"`` knows from epoch to epoch, and decides between two of them. One for all epochs of a loader.
 
     Attributes:
         processors: that this process and its workers may use.
         count: the number of workers now.
         prefetch: the batches that each prefetches.
-        why: of the last decision; empty: none was made yet.
+        why: why so many; empty: nothing is decided yet.
     """
 
     processors: float
     count: int = 0
     prefetch: int = PREFETCH[0]
     why: str = ""
+    _decided: bool = False
     _alone: Figures | None = None  # the last figures of workers that did not hold each other up
     _tried: dict[int, float] = field(default_factory=dict)  # seconds from batch to batch, by the number of workers
 
     def __post_init__(self) -> None:
         self.count = self.count or first_count(self.processors)
 
-    def __reduce__(self) -> tuple[type[AutoWorkers], tuple[float]]:
-        """An unpickled copy begins anew, since another computer may have other rates."""
-        return AutoWorkers, (self.processors,)
-
     @property
     def line(self) -> str:
         """One line for the user."""
-        begins = f"{self.processors:.3g} processors less one that trains, until {LEAST} batches of an epoch are measured"
-        return f"{self.count} worker{'s' * (self.count != 1)}, {self.prefetch} batches each: {self.why or begins}"
+        begins = f"to begin with, on {self.processors:.3g} processors; an epoch of {LEAST} batches tells more"
+        return f"{self.count} worker{'s' * (self.count != 1)}, {self.prefetch} batches each ({self.why or begins})"
 
     def know(self, count: int, prefetch: int) -> None:
         """Begin with what an earlier run has found."""
-        self.count, self.prefetch, self.why = count, prefetch, "an earlier run has found so"
+        self.count, self.prefetch, self.why, self._decided = count, prefetch, "found by an earlier run", True
 
-    def measured(self, figures: Figures, memory_bytes: float = math.inf) -> bool:
-        """Take an epoch's figures, and decide. Returns whether the number of workers or batches has changed."""
-        before = self.count, self.prefetch
+    def measured(self, figures: Figures, memory_bytes: float = math.inf) -> None:
+        """Take an epoch's figures, and decide.
+
+        After the first decision the number stays, unless training waits and more workers can help, or much fewer will do. While
+        training waits, no number is taken that was tried and was slower.
+        """
         self._tried[figures.count] = figures.period_s
-        figures = self._held_up_by_none(figures)
-        found = workers(figures, self.processors, memory_bytes)
-        best = min(sorted(self._tried), key=lambda count: self._tried[count] * (1 + BETTER * (count != min(self._tried))))
-        if found.count in self._tried and found.count != best:
-            found = replace(found, count=best, why=f"of {', '.join(map(str, sorted(self._tried)))} it was the fastest")
-        self.count, self.prefetch, self.why = found.count, found.prefetch, found.why
-        return before != (self.count, self.prefetch)
+        found = workers(self._held_up_by_none(figures), self.processors, memory_bytes)
+        wanted, now = found.count, figures.count
+        if self._decided and not (wanted > now and figures.waited > WAITS) and wanted > FEWER * now:
+            wanted = now
+        if figures.waited > WAITS and wanted in self._tried:
+            best = min(self._tried.values())
+            wanted = min(count for count, period_s in self._tried.items() if period_s <= (1 + ALIKE) * best)
+        tried = " and ".join(map(str, sorted(self._tried)))
+        self.why = found.why if wanted == found.count else f"the fewest that are as fast as any tried: {tried}"
+        self.count, self.prefetch, self._decided = wanted, found.prefetch, True
 
     def _held_up_by_none(self, figures: Figures) -> Figures:
         """Return the figures with the time that a worker takes while others leave it a processor.
 
-        If all processors are in use, a worker's time has waits for one, and the time of fewer workers is nearer the truth.
+        If all processors are in use, a worker's time has waits for one. Then what fewer workers took is nearer the truth.
         """
         alone = self._alone
-        if alone is None or figures.load(figures.count) <= FULL * self.processors:
+        if alone is None or figures.load() <= FULL * self.processors:
             self._alone = figures
             return figures
         return replace(figures, busy_s=figures.cpu_s + min(figures.busy_s - figures.cpu_s, alone.busy_s - alone.cpu_s))
+
+
+def _whole(number: float) -> int:
+    """Return the next whole number, but not for a rounding error."""
+    return math.ceil(number - 1e-9)
 
 
 def _time(seconds: float) -> str:

@@ -49,6 +49,11 @@ class Rate:
         return self.count >= at_most or (self.count >= 3 and self.error <= within)
 
     @property
+    def spread(self) -> float:
+        """The standard deviation of all batches' seconds, as a part of their mean; 0 before the second batch."""
+        return math.sqrt(self._squares / (self.count - 1)) / self._mean if self.count >= 2 else 0.0
+
+    @property
     def error(self) -> float:
         """The standard error of the mean of all batches, as a part of it; infinite before the second batch."""
         if self.count < 2:

@@ -126,9 +126,13 @@ class Counts:
     host_cpu_s: float = 0.0
     started_s: float = field(default_factory=time.monotonic)
     ended_s: float | None = None
+    first_s: float | None = None  # when the first batch was delivered
+    process_cpu_s: float = 0.0  # of the whole process from the first delivered batch to the epoch's end; 0 before that
+    batch_bytes: int = 0  # of the tensors of a batch, if torch's own workers prepare; 0: not known
     asked_s: float | None = None  # since when training waits for a batch; None: it does not
     replaced: ReplacedSamples = field(default_factory=ReplacedSamples)
     _published: dict[int, float] = field(default_factory=dict)  # position -> when
+    _cpu_before_s: float | None = None  # the process's, when the first batch was delivered
 
     @property
     def seconds(self) -> float:
@@ -162,6 +166,12 @@ class Counts:
             return self.ledger.devices_there
         return [name for name, account in self.ledger.devices.items() if account.alive]
 
+    def over(self) -> None:
+        """All batches are delivered, or the epoch is broken off."""
+        self.ended_s = time.monotonic()
+        if self._cpu_before_s is not None:
+            self.process_cpu_s = time.process_time() - self._cpu_before_s
+
     def published(self, position: int) -> None:
         """A device has made this batch."""
         self._published[position] = time.monotonic()
@@ -171,6 +181,7 @@ class Counts:
         published_s = self._published.pop(position, asked_s)
         if not self.samples:
             self.waiting["start"] += got_s - asked_s
+            self.first_s, self._cpu_before_s = got_s, time.process_time()
         elif side is Side.HOST:
             self.waiting["host"] += got_s - asked_s
         else:
@@ -181,13 +192,17 @@ class Counts:
         self.sides[side] += 1
         self.samples += samples
 
-    def made(self, samples: int, busy_s: float, cpu_s: float) -> None:
-        """One of torch's own workers has made a batch. It took ``busy_s`` seconds, and ``cpu_s`` processor seconds."""
+    def made(self, samples: int, busy_s: float, cpu_s: float) -> float:
+        """One of torch's own workers has made a batch. It took ``busy_s`` seconds, and ``cpu_s`` processor seconds.
+
+        Returns the batch's size as a part of a full batch.
+        """
         self.rates.first_batches(samples)
         part = samples / max(1, self.rates.full_batch)
         self.rates.host.add(busy_s, part)
         self.rates.host_cpu.add(cpu_s, part)
         self.host_cpu_s += cpu_s
+        return part
 
     def cpu(self, before: float) -> float:
         """Count this thread's processor seconds since ``before``, by `thread_cpu_s`; returns those until now."""

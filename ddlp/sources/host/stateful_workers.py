@@ -311,6 +311,7 @@ class StreamView:
 
     def __init__(self, loader: Any, epoch: int, resume: Resume, snapshot_every_n_steps: int) -> None:
         self._loader = weakref.ref(loader)  # for the same reason as in KeyedView
+        self.known_base_seed = resume.seed
         self.generator = loader.generator if resume.seed is None else for_base_seed(resume.seed)
         self.dataset = loader.dataset
         self.worker_init_fn: Any = _WorkerStart(loader.worker_init_fn, loader.postpone_decoding)
@@ -398,16 +399,25 @@ class _MultiOpening(_Opening, _Multi):
 
 
 def iterate(
-    loader: Any, seed: int | None, epoch: int, resume: Resume, finish: MoveAndTransform, snapshot_every_n_steps: int
+    loader: Any,
+    seed: int | None,
+    epoch: int,
+    resume: Resume,
+    finish: MoveAndTransform,
+    snapshot_every_n_steps: int,
+    base_seed: int | None = None,
 ) -> UserCodeIterator:
-    """Do the same as `iterate_user_code`. If the data set has states of its own, the epoch's state includes them."""
+    """Do the same as `iterate_user_code`. If the data set has states of its own, the epoch's state includes them.
+
+    ``base_seed`` is of no use then: other workers would not go on with such states.
+    """
     view: Any
     if isinstance(loader.dataset, IterableDataset):
         view = StreamView(loader, epoch, resume, snapshot_every_n_steps)
     elif is_stateful(loader.dataset):
         view = StatefulView(loader, seed, epoch, resume, snapshot_every_n_steps)
     else:
-        return iterate_user_code(loader, seed, epoch, resume, finish)
+        return iterate_user_code(loader, seed, epoch, resume, finish, base_seed)
     kind = _SingleOpening if loader.num_workers == 0 else _MultiOpening
     return kind(loader, view, _counts(loader, epoch, resume), finish)
 

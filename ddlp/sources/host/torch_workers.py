@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_flatten
 from torch.utils.data import BatchSampler, get_worker_info
 from torch.utils.data.dataloader import (
     DataLoader,
@@ -138,14 +139,17 @@ class KeyedView:
     The epoch's state is made from it too. It outlives the iterator, to which it has a weak reference.
     """
 
-    def __init__(self, loader: Any, seed: int | None, epoch: int, resume: Resume) -> None:
+    def __init__(
+        self, loader: Any, seed: int | None, epoch: int, resume: Resume, base_seed: int | None = None
+    ) -> None:
         self._loader = weakref.ref(loader)  # weak, since the loader keeps this view: a cycle would keep the workers
         self._source = OrderSource(loader._index_sampler, loader.generator)
         self._built_in = is_built_in(loader._index_sampler)
         self._iterator: weakref.ref[Any] | None = None
         self._base_seed = 0
         self._prefetch_batches = (loader.prefetch_factor or 2) * loader.num_workers
-        self.generator = loader.generator if resume.seed is None else for_base_seed(resume.seed)
+        self.known_base_seed = base_seed if resume.seed is None else resume.seed  # None: torch's iterator draws it
+        self.generator = loader.generator if self.known_base_seed is None else for_base_seed(self.known_base_seed)
         self.dataset = _samples_of(loader)
         self.collate_fn = _as_it_is
         self._index_sampler = _KeyedSampler(self, loader._index_sampler, loader._auto_collation)
@@ -263,6 +267,14 @@ def _rows_of(batch: Any) -> int:
     return _rows_of(batch[0])
 
 
+def bytes_in(batch: Any) -> int:
+    """Return the bytes of a batch's tensors; 0 if it has none that torch can find."""
+    try:
+        return sum(one.nbytes for one in tree_flatten(batch)[0] if isinstance(one, torch.Tensor))
+    except Exception:  # as above
+        return 0
+
+
 class _Finishing:
     """Mixed into torch's iterators: applies ddlp's last steps to each finished batch, and counts the delivered batches."""
 
@@ -270,10 +282,13 @@ class _Finishing:
     _sampler_iter: Any
     _num_yielded: int
     _num_workers: int
+    _prefetch_factor: int | None
     _made: Made  # the last batch's times, without the batch
     _hooks: FetchHooks | None = None
     _closer: weakref.finalize[Any, Any]
+    _handed: tuple[float, float] | None = None  # when training got its last batch, and that one's part of a full batch
     on_end: Callable[[], None] | None = None  # called when training has asked for a batch after the last one
+    on_over: Callable[[], None] | None = None  # called once then: all is counted
 
     def __init__(self, loader: Any, view: Any, counts: Counts, finish: MoveAndTransform) -> None:
         self._finish = finish
@@ -283,19 +298,26 @@ class _Finishing:
         view.of(self)
         super().__init__(view)  # type: ignore[call-arg]
         counts.rates.epoch_begins(max(1, self._num_workers), 0, 0)
-        if view.resume.seed is not None:  # if workers persist, it holds for the epochs after it too
-            self._base_seed = view.resume.seed
+        if view.known_base_seed is not None:  # if workers persist, it holds for the epochs after it too
+            self._base_seed = view.known_base_seed
 
     def __next__(self) -> Any:
         counts = self.counts
         counts.asked_s = asked_s = time.monotonic()
         counts.ended_s = None
+        if self._handed is not None:
+            counts.rates.trained(asked_s - self._handed[0], self._handed[1])
+            self._handed = None
         try:
             batch = self._given()
         except BaseException as error:
             counts.ended_s = time.monotonic()
             if isinstance(error, StopIteration):
-                self.memory.ended = True
+                first, self.memory.ended = not self.memory.ended, True
+                if first:
+                    counts.over()
+                if first and self.on_over is not None:
+                    self.on_over()
                 if self._hooks is not None:
                     self._hooks.exhausted(asked_s)
                     self._end_watch()
@@ -305,7 +327,8 @@ class _Finishing:
         counts.ended_s = got_s = time.monotonic()  # for now: it is not told when an iteration is broken off
         made, samples = self._made, samples_in(batch) if self._in_batches else 1
         counts.delivered(0, Side.HOST, samples, asked_s, got_s)
-        counts.made(samples, made.ended_at - made.began_at, made.cpu_s)
+        self._handed = got_s, counts.made(samples, made.ended_at - made.began_at, made.cpu_s)
+        counts.batch_bytes = counts.batch_bytes or bytes_in(batch)
         batch = self._finish(batch)
         position = self.view.deliver(self._number())
         if self._hooks is not None:
@@ -331,6 +354,13 @@ class _Finishing:
             self._hooks.closed()
             self._hooks = None
 
+    def has(self, workers: int, prefetch_factor: int | None) -> bool:
+        """Return whether it has so many workers, with so many batches each. Data sets with states of their own have any number.
+
+        Other workers could not go on with those states.
+        """
+        return type(self.view) is not KeyedView or (self._num_workers, self._prefetch_factor) == (workers, prefetch_factor)
+
     def _ready(self) -> int:
         """Return how many batches are in memory, ready for the training thread."""
         return 0
@@ -340,7 +370,7 @@ class _Finishing:
         length = self._IterableDataset_len_called  # type: ignore[attr-defined]  # torch warns if a stream gives more
         if self._sampler_iter is None or length is not None or torch.autograd._profiler_enabled():
             return super().__next__()  # type: ignore[misc]
-        batch = self._next_data()  # type: ignore[attr-defined]
+        batch = self._next_data()
         self._num_yielded += 1
         return batch
 
@@ -350,7 +380,7 @@ class _Finishing:
 
     def restart(self, loader: Any, seed: int | None, epoch: int, resume: Resume, finish: MoveAndTransform) -> None:
         """Begin the next epoch with the same workers (persistent_workers=True)."""
-        self.counts = _counts(loader, epoch, resume)
+        self.counts, self._handed = _counts(loader, epoch, resume), None
         self._finish = finish
         self.view.next_epoch(seed, epoch, resume, seed_drawn=False)
         if resume.seed is not None:
@@ -397,14 +427,18 @@ UserCodeIterator = _Single | _Multi
 
 
 def iterate_user_code(
-    loader: DataLoader, seed: int | None, epoch: int, resume: Resume, finish: MoveAndTransform
+    loader: DataLoader, seed: int | None, epoch: int, resume: Resume, finish: MoveAndTransform, base_seed: int | None = None
 ) -> UserCodeIterator:
     """Return torch's own iterator over a loader whose data set has indices, with keyed samples.
 
-    ``seed``: None: the base seed that torch draws. ``finish`` is called with each batch, in the training thread.
+    Args:
+        seed: None: the base seed.
+        finish: called with each batch, in the training thread.
+        base_seed: of workers that these replace; None: torch draws it.
     """
     kind = _Single if loader.num_workers == 0 else _Multi
-    return kind(loader, KeyedView(loader, seed, epoch, resume), _counts(loader, epoch, resume), finish)
+    view = KeyedView(loader, base_seed if seed is None else seed, epoch, resume, base_seed)
+    return kind(loader, view, _counts(loader, epoch, resume), finish)
 
 
 def _counts(loader: Any, epoch: int, resume: Resume) -> Counts:

@@ -20,7 +20,7 @@ PATHS = (
     "measured",
     [
         Measured(),
-        Measured(0.1, 8.25, 0.9, 7.5, 1e9, 0.0, PATHS),
+        Measured(0.1, 8.25, 0.9, 7.5, 1e9, 0.0, PATHS, host_workers=3, host_prefetch=2),
         *(measure(random_workload(random.Random(seed)), random.Random(seed)) for seed in range(20)),
     ],
 )

@@ -132,3 +132,11 @@ def test_a_rate_is_known_at_its_limit():
 
 def test_what_a_rate_keeps_for_itself_is_not_shown():
     assert repr(Rate()) == "Rate(parallel=1, ranks=1, count=0, seconds=0.0)" and Rates().sample_bytes == 0
+
+
+def test_the_spread_is_a_part_of_the_mean():
+    rate = Rate()
+    assert rate.spread == 0
+    for seconds, expected in ((1.0, 0), (3.0, math.sqrt(2) / 2), (2.0, 1 / 2)):
+        rate.add(seconds)
+        assert rate.spread == pytest.approx(expected)
