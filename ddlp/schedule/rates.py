@@ -39,10 +39,6 @@ class Rate:
         self.seconds += (seconds - self.seconds) / min(count, self.MEMORY)
         self.count = count  # last: another thread may ask for `per_s` meanwhile
 
-    def forget(self, seconds: float) -> None:
-        """Take ``seconds`` as the time of each batch so far. Their number and ``total_s`` stay."""
-        self.seconds, self._mean, self._squares = seconds, seconds, 0.0
-
     @property
     def per_s(self) -> float | None:
         """This rank's share of the full batches a second, with all workers busy; None before the first batch."""
@@ -138,13 +134,8 @@ class Rates:
         return self.links[name].parallel / seconds if seconds else math.inf
 
     def trained(self, seconds: float, part: float = 1.0) -> None:
-        """Add a step of training: it took ``seconds`` with this part of a full batch.
-
-        The first steps of a run start the accelerator. If they took more than `PAUSE` times as long, they don't count.
-        """
+        """Add a step of training: it took ``seconds`` with this part of a full batch."""
         usual = self.training
-        if 0 < usual.count < 3 and part > 0 and seconds * self.PAUSE < usual.seconds * part:
-            usual.forget(seconds / part)
         self.training.add(min(seconds, self.PAUSE * usual.seconds * part) if usual.count >= 3 else seconds, part)
 
     def csd_per_s(self, names: Iterable[str]) -> float | None:

@@ -13,10 +13,10 @@ from ddlp.schedule.strategies.base import Order, Strategy
 class Mte(Strategy):
     """Moving towards each other: the first batches come ascending, all from the host; then the rest come descending.
 
-    ``host_batches`` is the split s. None calibrates: until both rates are known, and some steps of training were measured,
-    training takes the host's batches as they come; then `split` chooses s. Neither side ever rests: while training goes down
-    from the end, the host makes batches of that part too. So the devices leave out some of these batches, evenly spread. When
-    training comes to such a batch, the host has made it, and its slot becomes free for the next one.
+    ``host_batches`` is the split s. None calibrates: until both rates are known, training takes the host's batches as they
+    come; then `split` chooses s. Neither side ever rests: while training goes down from the end, the host makes batches of that
+    part too. So the devices leave out some of these batches, evenly spread. When training comes to such a batch, the host has
+    made it, and its slot becomes free for the next one.
     """
 
     name = "mte"
@@ -25,7 +25,6 @@ class Mte(Strategy):
     needs_length = True
     takes_ratio = True
     rank_after_rank = True  # as in the paper: one rank's directory is filled before the next one's
-    STEPS = 3  # of training, before the split is chosen
     # Too small a split costs nothing, too large a split costs time, and the rates are known only within 5 %.
     EARLY, SURE = 0.9, 0.95
 
@@ -67,8 +66,6 @@ class Mte(Strategy):
             if ledger.free or ledger.returned:
                 return None
             return n  # too short to calibrate: both sides have met, and training must not skip batches that the host holds
-        if self.rates.training.count < self.STEPS >= len(ledger.delivered) and ledger.free:
-            return None  # both rates may be known before the first step is over, which often takes longest
         committed = ledger.free.first() if ledger.free else n  # the host has claimed all batches below: they come ascending
         begun = ledger.delivered.first_missing()
         quota = sum(ledger.devices[name].quota for name in joined)

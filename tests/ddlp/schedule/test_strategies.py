@@ -262,19 +262,11 @@ def test_mtes_split_is_the_papers_unless_training_or_the_spool_ask_for_less():
     assert Mte.split(10, Rates(), d, roomy) is None
 
 
-def test_mte_measures_training_before_it_splits():
-    """Both rates are known before the first step of training is over, which starts the accelerator."""
-    sources = {name: lambda position: 2.0 for name in ("a", "b", "c", "d")}
-    world = World(lambda position: 2.0, lambda position: 1.0 if position else 60.0, sources, quota=10**6)
-    outcome = Simulation(Ledger(300, host_slots=16), world, Mte.make).run()
-    assert outcome.seconds < 60 + 300 + 10, "training is the limit"
-
-
 def test_mte_reckons_with_the_devices_that_are_there():
     """One of two devices was lost. Its rate is known from before, but does not count any more."""
     rates = rates_of(1.0, 1.0, None)
     rates.device("lost").add(0.25)
-    for rate in (rates.host, rates.training, *rates.devices.values()):
+    for rate in (rates.host, *rates.devices.values()):
         rate.count = 10
     ledger = Ledger(100, host_slots=3)
     for name in ("d", "lost"):
