@@ -31,7 +31,7 @@ from training import Task, train
 
 def report_of(epoch: Epoch, strategy: str) -> EpochReport:
     """Return what the meter needs to know of an epoch. In your own loop this is loader.report()."""
-    torchs = epoch.rate_cpu is None and not epoch.batches_csd  # DataLoader, or transforms of yours: no device took part
+    torchs = epoch.rate_csd is None and not epoch.batches_csd  # DataLoader, or transforms of yours: no device took part
     return EpochReport(
         strategy="cpu" if torchs else strategy,
         epoch=epoch.number,

@@ -99,7 +99,7 @@ def test_a_transform_of_the_users_own(dataset: ImageFiles, tmp_path: Path, strat
     assert run.complete and len(run.epochs) == 2
     for epoch in run.epochs:
         assert (epoch.samples, epoch.batches, epoch.batches_cpu, epoch.batches_csd) == (IMAGES, STEPS, STEPS, 0)
-        assert epoch.rate_cpu is epoch.rate_csd is epoch.bound_s is None
+        assert epoch.rate_cpu > 0 and epoch.rate_csd is None and epoch.bound_s == IMAGES / epoch.rate_cpu
         assert epoch.host_cpu_s > 0  # CPU time of torch's workers
 
 

@@ -110,7 +110,7 @@ def main() -> None:
     warnings.showwarning = showwarning
     count = BATCHES * ranks
     images = np.zeros((count, 1, 1, 3), np.uint8)
-    prepare = load_operators(OPERATOR).prepare(host=0, host_s=0.0)
+    prepare = load_operators(OPERATOR).prepare(host_s=0.0)
     data = ImageArrays(images, range(count), transforms.Compose([prepare, transforms.PILToTensor()]))
     for phase in (Phase(**json.loads(one)) for one in sys.argv[4:]):
         speed.write_text(repr(phase.host_s[rank]))
