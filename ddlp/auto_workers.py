@@ -119,7 +119,7 @@ class LoaderWorkers:
         """Return the figures of the last epoch; None: it had too few batches."""
         counts, rates = life.last, _rates(life)
         made, batches = counts.sides[Side.HOST], sum(counts.sides.values())
-        means = {name: _mean(rate, self._before.get(name, (0, 0.0))) for name, rate in rates.items()}
+        means = {name: rate.mean_since(self._before.get(name, (0, 0.0))) for name, rate in rates.items()}
         start_s, seconds = counts.waiting["start"], counts.seconds
         if made < LEAST or not means["busy"] or not means["step"] or seconds <= start_s:
             return None
@@ -138,7 +138,7 @@ class LoaderWorkers:
             spread=rates["busy"].spread,
             period_s=(seconds if self._start_each_epoch else seconds - start_s) / batches,
             waited=(sum(counts.waiting.values()) - start_s) / (seconds - start_s),
-            batch_bytes=pixels or counts.batch_bytes,
+            batch_bytes=pixels or counts.batch_bytes or 0,
             worker_bytes=PROCESS_BYTES if self._in_processes else 0,
             start_s=starting_s / workers,
             batches=batches,
@@ -155,12 +155,6 @@ class LoaderWorkers:
 
 def _rates(life: Life) -> dict[str, Rate]:
     return {"busy": life.rates.host, "cpu": life.rates.host_cpu, "step": life.rates.training}
-
-
-def _mean(rate: Rate, before: tuple[int, float]) -> float:
-    """Return the mean seconds of a full batch since then; 0: there was none."""
-    count, total_s = before
-    return (rate.total_s - total_s) / (rate.count - count) if rate.count > count else 0.0
 
 
 def _key(loader: Any, config: LoaderConfig, portable: Portable | None) -> Key:

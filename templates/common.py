@@ -42,6 +42,7 @@ class Epoch:
     rate_cpu: float | None = None
     rate_csd: float | None = None
     bound_s: float | None = None  # the least time in which both sides together can prepare it
+    by_torch: bool = False  # DataLoader, or transforms of yours: no device took part
 
 
 @dataclass

@@ -31,9 +31,8 @@ from training import Task, train
 
 def report_of(epoch: Epoch, strategy: str) -> EpochReport:
     """Return what the meter needs to know of an epoch. In your own loop this is loader.report()."""
-    torchs = epoch.rate_csd is None and not epoch.batches_csd  # DataLoader, or transforms of yours: no device took part
     return EpochReport(
-        strategy="cpu" if torchs else strategy,
+        strategy="cpu" if epoch.by_torch else strategy,
         epoch=epoch.number,
         batches_cpu=epoch.batches_cpu,
         batches_csd=epoch.batches_csd,

@@ -239,8 +239,9 @@ def train_epoch(
         epoch.batches_cpu, epoch.batches_csd = report.batches_cpu, report.batches_csd
         epoch.host_cpu_s = report.host_cpu_s or torchs_cpu_s  # transforms of your own are run by torch's workers here, too
         epoch.rate_cpu, epoch.rate_csd, epoch.bound_s = report.rate_cpu, report.rate_csd, report.bound_s
+        epoch.by_torch = not report.travels
     else:
-        epoch.batches_cpu, epoch.host_cpu_s = epoch.batches, torchs_cpu_s
+        epoch.batches_cpu, epoch.host_cpu_s, epoch.by_torch = epoch.batches, torchs_cpu_s, True
 
 
 def _host_cpu_s() -> float:

@@ -395,8 +395,7 @@ class Controller:
     @staticmethod
     def _mean(rate: Rate, window: _Window) -> float:
         """Return the mean seconds of the window's batches; without any, those of the batches before; 0: not known."""
-        count, total_s = window.totals.get(id(rate), (0, 0.0))
-        return (rate.total_s - total_s) / (rate.count - count) if rate.count > count else rate.seconds
+        return rate.mean_since(window.totals.get(id(rate), (0, 0.0))) or rate.seconds
 
     def _cpu_now_s(self) -> float:
         return self.rates.host_cpu.seconds / self.rates.host.parallel

@@ -39,6 +39,11 @@ class Rate:
         self.seconds += (seconds - self.seconds) / min(count, self.MEMORY)
         self.count = count  # last: another thread may ask for `per_s` meanwhile
 
+    def mean_since(self, before: tuple[int, float]) -> float:
+        """Return the mean seconds of the batches since ``before``, the ``count`` and ``total_s`` of then; 0: there is none."""
+        count, total_s = before
+        return (self.total_s - total_s) / (self.count - count) if self.count > count else 0.0
+
     @property
     def per_s(self) -> float | None:
         """This rank's share of the full batches a second, with all workers busy; None before the first batch."""

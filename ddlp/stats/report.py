@@ -128,7 +128,7 @@ class Counts:
     ended_s: float | None = None
     first_s: float | None = None  # when the first batch was delivered
     process_cpu_s: float = 0.0  # of the whole process from the first delivered batch to the epoch's end; 0 before that
-    batch_bytes: int = 0  # of the tensors of a batch, if torch's own workers prepare; 0: not known
+    batch_bytes: int | None = None  # of the first batch's tensors, if torch's own workers prepare; None: not known
     asked_s: float | None = None  # since when training waits for a batch; None: it does not
     replaced: ReplacedSamples = field(default_factory=ReplacedSamples)
     _published: dict[int, float] = field(default_factory=dict)  # position -> when

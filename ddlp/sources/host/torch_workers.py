@@ -328,7 +328,8 @@ class _Finishing:
         made, samples = self._made, samples_in(batch) if self._in_batches else 1
         counts.delivered(0, Side.HOST, samples, asked_s, got_s)
         self._handed = got_s, counts.made(samples, made.ended_at - made.began_at, made.cpu_s)
-        counts.batch_bytes = counts.batch_bytes or bytes_in(batch)
+        if counts.batch_bytes is None:
+            counts.batch_bytes = bytes_in(batch)
         batch = self._finish(batch)
         position = self.view.deliver(self._number())
         if self._hooks is not None:
