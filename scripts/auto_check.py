@@ -4,7 +4,7 @@ A set-up says how long host, engines and training take for a batch; they sleep t
 sockets, spools, a relay as a slow network. Each strategy trains two epochs of a set-up in a process of its own, and the second
 one counts: auto has measured in the first. Events (an engine dies, comes back, becomes slow) happen in the second.
 
-    python -m scripts.auto_check                      # 15 set-ups, half an hour
+    python -m scripts.auto_check                      # 15 set-ups, an hour
     python -m scripts.auto_check --setups third dies --rounds 1
     python -m scripts.auto_check --offload            # training is 4.34 times as fast as the host: what of that auto reaches
     python -m scripts.auto_check --goals              # time, energy, cost: who takes part, and how long an epoch takes then
@@ -367,7 +367,7 @@ def add_arguments(parser: argparse.ArgumentParser, setups: Iterable[str]) -> Non
     parser.add_argument("--setups", nargs="+", choices=list(setups), help="only these")
     parser.add_argument("--batches", type=int, default=600, help="batches of each epoch (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each training; medians count (%(default)s)")
-    parser.add_argument("--jobs", type=int, default=2, help="trainings that run at once; they mostly sleep (%(default)s)")
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at once; many engines disturb each other (%(default)s)")
 
 
 def main(arguments: list[str] | None = None) -> int:

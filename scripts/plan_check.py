@@ -4,7 +4,7 @@ The set-ups are those of `scripts.auto_check`, but for the two in which an engin
 epoch is recorded. From that alone the second epochs of all fixed strategies are predicted, as `ddlp plan --from-run` does it,
 and held against their measured seconds.
 
-    python -m scripts.plan_check                      # 13 set-ups, 25 minutes
+    python -m scripts.plan_check                      # 13 set-ups, three quarters of an hour
     python -m scripts.plan_check --setups third equal --rounds 1
 """
 

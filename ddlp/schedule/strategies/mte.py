@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.ranges import RangeSet
@@ -73,14 +73,15 @@ class Mte(Strategy):
         return None if share is None else min(n, max(begun + share, committed))
 
     @classmethod
-    def split(cls, n: int, rates: Rates, devices: Iterable[str], quota: int) -> int | None:
+    def split(cls, n: int, rates: Rates, devices: Collection[str], quota: int) -> int | None:
         """Return how many of ``n`` batches are trained on ascending, at these rates; None if one of the rates is not known.
 
         It is the paper's n * r_cpu / (r_cpu + r_csd) at most. The host has made its s batches after s / r_cpu, and training on
         the others then takes (n - s) * t, with t for a step. Both stay within T = n / (r_cpu + r_csd) if
         s <= (T - n * t) / (1 / r_cpu - t). If training is the limit (T < n * t < n / r_cpu), it must not wait for the
         host at all: s = 0. The batches that the devices make in the first part must fit into their spools, since nothing
-        leaves the spools before the second part: s / r_cpu <= quota / r_csd.
+        leaves the spools before the second part: s / r_cpu <= quota / r_csd. They come over their links in the second part. One
+        after another they take the part ``coming`` of T for that: s / r_cpu <= T - coming * T.
 
         If R ranks share the devices, n, r_cpu and the quota are this rank's own, and r_csd is 1 / R of the devices' rate
         (`Rate.per_s`). Ranks train in step, so each gets an equal part, no matter which rank's directory is filled first.
@@ -88,8 +89,11 @@ class Mte(Strategy):
         r_cpu, r_csd = rates.host.per_s, rates.arriving_per_s(devices)
         if r_cpu is None or r_csd is None:
             return None
+        coming = sum((rates.arriving_per_s([name]) or 0.0) * rates.link_s(name) for name in devices)
         paper = n * r_cpu / (r_cpu + r_csd)
         share = min(paper, cls.EARLY * quota * r_cpu / r_csd)
+        if coming:
+            share = min(share, paper * cls.EARLY * max(0.0, cls.SURE - coming))
         step_s = rates.training.seconds if rates.training.count else 0.0
         if 0.0 < step_s < 1.0 / r_cpu:
             spare_s = max(0.0, cls.SURE * n / (r_cpu + r_csd) - n * step_s)

@@ -10,7 +10,7 @@ from ddlp.planning.play import play_epoch
 from ddlp.planning.simulate import Simulation, World
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.slots import FETCH_SLOTS, FETCHERS, host_slots
-from ddlp.schedule.strategies import STRATEGIES, Cpu, Csd, Ordered, Wrr
+from ddlp.schedule.strategies import STRATEGIES, Cpu, Csd, Mte, Ordered, Wrr
 
 HOST = Measured(step_s=0.1, loader_batches_per_s=4.0, host_cpu_s_per_batch=0.25)
 CSD = OffloadPath("csd", alone_batches_per_s=4.0, host_cpu_s_per_batch=0.0)
@@ -39,6 +39,13 @@ def test_no_strategy_is_faster_than_the_bound_and_none_far_from_it(name):
         bound_s = 1000 / min(rate, 10.0) if name == "csd" else 1000 * estimate(HOST, (path,)).time_s
         seconds = play_epoch(HOST, (path,), STRATEGIES[name], batches=1000).seconds
         assert bound_s * 0.999 < seconds < bound_s * 1.08, rate
+
+
+@pytest.mark.parametrize("bandwidth", [3.0, 4.0, 8.0])
+def test_mte_is_as_fast_where_all_batches_of_its_second_part_come_late_over_a_link(bandwidth):
+    path = OffloadPath("csd", alone_batches_per_s=2.0, bytes_per_batch=1.0, bandwidth_bytes_per_s=bandwidth,
+                       host_cpu_s_per_batch=0.0)  # fmt: skip
+    assert play_epoch(HOST, (path,), Mte, batches=1000).seconds == pytest.approx(1000 / 6, rel=0.02)
 
 
 def test_each_source_has_its_own_workers_and_room():

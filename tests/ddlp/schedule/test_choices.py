@@ -7,6 +7,7 @@ import pytest
 from ddlp.schedule.claim_chunks import ClaimChunker
 from ddlp.schedule.ledger import Ledger, Release
 from ddlp.schedule.rates import Rate, Rates
+from ddlp.schedule.slots import FETCHERS
 from ddlp.schedule.strategies import STRATEGIES, Mte, Strategy, Wrr, called, strategy_class
 from ddlp.schedule.strategies.base import Order
 
@@ -324,8 +325,10 @@ def test_mte_takes_the_split_that_it_is_given_within_the_epoch():
 
 
 def test_mtes_split_by_the_formula():
-    def split(train_s, quota=10**6, n=1000):
+    def split(train_s, quota=10**6, n=1000, link_s=0.0):
         rates = Rates()
+        for _ in range(3 if link_s else 0):
+            rates.fetched("d", link_s, 1.0, FETCHERS)
         rates.host.add(1.0)
         rates.device("d").add(3.0)
         if train_s is not None:
@@ -337,6 +340,9 @@ def test_mtes_split_by_the_formula():
     assert split(0.7125) == 0 and split(0.999) == 0 and split(1.0) == 750
     assert split(0.01, n=10) == round(0.9 * (7.125 - 0.1) / 0.99) == 6
     assert split(None, quota=100) == 270, "the devices fill 0.9 of their spool while the host makes three times as many"
+    # A batch of three of the device's comes in 0.6 s, one after another: that takes 0.2 of T, in which the host makes no more.
+    assert split(None, link_s=0.6) == round(750 * 0.9 * (0.95 - 0.2)) == 506
+    assert split(None, link_s=3.0) == 0, "the link brings them no faster than the device makes them"
     only_host = Rates()
     only_host.host.add(1.0)
     assert Mte.split(1000, only_host, ["d"], 100) is None
