@@ -118,6 +118,7 @@ class Counts:
 
     ledger: Ledger | None = None
     epoch: int = 0
+    strategy: str = "cpu"  # for the report, if there is no ledger
     before: int = 0
     rates: Rates = field(default_factory=Rates)
     sides: dict[Side, int] = field(default_factory=lambda: {Side.HOST: 0, Side.CSD: 0})

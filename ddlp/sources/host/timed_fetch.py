@@ -12,7 +12,7 @@ from torch.utils.data import _DatasetKind, get_worker_info
 from csd_engine.prepare.read_time import READING
 from ddlp.sources.host.hand_over import HandOver
 
-__all__ = ["FetchHooks", "Made", "TimedFetcher", "time_fetches"]
+__all__ = ["FetchHooks", "Made", "TimedCollate", "TimedFetcher", "time_fetches"]
 
 
 class Made(NamedTuple):
@@ -69,6 +69,16 @@ class TimedFetcher:
         return Made(batch, self._worker, began_at, time.monotonic(), READING.seconds - read_s, self._cpu_s() - cpu_s)
 
 
+class TimedCollate:
+    """A collate_fn as it is. In a worker process it marks the fetcher that is to be timed, as `HandOver` does."""
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self._collate = collate
+
+    def __call__(self, samples: Any) -> Any:
+        return self._collate(samples)
+
+
 def time_fetches() -> None:
     """Make torch's worker loop, in the worker process that calls this, use a `TimedFetcher`.
 
@@ -78,6 +88,6 @@ def time_fetches() -> None:
 
     def create_fetcher(kind: Any, dataset: Any, auto_collation: bool, collate_fn: Any, drop_last: bool) -> Any:
         fetcher = torchs(kind, dataset, auto_collation, collate_fn, drop_last)
-        return TimedFetcher(fetcher) if isinstance(collate_fn, HandOver) and os.getpid() == pid else fetcher
+        return TimedFetcher(fetcher) if isinstance(collate_fn, (HandOver, TimedCollate)) and os.getpid() == pid else fetcher
 
     _DatasetKind.create_fetcher = staticmethod(create_fetcher)  # type: ignore[method-assign]
