@@ -492,6 +492,7 @@ class DDLPLoader(DataLoader):
                 self._remembered.recall(self._controller)
                 if agreement is not None:
                     agreement.known = self._controller.measured
+        self._controller.part = "whole" if now.rest is None else "prefix"
         return self._controller
 
     def _judged(self) -> Callable[[], None]:
