@@ -125,6 +125,7 @@ class Counts:
     samples: int = 0
     waiting: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
     host_cpu_s: float = 0.0
+    queued_s: float = 0.0  # in which the host's workers had work and no processor; ddlp's own tell it at their end
     started_s: float = field(default_factory=time.monotonic)
     ended_s: float | None = None
     first_s: float | None = None  # when the first batch was delivered

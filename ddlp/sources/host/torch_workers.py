@@ -328,6 +328,7 @@ class _Finishing:
         made, samples = self._made, samples_in(batch) if self._in_batches else 1
         counts.delivered(0, Side.HOST, samples, asked_s, got_s)
         self._handed = got_s, counts.made(samples, made.ended_at - made.began_at, made.cpu_s)
+        counts.queued_s += made.queued_s
         if counts.batch_bytes is None:
             counts.batch_bytes = bytes_in(batch)
         batch = self._finish(batch)
