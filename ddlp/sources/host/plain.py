@@ -55,7 +55,7 @@ class _PlainView:
 
     def next_epoch(self, seed: int | None, epoch: int, resume: Resume, *, seed_drawn: bool) -> None:
         """As `KeyedView.next_epoch`: torch reads the sampler itself."""
-        self.ended, self._delivered = False, 0
+        self.ended = False
 
     def deliver(self, number: int) -> int:
         """Return the position of batch ``number`` of those sent to the workers; -1: of the next one, without workers."""

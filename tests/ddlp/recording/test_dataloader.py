@@ -151,6 +151,7 @@ def test_workers_that_persist_and_an_epoch_that_is_broken_off(tmp_path: Path) ->
         list(range(BATCHES)), [0], list(range(BATCHES)),
     ]  # fmt: skip
     assert [trace.began.epoch for trace in (whole, broken_off, again)] == [0, 1, 2] and again.whole
+    assert loader._life.last.process_cpu_s > 0, "the end of this epoch was noted"
     assert loader.report().epoch == 2 and loader._life.total().samples == (2 * BATCHES + 1) * BATCH
 
 
