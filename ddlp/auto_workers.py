@@ -127,12 +127,14 @@ class LoaderWorkers:
         pixels = 0 if portable is None else full * life.rates.sample_bytes * portable.epilogue.dtype.itemsize
         in_threads_s = 0.0 if portable is None else counts.host_cpu_s
         workers, starting_s = rates["busy"].parallel, 0.0
+        measured = rates["busy"].count - self._before.get("busy", (0, 0.0))[0]
         if self._start_each_epoch and counts.first_s is not None:  # then its first batch was made
             starting_s = max(0.0, counts.first_s - counts.started_s - means["busy"])
         return Figures(
             count=workers,
             busy_s=means["busy"],
             cpu_s=means["cpu"],
+            queued_s=counts.queued_s / measured,
             step_s=means["step"],
             step_cpu_s=max(0.0, counts.process_cpu_s - in_threads_s) / batches,
             spread=rates["busy"].spread,

@@ -397,7 +397,7 @@ class DDLPLoader(DataLoader):
         merged = resume.deals is not None or "merged" in self._dealt  # torch keeps the sampler of the first epoch
         if isinstance(kept, UserCodeIterator):
             kept.watch(None)  # its epoch may have been broken off
-        recording = recording_of(config.record, self, epoch)
+        recording = recording_of(config.record, self, epoch, target=str(config.target or "cpu"))
         try:
             goes_on = isinstance(kept, UserCodeIterator) and resume.workers is None and not merged
             if goes_on and kept.has(self.num_workers, self.prefetch_factor):
@@ -492,6 +492,7 @@ class DDLPLoader(DataLoader):
                 self._remembered.recall(self._controller)
                 if agreement is not None:
                     agreement.known = self._controller.measured
+        self._controller.part = "whole" if now.rest is None else "prefix"
         return self._controller
 
     def _judged(self) -> Callable[[], None]:

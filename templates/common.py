@@ -214,7 +214,7 @@ def record_directory(options: Any, strategy: str, seed: int) -> Path | None:
 
 
 def write_pages(options: Any, runs: Iterable[tuple[str, int]], energy: Path | None = None) -> None:
-    """Write and name the page of each run (strategy, seed) that was recorded; torch's own DataLoader and workers are not."""
+    """Write and name the page of each run (strategy, seed) that was recorded."""
     for strategy, seed in runs:
         directory = record_directory(options, strategy, seed)
         if directory is not None and any(directory.glob("*.jsonl")):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import resource
 import signal
 import sys
 import time
@@ -23,7 +22,7 @@ from torch.utils.data import DataLoader, Subset
 from common import AMP, Epoch, Run, finish, record_directory, turns
 from csd_engine.errors import EngineError
 from ddlp import DDLPError, DDLPLoader, Untranslatable
-from ddlp.observe import progress
+from ddlp.observe import MeasuredDataLoader, progress
 from ddlp.schedule.strategies import STRATEGIES as OURS
 
 
@@ -59,7 +58,7 @@ class Task:
 # -- the loader -------------------------------------------------------------------------------------------------------
 
 
-def make_loader(task: Task, options: Any, strategy: str, seed: int) -> DataLoader:
+def make_loader(task: Task, options: Any, strategy: str, seed: int) -> DDLPLoader | MeasuredDataLoader:
     """Return the training loader. To use ddlp, your own script changes at this place alone."""
     device = torch.device(options.device)
     generator = torch.Generator().manual_seed(seed)
@@ -68,14 +67,15 @@ def make_loader(task: Task, options: Any, strategy: str, seed: int) -> DataLoade
         batch_size=options.batch_size, shuffle=sampler is None, sampler=sampler, num_workers=options.workers,
         generator=generator, pin_memory=device.type == "cuda",
     )  # fmt: skip
-    if strategy == "dataloader":
-        return DataLoader(task.train, **common)
+    record = record_directory(options, strategy, seed)
+    if strategy == "dataloader":  # torch's own, to the bit; it is measured, and can be recorded
+        return MeasuredDataLoader(task.train, **common, record=record)
     common.update(
         strategy=strategy,
         csd=options.csd if OURS[strategy].uses_device else None,
         device=device,
         seed=seed,
-        record=record_directory(options, strategy, seed),
+        record=record,
         **({} if OURS[strategy].needs_device else task.loader_options),
     )
     if task.channels_last:
@@ -210,13 +210,14 @@ def warm_up(training: Training, task: Task, options: Any) -> None:
 
 
 def train_epoch(
-    training: Training, task: Task, loader: DataLoader, options: Any, epoch: Epoch, title: str, interrupt: Interrupt
+    training: Training, task: Task, loader: DDLPLoader | MeasuredDataLoader, options: Any, epoch: Epoch, title: str,
+    interrupt: Interrupt,
 ) -> None:  # fmt: skip
     """Train for one epoch, or until Ctrl-C. Sets the figures of `epoch`."""
     device, amp = torch.device(options.device), AMP[options.amp]
     training.model.train()
     total = torch.zeros((), device=device)
-    started, cpu_before = time.perf_counter(), _host_cpu_s()
+    started = time.perf_counter()
     batches = iter(progress(loader, title))
     while not interrupt.asked:
         asked = time.perf_counter()
@@ -231,23 +232,10 @@ def train_epoch(
         epoch.samples += len(labels)
     epoch.loss = total.item() / max(epoch.samples, 1)  # .item() waits for the GPU: the epoch's time ends after its last step
     epoch.seconds = time.perf_counter() - started
-    del batches  # torch's workers end here, and their processor time is known
-    # Without workers it prepares in the loop's own thread, while that waits.
-    torchs_cpu_s = _host_cpu_s() - cpu_before if options.workers else epoch.waiting_s
-    if isinstance(loader, DDLPLoader):
-        report = loader.report()
-        epoch.batches_cpu, epoch.batches_csd = report.batches_cpu, report.batches_csd
-        epoch.host_cpu_s = report.host_cpu_s or torchs_cpu_s  # transforms of your own are run by torch's workers here, too
-        epoch.rate_cpu, epoch.rate_csd, epoch.bound_s = report.rate_cpu, report.rate_csd, report.bound_s
-        epoch.by_torch = not report.travels
-    else:
-        epoch.batches_cpu, epoch.host_cpu_s, epoch.by_torch = epoch.batches, torchs_cpu_s, True
-
-
-def _host_cpu_s() -> float:
-    """Return the processor seconds of this process's children that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    report = loader.report()
+    epoch.batches_cpu, epoch.batches_csd, epoch.host_cpu_s = report.batches_cpu, report.batches_csd, report.host_cpu_s
+    epoch.rate_cpu, epoch.rate_csd, epoch.bound_s = report.rate_cpu, report.rate_csd, report.bound_s
+    epoch.by_torch = not report.travels
 
 
 @torch.inference_mode()

@@ -48,7 +48,7 @@ from ddlp.sources.base import AttachedSource, BatchState, Capacity, EpochSpec, H
 from ddlp.stats.live import Life, Live, devices_live
 from ddlp.stats.replaced import ReplacedSamples
 from ddlp.stats.report import Counts, EpochReport
-from ddlp.stats.thread_cpu import thread_cpu_s
+from ddlp.stats.thread_cpu import thread_cpu_s, thread_queued_s
 
 __all__ = ["EpochExecutor"]
 
@@ -329,6 +329,8 @@ class EpochExecutor:
                     chunk = self._chunks.claim(time.monotonic())  # while the lock is held anyway
                 self._act()
             made.clear()  # an error's traceback keeps the loader: drop it before this thread waits
+        with self._lock:
+            self.counts.queued_s += thread_queued_s()
 
     def _next_chunk(self, number: int) -> list[tuple[int, int]]:
         """Wait for batches to prepare. Returns (position, claim) of each; an empty list if the epoch is over."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ddlp.observe.run import EpochTrace, read_epoch, read_run
     from ddlp.observe.scalars import Scalars
     from ddlp.observe.trace import chrome_trace
+    from ddlp.recording.dataloader import MeasuredDataLoader
     from ddlp.recording.recorder import Recorder
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "Checked",
     "EpochTrace",
     "Live",
+    "MeasuredDataLoader",
     "MetricsServer",
     "Progress",
     "Recorder",
@@ -48,6 +50,7 @@ _WHERE = {
     "Checked": "ddlp.observe.check",
     "EpochTrace": "ddlp.observe.run",
     "Live": "ddlp.observe.pace",
+    "MeasuredDataLoader": "ddlp.recording.dataloader",
     "MetricsServer": "ddlp.observe.metrics",
     "Progress": "ddlp.observe.bars",
     "Recorder": "ddlp.recording.recorder",

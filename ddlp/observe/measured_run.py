@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
@@ -12,9 +13,12 @@ from ddlp.observe.analysis import analyse
 from ddlp.observe.engine_time import DeviceTime, DeviceWork, device_times, on_workers
 from ddlp.observe.run import EpochTrace
 from ddlp.observe.spans import length, union
+from ddlp.planning.compared import Recorded
 from ddlp.planning.decide import TYPICAL_OCYCLE
 from ddlp.planning.described import Fields
+from ddlp.planning.play import Played
 from ddlp.recording.events import Exhausted, Fetched, HostBatch, LeaseGiven, Rested, Step
+from ddlp.schedule.strategies import DATALOADER
 
 __all__ = ["IMAGE_BYTES", "MeasuredRun", "measured_run"]
 
@@ -23,10 +27,17 @@ IMAGE_BYTES = 224 * 224 * 3  # of an image in a device's batch, which no recordi
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """What a recorded epoch tells: fields as `ddlp.planning.described` has them, and what has been assumed of others."""
+    """What a recorded epoch tells.
+
+    Attributes:
+        fields: as `ddlp.planning.described` has them.
+        assumed: what has been assumed of others.
+        recorded: the epoch as it was, from its first request for a batch to its last.
+    """
 
     fields: Fields
     assumed: tuple[str, ...]
+    recorded: Recorded
 
 
 def measured_run(trace: EpochTrace, batch_bytes: float | None = None) -> MeasuredRun:
@@ -67,7 +78,9 @@ def measured_run(trace: EpochTrace, batch_bytes: float | None = None) -> Measure
         made = [batch for batch in trace.of(HostBatch) if batch.outcome == "made"]
         images = fmean(step.samples for step in steps)
         fields["host_cpu_s"] = max(1e-9, fmean(batch.cpu_s for batch in made) / images * full)
-    if not began.travels:
+    if began.strategy == DATALOADER:
+        assumed.append("the host goes on with torch's own DataLoader; whether a device can take part, loader.explain() tells")
+    elif not began.travels:
         assumed.append("no device takes part: user code prepares the batches, and that does not travel")
     if began.itself:
         assumed.append("one worker prepares beside training; the recorded training thread did both itself (num_workers=0)")
@@ -81,7 +94,22 @@ def measured_run(trace: EpochTrace, batch_bytes: float | None = None) -> Measure
         period_s = _period_s(trace, device)
         rate = max(1, device.workers) / period_s if period_s else rates.devices[device.device] / full
         engines.append(_engine(trace, device, rate, fields, assumed))
-    return MeasuredRun(fields | {"engine": engines}, tuple(assumed))
+    return MeasuredRun(fields | {"engine": engines}, tuple(assumed), _recorded(trace, trained, engines))
+
+
+def _recorded(trace: EpochTrace, trained: list[tuple[Step, float]], engines: list[Fields]) -> Recorded:
+    """The epoch as it was. ``trained``: each step, and when training asked for the next batch."""
+    taken = Counter(fetched.device for fetched in trace.of(Fetched) if not fetched.trouble)
+    return Recorded(
+        trace.began.strategy,
+        Played(
+            batches=len(trained),
+            seconds=max(trained[-1][1] - trained[0][0].asked_at, 1e-9),
+            waiting_s=sum(step.got_at - step.asked_at for step, _ in trained),
+            host_made=sum(batch.outcome == "made" for batch in trace.of(HostBatch)),
+            taken={engine["name"]: taken[engine["name"]] for engine in engines},
+        ),
+    )
 
 
 def _getting_s(trace: EpochTrace, steps: list[Step]) -> float:

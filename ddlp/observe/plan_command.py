@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     def recorded(given: Fields) -> Known:
         file = epoch_files(options.from_run)[-1]
         found = measured_run(read_epoch(file), given.get("batch_bytes"))
-        return Known(found.fields, found.assumed, str(file))
+        return Known(found.fields, found.assumed, str(file), found.recorded)
 
     def draw(plan: Plan) -> None:
         from ddlp.observe.report.plan_page import write_plan  # imports torch, which takes seconds

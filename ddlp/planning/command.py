@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from ddlp.planning import store_command
 from ddlp.planning.answers import CACHE_COST, ENGINES
+from ddlp.planning.compared import Recorded
 from ddlp.planning.described import FIELDS, Fields, checked, merged, read_file, setup_of
 from ddlp.planning.paper import table, validate
 from ddlp.planning.plan import Plan, make_plan, text
@@ -31,6 +32,7 @@ class Known(NamedTuple):
     fields: Fields
     assumed: tuple[str, ...]
     source: str
+    recorded: Recorded | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -132,7 +134,7 @@ def _plan(options: argparse.Namespace, known: Callable[[Fields], Known] | None, 
     return make_plan(
         setup_of(merged(before.fields, fields), before.assumed), ", ".join(filter(None, sources)),
         STRATEGIES[options.strategy], pool=options.pool, cache_cost=options.cache_cost,
-        engines=ENGINES if with_curve or options.curve or options.json else None,
+        engines=ENGINES if with_curve or options.curve or options.json else None, recorded=before.recorded,
     )  # fmt: skip
 
 

@@ -17,7 +17,15 @@ from ddlp.planning.simulate import paper_epoch
 from ddlp.planning.workloads import RULES
 from ddlp.schedule.strategies import STRATEGIES, Cpu, Wrr
 
-__all__ = ["Row", "compared"]
+__all__ = ["Recorded", "Row", "compared"]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """An epoch as it was, to stand beside the predicted ones. ``strategy``: its strategy, or "dataloader"."""
+
+    strategy: str
+    played: Played
 
 
 @dataclass(frozen=True)
@@ -25,12 +33,12 @@ class Row:
     """A strategy, or another's rule.
 
     Attributes:
-        name: of the strategy, and whose rules they are if they are not ddlp's.
+        name: of the strategy, and whose rules they are if they are not ddlp's, or that it is a recorded epoch.
         engines: that take part.
         epoch: what it takes.
         speed: the time of `cpu` / its time.
         bound_s: the least time with these engines, by `estimate`, if all are there all the time. None for the paper's rules,
-            which work otherwise, and if engines that work alone leave.
+            which work otherwise, for a recorded epoch, and if engines that work alone leave.
     """
 
     name: str
@@ -40,10 +48,16 @@ class Row:
     bound_s: float | None
 
 
-def compared(setup: Setup) -> tuple[Row, ...]:
-    """Return a row for each strategy, `cpu` first, and for each rule, if there are engines."""
+def compared(setup: Setup, recorded: Recorded | None = None) -> tuple[Row, ...]:
+    """Return a row for each strategy, `cpu` first, and for each rule, if there are engines.
+
+    ``recorded``: the epoch that the figures are from. It has the second row, as it was.
+    """
     cpu = predict(setup, Cpu)
     rows = [Row(Cpu.name, (), cpu, 1.0, _bound_s(setup, ()))]
+    if recorded is not None:
+        paths = tuple(path for path in setup.engines if path.source in recorded.played.taken)
+        rows.append(_row(f"{recorded.strategy}, as recorded", paths, epoch_of(setup, paths, recorded.played), cpu, None))
     if not setup.engines:
         return tuple(rows)
     for name, strategy in STRATEGIES.items():

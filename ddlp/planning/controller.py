@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from ddlp.planning.agreement import Agreement
 from ddlp.planning.decide import Decision, Objective, Power, Prices, check_goal, decide
-from ddlp.planning.measured import Measured, OffloadPath, Transport
+from ddlp.planning.measured import Measured, OffloadPath, Part, Transport
 from ddlp.planning.window_figures import WindowFigures
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.rates import Rate, Rates
@@ -105,6 +105,7 @@ class Controller:
         decision: the last one; None: not enough is measured yet.
         measured: what it was made from.
         transports: how each source's batches come, as far as that is known.
+        part: what sources do of the pipeline: a prefix, if the host runs steps behind it that can't travel.
         stopped: what was measured has ended the offloading.
         agreement: with the other ranks; None: this one decides by itself.
     """
@@ -115,6 +116,7 @@ class Controller:
     decision: Decision | None = None
     measured: Measured | None = None
     transports: dict[str, Transport] = field(default_factory=dict)
+    part: Part = "whole"
     stopped: bool = False
     agreement: Agreement | None = None
     _ledger: Ledger | None = None
@@ -440,7 +442,7 @@ class Controller:
         size = float(rates.full_batch * rates.sample_bytes) or 1.0  # if it is not known, all sizes are in batches
         link, taking = rates.link_per_s(name), rates.taking_cpu.get(name)
         return OffloadPath(
-            source=name, transport=self.transports.get(name, "stream"), workers=rate.parallel,
+            source=name, transport=self.transports.get(name, "stream"), part=self.part, workers=rate.parallel,
             with_host_batches_per_s=self._source_rate(name, window),
             host_cpu_s_per_batch=taking.seconds if taking is not None and taking.count else None,
             bytes_per_batch=size, bandwidth_bytes_per_s=link * size if rates.link_s(name) else None,

@@ -246,7 +246,7 @@ def decide(
     Candidates are the host alone and every set of sources, each source by each of its ways. If these are more than 2,000, only
     some of the sets are looked at (`_some_sets`). A path without a rate is no candidate. Of all that come within ``threshold``
     of the best, less twice the error of the measurements, the one with the fewest sources is chosen: if training does not wait
-    for data, that is the host alone, and the devices rest.
+    for data, that is the host alone, and the devices rest. Of ways that are equally good, the one with the fewest bytes.
 
     Args:
         measured: what was measured.
@@ -281,7 +281,7 @@ def decide(
     least = min(one.value(objective) for one in allowed)
     margin = max(0.0, threshold - 2 * (measured.relative_error or 0.0))  # what looks like less may be more than the threshold
     near = [one for one in allowed if one.value(objective) <= least * (1 + margin) * _ROUNDING]
-    chosen = min(near, key=lambda one: (len(one.paths), rank(one)))
+    chosen = min(near, key=lambda one: (len(one.paths), rank(one), sum(path.bytes_per_batch or 0.0 for path in one.paths)))
     return Decision(chosen, estimates, objective, _why(none, chosen, least, margin, objective, bool(usable)))
 
 

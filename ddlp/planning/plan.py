@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ddlp.planning.answers import CACHE_COST, Answer, Point, answers, curve, seconds
-from ddlp.planning.compared import Row, compared
+from ddlp.planning.compared import Recorded, Row, compared
 from ddlp.planning.predict import simulated
 from ddlp.planning.setup import Setup
 from ddlp.schedule.strategies import Strategy, Wrr
@@ -42,11 +42,11 @@ class Plan:
 
 def make_plan(
     setup: Setup, source: str, strategy: type[Strategy] = Wrr, *, pool: int = 4, cache_cost: float = CACHE_COST,
-    engines: int | None = None,
+    engines: int | None = None, recorded: Recorded | None = None,
 ) -> Plan:  # fmt: skip
-    """Predict everything. ``engines``: of the curve, at most; None: no curve. The others are as in `answers`."""
+    """Predict everything. ``engines``: of the curve, at most; None: no curve. The others are as in `compared` and `answers`."""
     return Plan(
-        setup, source, strategy.name, compared(setup), answers(setup, strategy, pool=pool, cache_cost=cache_cost),
+        setup, source, strategy.name, compared(setup, recorded), answers(setup, strategy, pool=pool, cache_cost=cache_cost),
         () if engines is None else curve(setup, strategy, engines),
     )  # fmt: skip
 

@@ -1,11 +1,14 @@
 """How many workers a loader should have, from what was measured: the decision of ``num_workers="auto"``. This module is pure.
 
-A worker makes a batch in ``busy_s``, and takes a processor for ``cpu_s`` of that; for the rest it waits for disks, networks or
-whatever else. So n workers make n / busy_s batches a second, until they and training take all processors:
+A worker makes a batch in ``busy_s``, and takes a processor for ``cpu_s`` of that; for ``queued_s`` it is ready and waits for a
+processor, and for the rest for disks, networks or whatever else. So n workers make n / busy_s batches a second, until they and
+training take all processors:
 
     batches a second <= processors / (cpu_s + step_cpu_s)
 
-Training takes 1 / step_s. The fewest workers with which it doesn't wait are those that make the smaller of these two.
+More workers than (busy_s - queued_s) / (cpu_s + step_cpu_s) for each processor would only wait longer for one, also where it is
+another program that they wait for. Training takes 1 / step_s. The fewest workers with which it doesn't wait are those that make
+the smaller of these two.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ PREFETCH = 2, 8  # batches for each worker, the fewest and the most
 LONGEST = 3  # standard deviations by which a long batch is longer than the mean
 MEMORY = 0.5  # part of the available memory that workers and their batches may take
 FULL = 0.85  # of the processors in use: from there on workers hold each other up
+QUEUED = 0.05  # part of a worker's time in wait for a processor that is worth a word
 WAITS = 0.05  # part of the time: if training waits less, no more workers are tried
 FEWER = 0.75  # of the workers: if at most so many will do, the others end
 ALIKE = 0.03  # epochs that differ by less, as a part, are as fast as each other
@@ -46,6 +50,7 @@ class Figures:
         worker_bytes: that a worker takes by itself.
         start_s: seconds in which an epoch starts one worker; 0: they are there already, or are threads.
         batches: of an epoch; of use with ``start_s``.
+        queued_s: the part of ``busy_s`` in which the worker was ready to run and had no processor; 0: not known, or none.
     """
 
     count: int
@@ -60,6 +65,12 @@ class Figures:
     worker_bytes: float = 0.0
     start_s: float = 0.0
     batches: int = 0
+    queued_s: float = 0.0
+
+    @property
+    def unqueued_s(self) -> float:
+        """Seconds of a worker that has a processor whenever it wants one."""
+        return max(self.busy_s - self.queued_s, min(self.cpu_s, self.busy_s))
 
     def load(self) -> float:
         """Return how many processors the workers and training took, about."""
@@ -91,12 +102,14 @@ def workers(figures: Figures, processors: float, memory_bytes: float = math.inf)
     """
     wanted = (1 + SPARE) * figures.busy_s / figures.step_s
     cpu_s = figures.cpu_s + figures.step_cpu_s
-    able = processors * figures.busy_s / max(cpu_s, 1e-9)
+    able = processors * figures.unqueued_s / max(cpu_s, 1e-9)
     prefetch = min(PREFETCH[1], max(PREFETCH[0], math.ceil(1 + LONGEST * figures.spread)))
     each = figures.worker_bytes + (prefetch + 1) * figures.batch_bytes
     room = max(1, math.floor(MEMORY * memory_bytes / each)) if each and memory_bytes < math.inf else MOST
     most = min(MOST, _whole(MOST_A_PROCESSOR * processors))
     takes = f"a worker takes {_time(figures.busy_s)} for a batch, {_part(figures.cpu_s / figures.busy_s)} of it a processor"
+    if (queued := 1 - figures.unqueued_s / figures.busy_s) >= QUEUED:
+        takes += f", {_part(queued)} in wait for one"
     limits = (
         (_whole(wanted), f"training takes one in {_time(figures.step_s)}"),
         (_whole((1 - HARDLY) * able), f"{processors:.3g} processors make no more"),
@@ -172,7 +185,8 @@ class AutoWorkers:
         if alone is None or figures.load() <= FULL * self.processors:
             self._alone = figures
             return figures
-        return replace(figures, busy_s=figures.cpu_s + min(figures.busy_s - figures.cpu_s, alone.busy_s - alone.cpu_s))
+        waits_s = min(figures.unqueued_s - figures.cpu_s, alone.unqueued_s - alone.cpu_s)
+        return replace(figures, busy_s=figures.cpu_s + waits_s, queued_s=0.0)
 
 
 def _whole(number: float) -> int:

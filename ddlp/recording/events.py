@@ -51,11 +51,11 @@ class EpochBegan(NamedTuple):
     devices: list[str]
     target: str  # where batches are delivered: cpu, cuda:0, ...
     processors: float = 0.0  # that this process may use; 0: not known, in a recording of before they were noted
-    prepared_by: str = "ddlp"  # who makes the host's: ddlp; for user code torch's workers, or the training thread
+    prepared_by: str = "ddlp"  # who makes the host's: ddlp; for user code or DataLoader torch's workers, or the training thread
 
     @property
     def travels(self) -> bool:
-        """Whether a device could prepare the batches. It can't run user code."""
+        """Whether a device could prepare the batches in this loader. It can't run user code, nor join torch's DataLoader."""
         return self.prepared_by == "ddlp"
 
     @property

@@ -1,4 +1,4 @@
-"""Recording an epoch that torch's own workers prepare: what comes with each batch becomes the events of an epoch of ddlp's own.
+"""Recording an epoch that torch prepares: what comes with each batch becomes the events of an epoch of ddlp's own.
 
 A worker's rests are the times between its batches. A batch is recorded when training gets it.
 """
@@ -20,7 +20,9 @@ from ddlp.stats.live import length
 __all__ = ["UserCodeRecording", "recording_of"]
 
 
-def recording_of(record: str | os.PathLike[str] | Recorder | None, loader: Any, epoch: int) -> UserCodeRecording | None:
+def recording_of(
+    record: str | os.PathLike[str] | Recorder | None, loader: Any, epoch: int, strategy: str = "cpu", target: str = "cpu"
+) -> UserCodeRecording | None:
     """Begin to record an epoch of user code; None: nothing is to be recorded. Raises OSError if nothing can be recorded."""
     if record is None:
         return None
@@ -35,13 +37,13 @@ def recording_of(record: str | os.PathLike[str] | Recorder | None, loader: Any, 
             pid=os.getpid(),
             rank=0 if ranks is None else ranks.rank,
             epoch=epoch,
-            strategy="cpu",
+            strategy=strategy,
             batches=length(loader) or 0,
             batch_size=loader.batch_size or 0,
             workers=max(1, loader.num_workers),
             fetchers=0,
             devices=[],
-            target="cpu" if loader.device is None else str(loader.device),
+            target=target,
             processors=processors(),
             prepared_by="torch's workers" if loader.num_workers else "training thread",
         ),

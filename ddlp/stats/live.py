@@ -144,7 +144,7 @@ class Life:
 
 def counted(counts: Counts, total: Sums, batches: int | None) -> Live:
     """The numbers of an epoch that ddlp does not schedule: only delivered batches were counted. All count as the host's."""
-    report = counts.report("cpu", counts.rates, max(1, counts.rates.full_batch), ())
+    report = counts.report(counts.strategy, counts.rates, max(1, counts.rates.full_batch), ())
     return Live(report, total, batches, counts.before + report.batches_cpu, counts.waiting_now_s)
 
 

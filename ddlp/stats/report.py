@@ -118,12 +118,14 @@ class Counts:
 
     ledger: Ledger | None = None
     epoch: int = 0
+    strategy: str = "cpu"  # for the report, if there is no ledger
     before: int = 0
     rates: Rates = field(default_factory=Rates)
     sides: dict[Side, int] = field(default_factory=lambda: {Side.HOST: 0, Side.CSD: 0})
     samples: int = 0
     waiting: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
     host_cpu_s: float = 0.0
+    queued_s: float = 0.0  # in which the host's workers had work and no processor; ddlp's own tell it at their end
     started_s: float = field(default_factory=time.monotonic)
     ended_s: float | None = None
     first_s: float | None = None  # when the first batch was delivered

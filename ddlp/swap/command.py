@@ -3,6 +3,7 @@ r"""Run a training script as it is, with torch's DataLoader swapped.
     ddlp run -- train.py --epochs 3                          # a script and its arguments
     ddlp run -- -m package.train --epochs 3                  # a module
     ddlp run --csd csd0 -- train.py                          # a device that `ddlp deploy` knows prepares a part
+    ddlp run --strategy dataloader --record runs/today -- train.py   # nothing is swapped: what torch's own loaders take
     ddlp run -- torchrun --nproc-per-node 2 train.py         # a command that starts Python: all of its processes
     torchrun --nproc-per-node 2 -m ddlp run -- train.py      # the same
 
@@ -28,7 +29,7 @@ from typing import NoReturn
 
 from ddlp.devices.device import Device
 from ddlp.errors import DDLPError
-from ddlp.schedule.strategies import STRATEGIES
+from ddlp.schedule.strategies import DATALOADER, STRATEGIES, called
 from ddlp.swap.settings import VARIABLE, Settings
 
 __all__ = ["add_arguments", "run"]
@@ -40,9 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.usage = "ddlp run [OPTIONS] -- SCRIPT.py ... | -m MODULE ... | COMMAND ..."
     parser.add_argument(
-        "--strategy", choices=[name for name, one in STRATEGIES.items() if not one.needs_device],
+        "--strategy", choices=[DATALOADER, *(name for name, one in STRATEGIES.items() if not one.needs_device)],
         help="where batches come from, see docs/strategies.md; a loader whose order is not random gets ordered in place of wrr "
-        "and mte. Default: cpu; with --csd wrr, or ordered. Without --csd, all but cpu start an engine on this machine",
+        "and mte. Default: cpu; with --csd wrr, or ordered. Without --csd, all but cpu start an engine on this machine. "
+        "dataloader swaps nothing: torch's own loaders are measured",
     )  # fmt: skip
     parser.add_argument("--csd", action="append", default=[], metavar="NAME", help="a device, by name or address; repeatable")
     parser.add_argument("--record", metavar="DIR", help="record the epochs there, for `ddlp analyse` and `ddlp report`")
@@ -57,7 +59,7 @@ def run(options: argparse.Namespace) -> NoReturn:
     words = options.command_line[1:] if options.command_line[:1] == ["--"] else options.command_line
     if not words:
         raise DDLPError("ddlp run: nothing to run. Write it after --, e.g. ddlp run -- train.py --epochs 3")
-    if options.csd and options.strategy is not None and not STRATEGIES[options.strategy].uses_device:
+    if options.csd and options.strategy is not None and not called(options.strategy).uses_device:
         raise DDLPError(f"--csd with --strategy {options.strategy}: the device would have nothing to do. Leave one of them out")
     for name in options.csd:
         try:

@@ -11,11 +11,12 @@ from ddlp.config import LoaderConfig
 from ddlp.epoch.iterator import EpochIterator
 from ddlp.errors import Untranslatable
 from ddlp.loader import DDLPLoader
+from ddlp.recording.dataloader import measured_epoch
 from ddlp.sampling.epoch_plan import is_built_in
-from ddlp.schedule.strategies import Order, Ordered, Strategy, strategy_class
+from ddlp.schedule.strategies import DATALOADER, Order, Ordered, Strategy, strategy_class
 from ddlp.swap.comparison import BATCHES, compare
 from ddlp.swap.settings import settings
-from ddlp.swap.told import made_at, place_of
+from ddlp.swap.told import Place, made_at, place_of
 from ddlp.translate.portable import Portable, portable
 
 __all__ = ["SwappedLoader"]
@@ -24,7 +25,8 @@ __all__ = ["SwappedLoader"]
 class SwappedLoader(DDLPLoader):
     """A `DDLPLoader` if ddlp can prepare the samples; otherwise torch's own DataLoader, seeds and all.
 
-    Each iter() decides this anew, since scripts may set ``dataset.transform`` later.
+    Each iter() decides this anew, since scripts may set ``dataset.transform`` later. Under ``--strategy dataloader`` it is
+    torch's own in any case.
     """
 
     _is_accelerate_prepared = False  # so that accelerate wraps ours: it shares samples and moves batches
@@ -37,7 +39,7 @@ class SwappedLoader(DDLPLoader):
 
     def _wanted_strategy(self, config: LoaderConfig) -> type[Strategy]:
         name = settings().strategy
-        if name is None or config.strategy is not None:
+        if name in (None, DATALOADER) or config.strategy is not None:
             return super()._wanted_strategy(config)
         given = strategy_class(name)
         free = self._order_is_free() and (not given.needs_length or is_built_in(self._index_sampler))
@@ -53,12 +55,12 @@ class SwappedLoader(DDLPLoader):
 
     def _begin(self, kept: Any) -> Any:
         config, place = LoaderConfig.of(self), place_of(self, self._made_at)
+        if settings().strategy == DATALOADER:
+            place.say("measured, dataloader: torch's own, as it is")
+            return self._as_torchs(kept, place)
         if self._portable_now(config) is None:
             place.say(f"left alone: {self._why.operator}: {self._why.why}")
-            if kept is None or isinstance(kept, EpochIterator):
-                return DataLoader._get_iterator(self)
-            kept._reset(self)
-            return kept
+            return self._as_torchs(kept, place)
         strategy, given = self._wanted_strategy(config), settings().strategy
         instead = "" if given in (None, strategy.name) else f" ({given} would change the order)"
         first = f"; timing DataLoader's own workers first, on {BATCHES} batches" if settings().compare else ""
@@ -68,3 +70,16 @@ class SwappedLoader(DDLPLoader):
         iterator = super()._begin(kept)
         place.count(iterator, self._life.last)
         return iterator
+
+    def _as_torchs(self, kept: Any, place: Place) -> Any:
+        """Begin an epoch of torch's own DataLoader. It is measured if that is wanted."""
+        if isinstance(kept, EpochIterator):
+            kept = None
+        if settings().strategy == DATALOADER or self.record is not None:
+            iterator = measured_epoch(self, self.record, kept)
+            place.count(iterator, self._life.last)
+            return iterator
+        if kept is None:
+            return DataLoader._get_iterator(self)
+        kept._reset(self)
+        return kept

@@ -19,7 +19,7 @@ class Settings:
     """The settings of `ddlp run`, as its processes find them in the environment.
 
     Attributes:
-        strategy, csd, record: as `DDLPLoader` takes them; ``csd`` empty: no device.
+        strategy, csd, record: as `DDLPLoader` takes them, or the strategy "dataloader"; ``csd`` empty: no device.
         compare: time torch's own workers.
         prefix: sys.prefix of the environment whose Python processes swap the loader.
         pid: the script's process, if `ddlp run` has become its interpreter; else 0.

@@ -23,7 +23,7 @@ class Place:
 
     name: str
     said: set[str] = field(default_factory=set)
-    compared: Comparison | str | None = None  # None: not yet; str: why it was not measured
+    compared: Comparison | str | None = None  # None: not yet, or not swapped; str: why it was not measured
     _running: dict[int, Counts] = field(default_factory=dict)  # by id, of epochs whose iterators are alive
     _ended: list[Sums] = field(default_factory=list)
 
@@ -43,7 +43,7 @@ class Place:
         del self._running[id(counts)]
 
     def gain(self) -> str | None:
-        """Return the gain in one line; None if nothing was swapped here."""
+        """Return the gain in one line; None if nothing was swapped or measured here."""
         sums = self._ended + [Sums().plus(counts) for counts in self._running.values()]
         seconds = sum(one.seconds for one in sums)
         if not seconds:
@@ -60,8 +60,11 @@ class Place:
                 parts.append(f"with DataLoader training would have waited some {would_wait:.1f} s (an estimate)")
             else:
                 parts.append("DataLoader would have kept up with these training steps as well (an estimate)")
-        else:
+        elif self.compared is not None:
             parts.append(f"the gain was not measured: {self.compared}")
+        else:  # torch's own DataLoader
+            cpu_s = sum(one.host_cpu_s for one in sums) / max(1, sum(one.batches_host for one in sums))
+            parts.append(f"to make a batch took {cpu_s:.3g} s of processor time")
         return "; ".join(parts)
 
 

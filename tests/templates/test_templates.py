@@ -102,7 +102,7 @@ def test_train_imagenet(home: Path, printed: str) -> None:
 
 def test_recorded_runs_have_a_page_each(home: Path, printed: str) -> None:
     pages = [line.removeprefix("page: ") for line in printed.splitlines() if line.startswith("page: ")]
-    assert pages == [f"runs/recorded/{strategy}-seed0/report.html" for strategy in ("csd", "wrr")]
+    assert pages == [f"runs/recorded/{strategy}-seed0/report.html" for strategy in ("dataloader", "csd", "wrr")]
     for page in pages:
         source = (home / page).read_text()
         assert "Epoch 1, of" in source and "All 2 epochs" in source and f"{IMAGES // 4} batches" in source

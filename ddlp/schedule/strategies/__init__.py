@@ -15,11 +15,12 @@ from ddlp.schedule.strategies.ordered import Ordered
 from ddlp.schedule.strategies.wrr import Wrr
 
 __all__ = [
-    "STALLED_AT_LEAST_S", "STRATEGIES", "Auto", "Cpu", "Csd", "Mte", "Order", "Ordered", "Strategy", "Wrr", "called",
-    "strategy_class",
+    "DATALOADER", "STALLED_AT_LEAST_S", "STRATEGIES", "Auto", "Cpu", "Csd", "Mte", "Order", "Ordered", "Strategy", "Wrr",
+    "called", "strategy_class",
 ]  # fmt: skip
 
 STRATEGIES: dict[str, type[Strategy]] = {one.name: one for one in (Cpu, Csd, Mte, Wrr, Ordered, Auto)}
+DATALOADER = "dataloader"  # what reports call torch's own DataLoader, which has no strategy
 
 
 def strategy_class(given: object) -> type[Strategy]:
@@ -42,5 +43,8 @@ def strategy_class(given: object) -> type[Strategy]:
 
 
 def called(name: str) -> type[Strategy]:
-    """Return ddlp's strategy of this name in a report. For a user's own strategy, which is not known, return `Strategy`."""
-    return STRATEGIES.get(name, Strategy)
+    """Return ddlp's strategy of this name in a report. For a user's own strategy, which is not known, return `Strategy`.
+
+    torch's own DataLoader is like `Cpu`: the host alone, in the sampler's order.
+    """
+    return Cpu if name == DATALOADER else STRATEGIES.get(name, Strategy)

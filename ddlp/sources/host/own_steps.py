@@ -43,7 +43,7 @@ from ddlp.sampling.keyed_generators import GENERATORS
 from ddlp.sampling.own_generators import own_generators
 from ddlp.sources.base import BatchState, EpochSpec, PreparedBatch, StepRunner
 from ddlp.sources.host.keyed_samples import KeyedBatch, KeyedSamples
-from ddlp.stats.thread_cpu import ELSEWHERE
+from ddlp.stats.thread_cpu import ELSEWHERE, thread_queued_s
 from ddlp.transfer.epilogue import Epilogue
 from ddlp.transfer.memory_pool import MemoryPool
 from ddlp.transfer.shared_pool import Block, BlockOnItsWay, ReceivedBlocks, SentBlocks, SharedPool
@@ -235,18 +235,18 @@ class OwnSteps:
         with self._taken(batch):
             return self._keyed.__getitems__(self._asked(batch))
 
-    def __getitems__(self, message: bytes) -> tuple[float, bytes]:
+    def __getitems__(self, message: bytes) -> tuple[float, float, bytes]:
         """Do the same in another process, for torch's worker loop: take a `_Sent`, return the batch or a `_Placed`.
 
-        Before it come the processor seconds of this process.
+        Before it come the processor seconds of this process, and the seconds in which its thread waited for a processor.
         """
-        before_s = time.process_time()
+        before_s, queued_s = time.process_time(), thread_queued_s()
         sent: _Sent = pickle.loads(message)
         block = self._blocks.receive(sent.images)
         self._join.block = None if sent.result is None else self._blocks.receive(sent.result)
         images = block[: math.prod(sent.shape)].view(sent.shape)
         made = bytes(ForkingPickler.dumps(self.whole(dataclasses.replace(sent.batch, images=images))))
-        return time.process_time() - before_s, made
+        return time.process_time() - before_s, thread_queued_s() - queued_s, made
 
     def without_global_draws(self, batch: Bytes) -> Any:
         """Return the batch, without a change to the global generators: only the steps' own generators are keyed."""
@@ -508,8 +508,9 @@ class _Process:
             answer = self._answer(epoch)
         if isinstance(answer, ExceptionWrapper):
             answer.reraise()
-        cpu_s, content = answer
+        cpu_s, queued_s, content = answer
         ELSEWHERE.seconds += cpu_s
+        ELSEWHERE.queued_s += queued_s
         made = pickle.loads(content)
         if isinstance(made, _Placed):
             assert lent is not None

@@ -11,8 +11,9 @@ from torch.utils.data import _DatasetKind, get_worker_info
 
 from csd_engine.prepare.read_time import READING
 from ddlp.sources.host.hand_over import HandOver
+from ddlp.stats.thread_cpu import thread_queued_s
 
-__all__ = ["FetchHooks", "Made", "TimedFetcher", "time_fetches"]
+__all__ = ["FetchHooks", "Made", "TimedCollate", "TimedFetcher", "time_fetches"]
 
 
 class Made(NamedTuple):
@@ -24,6 +25,7 @@ class Made(NamedTuple):
         began_at, ended_at: moments of the monotonic clock, which all processes of a computer share.
         read_s: seconds in which ddlp's own code has read files.
         cpu_s: processor seconds, user and system: of all threads of a worker process; in the training process of this thread.
+        queued_s: seconds in which the thread that made it was ready to run and had no processor; 0: not known.
     """
 
     batch: Any
@@ -32,6 +34,7 @@ class Made(NamedTuple):
     ended_at: float
     read_s: float
     cpu_s: float
+    queued_s: float
 
 
 class FetchHooks:
@@ -64,9 +67,20 @@ class TimedFetcher:
 
     def fetch(self, index: Any) -> Made:
         """Do what torch's fetcher does, and measure it."""
-        began_at, read_s, cpu_s = time.monotonic(), READING.seconds, self._cpu_s()
+        began_at, read_s, cpu_s, queued_s = time.monotonic(), READING.seconds, self._cpu_s(), thread_queued_s()
         batch = self._fetcher.fetch(index)
-        return Made(batch, self._worker, began_at, time.monotonic(), READING.seconds - read_s, self._cpu_s() - cpu_s)
+        read_s, cpu_s, queued_s = READING.seconds - read_s, self._cpu_s() - cpu_s, thread_queued_s() - queued_s
+        return Made(batch, self._worker, began_at, time.monotonic(), read_s, cpu_s, queued_s)
+
+
+class TimedCollate:
+    """A collate_fn as it is. In a worker process it marks the fetcher that is to be timed, as `HandOver` does."""
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self._collate = collate
+
+    def __call__(self, samples: Any) -> Any:
+        return self._collate(samples)
 
 
 def time_fetches() -> None:
@@ -78,6 +92,6 @@ def time_fetches() -> None:
 
     def create_fetcher(kind: Any, dataset: Any, auto_collation: bool, collate_fn: Any, drop_last: bool) -> Any:
         fetcher = torchs(kind, dataset, auto_collation, collate_fn, drop_last)
-        return TimedFetcher(fetcher) if isinstance(collate_fn, HandOver) and os.getpid() == pid else fetcher
+        return TimedFetcher(fetcher) if isinstance(collate_fn, (HandOver, TimedCollate)) and os.getpid() == pid else fetcher
 
     _DatasetKind.create_fetcher = staticmethod(create_fetcher)  # type: ignore[method-assign]

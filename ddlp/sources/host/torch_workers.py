@@ -328,6 +328,7 @@ class _Finishing:
         made, samples = self._made, samples_in(batch) if self._in_batches else 1
         counts.delivered(0, Side.HOST, samples, asked_s, got_s)
         self._handed = got_s, counts.made(samples, made.ended_at - made.began_at, made.cpu_s)
+        counts.queued_s += made.queued_s
         if counts.batch_bytes is None:
             counts.batch_bytes = bytes_in(batch)
         batch = self._finish(batch)
@@ -398,13 +399,8 @@ class _Single(_Finishing, _SingleProcessDataLoaderIter):
         return -1  # it sends one at a time; torch does not count a batch that has failed
 
 
-class _Multi(_Finishing, _MultiProcessingDataLoaderIter):
+class _Processes(_Finishing, _MultiProcessingDataLoaderIter):
     _received = 0
-
-    def __init__(self, loader: Any, view: Any, counts: Counts, finish: MoveAndTransform) -> None:
-        self._blocks = Blocks()
-        view.collate_fn = HandOver(view.collate_fn, self._blocks.token)
-        super().__init__(loader, view, counts, finish)
 
     def _get_data(self) -> Any:
         data = super()._get_data()
@@ -422,6 +418,13 @@ class _Multi(_Finishing, _MultiProcessingDataLoaderIter):
             return came + sum(one.qsize() for one in queues.values())
         except NotImplementedError:  # macOS
             return came
+
+
+class _Multi(_Processes):
+    def __init__(self, loader: Any, view: Any, counts: Counts, finish: MoveAndTransform) -> None:
+        self._blocks = Blocks()
+        view.collate_fn = HandOver(view.collate_fn, self._blocks.token)
+        super().__init__(loader, view, counts, finish)
 
 
 UserCodeIterator = _Single | _Multi

@@ -48,11 +48,18 @@ def train_until_decided(loader: DDLPLoader, step_s: float = 0.0) -> None:
             return
 
 
-def make_loader(engine: EngineProcess | None, device_s: float, **options: Any) -> DDLPLoader:
-    """Batches of one pixel. Host and device sleep HOST_S and `device_s` for each."""
+class Same:
+    """A step that ddlp does not know."""
+
+    def __call__(self, image: Any) -> Any:
+        return image
+
+
+def make_loader(engine: EngineProcess | None, device_s: float, own: tuple[Any, ...] = (), **options: Any) -> DDLPLoader:
+    """Batches of one pixel. Host and device sleep HOST_S and `device_s` for each. ``own``: steps of the user's own."""
     prepare = load_operators(ddlp.bench.standin.__file__).prepare(host=os.getpid(), host_s=HOST_S, device_s=device_s)
     images = np.arange(BATCHES * 3, dtype=np.uint16).astype(np.uint8).reshape(BATCHES, 1, 1, 3)
-    data = ImageArrays(images, range(BATCHES), transforms.Compose([prepare, transforms.PILToTensor()]))
+    data = ImageArrays(images, range(BATCHES), transforms.Compose([prepare, *own, transforms.PILToTensor()]))
     device = None if engine is None else Device(engine.address, engine.keys, name="board")
     return DDLPLoader(data, 1, shuffle=True, csd=device, seed=1, **{"strategy": "auto", **options})
 
@@ -82,7 +89,14 @@ def test_a_device_that_helps_takes_part(engine: EngineProcess) -> None:
     assert path.host_cpu_s_per_batch is not None and 0 < path.host_cpu_s_per_batch < HOST_S
     report = loader.report()
     assert report.batches_csd > BATCHES // 8
-    assert any(note.startswith("auto: With board by spool") for note in report.notes)
+    assert any(note.startswith("auto: With board by spool (uint8, whole pipeline)") for note in report.notes)
+
+
+def test_in_front_of_steps_of_ones_own_a_device_makes_a_prefix(engine: EngineProcess) -> None:
+    loader = make_loader(engine, 0.01, own=(Same(),))
+    train_until_decided(loader)
+    assert loader.measured is not None and [path.part for path in loader.measured.paths] == ["prefix"]
+    assert "board by spool (uint8, prefix of the pipeline)" in [str(one) for one in loader.decision.estimates]  # type: ignore
 
 
 def test_it_rests_where_training_does_not_wait(engine: EngineProcess) -> None:

@@ -18,6 +18,7 @@ from torchvision import datasets, transforms
 
 from ddlp import DDLPLoader, cli
 from ddlp.bench.common import user_environment
+from ddlp.observe import read_run
 from ddlp.swap.comparison import Comparison, compare
 from ddlp.swap.settings import Settings
 from tests.small_images import make_images
@@ -99,6 +100,28 @@ def test_a_script_like_timms(folder: Path) -> None:
     assert subclass.endswith(f"MultiEpochsDataLoader(ImageFolder): left alone: {alone}")
     assert "which ddlp could do faster" not in swapped.stderr  # the loader's own notice would repeat it
     assert ": left alone: collate_fn=fast_collate: " in collate and ": swapped, cpu: " in plainest and "160 samples" in gain
+
+
+def test_torchs_own_loaders_are_measured(folder: Path, tmp_path: Path) -> None:
+    """Nothing is swapped: the output is the script's to the bit. Its plain loaders are recorded."""
+    plain = run(*PYTHON, "like_timm.py", folder)
+    done = run(*RUN, "--strategy", "dataloader", "--record", tmp_path, "--", "like_timm.py", folder)
+    assert done.stdout == plain.stdout and done.returncode == 0, done.stderr
+    subclass, began, both = said(done)  # the script makes both plain loaders at one place
+    assert "MultiEpochsDataLoader(ImageFolder): left alone: " in subclass
+    assert began.endswith("): measured, dataloader: torch's own, as it is")
+    assert re.search(r"\): 320 samples in .* s, .*; to make a batch took \S+ s of processor time$", both), both
+    traces = read_run(tmp_path)
+    assert [(one.began.strategy, one.began.epoch, one.whole) for one in traces] == 2 * [
+        ("dataloader", 0, True), ("dataloader", 1, True),
+    ]  # fmt: skip
+
+
+def test_a_loader_that_is_left_alone_is_recorded(folder: Path, tmp_path: Path) -> None:
+    plain = run(*PYTHON, "like_timm.py", folder)
+    done = run(*RUN, "--no-compare", "--record", tmp_path, "--", "like_timm.py", folder)
+    assert done.returncode == 0 and done.stdout.splitlines()[:4] == plain.stdout.splitlines()[:4], done.stderr
+    assert [one.began.strategy for one in read_run(tmp_path)] == ["dataloader", "dataloader", "cpu", "cpu"]
 
 
 ACCELERATE = """
@@ -298,6 +321,7 @@ def test_a_comparison_moves_no_generator_and_fails_quietly(folder: Path) -> None
         (["--", "no-such-command"], "'no-such-command' is no command. Name a script"),
         (["--csd", "no-such-device", "--", "train.py"], "csd='no-such-device': "),
         (["--csd", "csd0", "--strategy", "cpu", "--", "train.py"], "the device would have nothing to do"),
+        (["--csd", "csd0", "--strategy", "dataloader", "--", "train.py"], "the device would have nothing to do"),
     ],
 )
 def test_what_cannot_be_run_is_said(given: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

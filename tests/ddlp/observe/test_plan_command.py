@@ -13,6 +13,8 @@ from ddlp.cli import main
 from ddlp.errors import DDLPError
 from ddlp.observe import analyse, read_epoch, read_run
 from ddlp.observe.measured_run import IMAGE_BYTES, measured_run
+from ddlp.planning.compared import Recorded
+from ddlp.planning.play import Played
 from ddlp.recording.events import EpochEnded, Exhausted, HostBatch, Joined, LeaseGiven, Published, Rested, Step
 from tests.ddlp.observe.by_hand import BEGAN, TWO_SIDES, written
 
@@ -36,6 +38,24 @@ def test_figures_of_an_epoch_by_hand(tmp_path):
     assert bandwidth == pytest.approx(2 * 2 * IMAGE_BYTES), "the batch's transfer time stays the same"
     noted = measured_run(read_epoch(written(tmp_path / "0001.jsonl", TWO_SIDES, BEGAN._replace(processors=1.5))))
     assert noted.fields["processors"] == 1.5 and not any("--processors" in one for one in noted.assumed)
+
+
+def test_the_recorded_epoch_stands_beside_the_predicted_ones(tmp_path, capsys):
+    """By hand: from 0 to 17 s; training waited 4, 2.5, 0 and 1.5 s of these."""
+    written(tmp_path / "0000.jsonl", TWO_SIDES)
+    found = measured_run(read_epoch(tmp_path / "0000.jsonl")).recorded
+    assert found == Recorded("wrr", Played(4, 17.0, pytest.approx(8.0), 3, {"d": 1}))
+    watts = ["--host-watts", "10:20", "--accelerator-watts", "5", "--engine-watts", "1"]
+    given = ["plan", "--from-run", str(tmp_path), "--batches", "8", "--engine", "other=1", *watts]
+    assert main([*given, "--json"]) == 0
+    cpu, row, *_ = json.loads(capsys.readouterr().out)["rows"]
+    assert (row["name"], row["engines"], row["bound_s"]) == ("wrr, as recorded", ["d"], None)
+    epoch = row["epoch"]
+    assert epoch["seconds"] == pytest.approx(34.0) and epoch["waiting"] == pytest.approx(8 / 17), "twice as many batches"
+    assert epoch["shares"] == {"": 0.75, "d": 0.25} and row["speed"] == pytest.approx(cpu["epoch"]["seconds"] / 34)
+    assert 34 * (10 + 5 + 1) < epoch["energy_j"] < 34 * (20 + 5 + 1)
+    assert main([*given, "--html", str(tmp_path / "plan.html")]) == 0
+    assert "wrr, as recorded" in (tmp_path / "plan.html").read_text()
 
 
 def test_what_lies_between_two_batches_counts(tmp_path):

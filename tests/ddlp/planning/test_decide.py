@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from ddlp.planning import decide as module
 from ddlp.planning.decide import Power, Prices, all_sets, decide, estimate
 from ddlp.planning.measured import Measured, OffloadPath
+from ddlp.planning.workloads import random_workload
 
 # A host that makes 4 batches a second with 2 processors; training takes 10.
 HOST = Measured(step_s=0.1, loader_batches_per_s=4.0, host_cpu_s_per_batch=0.5, host_processors=3)
@@ -156,6 +158,20 @@ def test_a_way_that_is_best_alone_need_not_be_best_beside_another_source():
     singles = {one.paths[0].transport: one.time_s for one in decision.estimates if len(one.paths) == 1}
     assert singles["stream"] < singles["spool"]
     assert {path.transport for path in decision.chosen.paths} == {"spool"}
+
+
+def test_a_way_with_more_bytes_that_is_no_faster_is_never_chosen():
+    """So a loader need not offer float32: it is four times the bytes of uint8 for the same bits."""
+    rng, offloads = random.Random(3), 0
+    for _ in range(300):
+        drawn = random_workload(rng)
+        ways = [path for path in drawn.paths if path.source == "source 0" and path.dtype == "uint8"]
+        floats = [replace(path, dtype="float32", bytes_per_batch=4 * path.bytes_per_batch) for path in ways]
+        alone = decide(replace(drawn, paths=tuple(ways)))
+        both = decide(replace(drawn, paths=(*floats, *ways)))
+        assert both.chosen == alone.chosen
+        offloads += both.offloads
+    assert offloads > 50
 
 
 def test_many_sources_are_searched_in_part_and_as_well(monkeypatch):

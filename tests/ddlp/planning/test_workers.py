@@ -38,6 +38,19 @@ def test_work_that_waits_gets_more_workers_than_processors_up_to_a_bound(process
     assert workers(figures(cpu_s=0.0), 1000).count == MOST
 
 
+@pytest.mark.parametrize("processors", [1, 2, 7])
+def test_waits_for_a_processor_are_no_reason_for_more_workers_than_processors(processors: int) -> None:
+    """Another program takes half of the computer: a worker takes 200 ms for what takes it 100 ms of processor time."""
+    shared = figures(busy_s=0.2, queued_s=0.1)
+    found = workers(shared, processors)
+    assert 0.95 * processors <= found.count <= processors and "50 % of it a processor, 50 % in wait for one" in found.why
+    assert workers(replace(shared, queued_s=0.0), processors).count >= 1.9 * processors, "they look like waits for a disk"
+    halves = figures(busy_s=0.2, cpu_s=0.05, queued_s=0.1)  # without the other program it computes for half of its time
+    assert 0.95 * 2 * processors <= workers(halves, processors).count <= 2 * processors
+    assert workers(replace(shared, queued_s=9.0), processors) == replace(found, why=workers(
+        replace(shared, queued_s=9.0), processors).why), "more than all of its waits can't be for a processor"  # fmt: skip
+
+
 def test_a_slow_step_needs_the_fewest() -> None:
     assert workers(figures(step_s=10), 64) == Workers(
         1, 2, "a worker takes 100 ms for a batch, 100 % of it a processor; training takes one in 10 s"
@@ -133,6 +146,19 @@ def test_it_ends_at_the_processors_although_workers_hold_each_other_up() -> None
     assert counts(auto, Machine(2, 0.1, 0.1, 0.001))[-1] <= 6
     auto = AutoWorkers(2)
     assert counts(auto, Machine(2, 0.1, 0.1, 0.001), 30)[1:] == [2] * 30
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_computer_that_is_shared_with_other_programs(told: bool) -> None:
+    """Others take three of four processors all the time; a worker waits for one three times as long as it has one."""
+
+    class Shared(Machine):
+        def epoch(self, count: int) -> Figures:
+            one = super().epoch(count)
+            return replace(one, busy_s=4 * one.busy_s, queued_s=3 * one.busy_s * told, period_s=4 * one.period_s)
+
+    most = max(counts(AutoWorkers(4), Shared(4, 0.1, 0.1, 0.001), 3))
+    assert most == 4 if told else most > 4
 
 
 def test_what_was_tried_has_the_last_word() -> None:

@@ -8,7 +8,7 @@ from ddlp.schedule.claim_chunks import ClaimChunker
 from ddlp.schedule.ledger import Ledger, Release
 from ddlp.schedule.rates import Rate, Rates
 from ddlp.schedule.slots import FETCHERS
-from ddlp.schedule.strategies import STRATEGIES, Mte, Strategy, Wrr, called, strategy_class
+from ddlp.schedule.strategies import DATALOADER, STRATEGIES, Cpu, Mte, Strategy, Wrr, called, strategy_class
 from ddlp.schedule.strategies.base import Order
 
 
@@ -500,7 +500,7 @@ def test_a_strategy_is_given_by_its_name_or_as_a_class():
     for given, name in ((Nameless, ""), (Taken, "wrr"), (Strategy, "")):
         with pytest.raises(ValueError, match=f"strategy={given.__name__}: its name is '{name}'.*no other strategy has"):
             strategy_class(given)
-    assert called("wrr") is Wrr and called("own") is Strategy
+    assert called("wrr") is Wrr and called("own") is Strategy and called(DATALOADER) is Cpu
     flags = ("uses_device", "needs_device", "needs_length", "takes_ratio", "rank_after_rank", "decides")
     assert [tuple(getattr(one, flag) for flag in flags) for one in STRATEGIES.values()] == [
         (False, False, False, False, False, False),  # cpu

@@ -1,0 +1,81 @@
+"""torch's own DataLoader, to the bit, whose batches are measured: the baseline that ddlp is compared with.
+
+Data set, sampler, collate_fn, generators, workers and the way of their batches are torch's. Each batch brings the time that it
+took along (`ddlp.sources.host.timed_fetch`), and nothing else is added.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from ddlp.sampling.checkpoint import Resume
+from ddlp.sources.host.timed_fetch import TimedCollate, time_fetches
+from ddlp.sources.host.torch_workers import _counts, _Processes, _Single
+from ddlp.transfer.to_device import MoveAndTransform
+
+__all__ = ["PlainIterator", "iterate_plain"]
+
+PlainIterator = _Single | _Processes
+_AS_IT_IS = MoveAndTransform(None, None)
+
+
+class _TimedStart:
+    """Runs first in each worker: the worker measures its batches. Then it calls the user's worker_init_fn."""
+
+    def __init__(self, worker_init_fn: Callable[[int], None] | None) -> None:
+        self._worker_init_fn = worker_init_fn
+
+    def __call__(self, worker: int) -> None:
+        time_fetches()
+        if self._worker_init_fn is not None:
+            self._worker_init_fn(worker)
+
+
+class _PlainView:
+    """The loader for torch's iterators, as it is but for what marks its workers' fetchers."""
+
+    known_base_seed: int | None = None  # torch's iterator draws it
+    ended = False
+
+    def __init__(self, loader: DataLoader) -> None:
+        self._loader = weakref.ref(loader)  # weak, since the loader keeps an iterator whose workers persist
+        self.collate_fn: Any = TimedCollate(loader.collate_fn) if loader.num_workers else loader.collate_fn
+        self.worker_init_fn = _TimedStart(loader.worker_init_fn)
+        self._delivered = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader(), name)
+
+    def of(self, iterator: Any) -> None:
+        """As `KeyedView.of`. Nothing here needs the iterator."""
+
+    def next_epoch(self, seed: int | None, epoch: int, resume: Resume, *, seed_drawn: bool) -> None:
+        """As `KeyedView.next_epoch`: torch reads the sampler itself."""
+        self.ended = False
+
+    def deliver(self, number: int) -> int:
+        """Return the position of batch ``number`` of those sent to the workers; -1: of the next one, without workers."""
+        self._delivered += 1
+        return self._delivered - 1 if number < 0 else number
+
+
+def iterate_plain(loader: Any, epoch: int, kept: PlainIterator | None = None) -> PlainIterator:
+    """Begin an epoch of a loader that is a DataLoader and has a `Life`.
+
+    Args:
+        loader: a DataLoader of any kind; its own iter() is not called.
+        epoch: the number of the epoch, for the report.
+        kept: the previous epoch's iterator, if its workers persist.
+    """
+    if kept is not None:
+        kept.restart(loader, None, epoch, Resume(), _AS_IT_IS)
+        return kept
+    kind: Any = _Processes if loader.num_workers else _Single
+    if loader.num_workers:
+        loader.check_worker_number_rationality()  # as DataLoader: it may warn
+    iterator: PlainIterator = kind(loader, _PlainView(loader), _counts(loader, epoch, Resume()), _AS_IT_IS)
+    return iterator
