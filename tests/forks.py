@@ -10,6 +10,7 @@ import faulthandler
 import json
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,8 +28,9 @@ class Forks:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY, text=True
-        )
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY, text=True,
+            start_new_session=True,
+        )  # fmt: skip
 
     def run(
         self, *, code: str = "", module: str = "", given: str = "", cwd: Path = REPOSITORY, environment: Mapping[str, str],
@@ -46,7 +48,11 @@ class Forks:
             return subprocess.CompletedProcess([module or "-c"], status, *(Path(home, name).read_text() for name in "12"))
 
     def end(self) -> None:
-        self._process.communicate()
+        try:
+            self._process.communicate(timeout=10)
+        except subprocess.TimeoutExpired:  # the tests were interrupted while a script ran
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.communicate()
 
 
 def main() -> None:
