@@ -41,6 +41,7 @@ if [ $# -gt 0 ]; then
   exec "$PY" -m pytest "$@"
 fi
 export OMP_WAIT_POLICY=passive # threads of torch's that wait leave the processor to the other parts
+export OPENBLAS_NUM_THREADS=1 # numpy starts hundreds of times, and its threads take a fifth of that
 unset PYTHONDONTWRITEBYTECODE # the tests start hundreds of processes, and each would compile ddlp
 "$PY" -c 'import torchvision' # and torch's two thousand modules, which the parts that begin together would all compile
 [ -z "$systems" ] || wait "$systems" || true
@@ -54,13 +55,13 @@ export -f checks
 export PY VENV
 # The tests run in parts, three at a time, since none keeps a core busy. When one has ended the next begins, so the longest come
 # first. The checks, and tests that race no other process, run beside them in the processor time that is left.
-own=(tests/{board,ddlp/deploy,ddlp/faults,csd_engine,ddlp/dropin,ddlp/bench,ddlp/observe,ddlp/ranks})
+own=(tests/{board,ddlp/deploy,ddlp/faults,ddlp/dropin,csd_engine,ddlp/bench,ddlp/observe,ddlp/ranks})
 quiet=(tests/csd_engine/{batchfile,data,kernels,prepare,transforms} tests/ddlp/{sampledata,sampling,schedule,translate}
   tests/ddlp/transfer/test_epilogue.py tests/scripts/test_accuracy.py)
 pytest="\"\$PY\" -m pytest --durations=10 $chosen"
 commands=(checks "$pytest ${quiet[*]}")
 beside=${#commands[@]}
-for part in "${own[@]:0:3}" "tests ${own[*]/#/--ignore=}" "${own[@]:3}"; do commands+=("$pytest $part ${quiet[*]/#/--ignore=}"); done
+for part in "${own[@]:0:4}" "tests ${own[*]/#/--ignore=}" "${own[@]:4}"; do commands+=("$pytest $part ${quiet[*]/#/--ignore=}"); done
 
 work=$(mktemp -d)
 status=0 failures=""
@@ -96,7 +97,8 @@ for number in "${!commands[@]}"; do
   # shellcheck disable=SC2016 # for that bash to expand
   env --default-signal=INT nice -n "$niceness" setsid bash -c 'trap "exit 130" INT
     [ ! -w /proc/self/autogroup ] || echo "$3" 2>/dev/null >/proc/self/autogroup || true
-    eval "$1" && touch "$2.passed"' _ "${commands[number]}" "$work/$number" "$niceness" >"$work/$number" 2>&1 &
+    TIMEFORMAT="processor seconds: %U, and %S in the kernel"
+    time eval "$1" && touch "$2.passed"' _ "${commands[number]}" "$work/$number" "$niceness" >"$work/$number" 2>&1 &
   running[number]=$!
 done
 while [ ${#running[@]} -gt 0 ]; do wait -n || true; finished; done

@@ -20,6 +20,8 @@ from typing import Any
 
 import pytest
 
+from tests.forks import Forks
+
 # A shell makes its background processes ignore Ctrl-C, and so the processes that our tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -42,6 +44,14 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    """Runs scripts in forks of a process that has imported torch."""
+    one = Forks()
+    yield one
+    one.end()
 
 
 @pytest.fixture(scope="session")

@@ -120,11 +120,10 @@ def measure(options: argparse.Namespace) -> Result:
 
 def replay(cell: Cell, scale: float, batches: int, strategy: str) -> tuple[float, int]:
     """Run an epoch of a cell, with its times multiplied by ``scale``. Return its seconds, and the engine's batches."""
-    while True:  # until the engine is up, as it is within a training
-        first = _loader(20, 0.05, 0.05, "wrr")
-        epoch(first, 0.0)
-        if first.report().batches_csd:
-            break
+    first: list[DDLPLoader] = []  # all are kept: the engine would end with the last one
+    while not first or not first[-1].report().batches_csd:  # until the engine is up, as it is within a training
+        first.append(_loader(20, 0.05, 0.05, "wrr"))
+        epoch(first[-1], 0.0)
     loader = _loader(batches, cell.host_s * scale, cell.device_s * scale, strategy)
     began, ended = epoch(loader, cell.train_s * scale)
     return ended - began, loader.report().batches_csd

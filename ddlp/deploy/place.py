@@ -63,8 +63,9 @@ def engine_module(python: str, home: str, *words: str, code: str = "current", be
         code: below `home`, the directory that holds the package.
         before: further environment variables in the shell's notation, with a space at the end.
     """
-    path = shlex.quote(f"{home}/{code}")
-    return f"cd / && {before}PYTHONPATH={path} PYTHONSAFEPATH=1 {shlex.quote(python)} -m {shlex.join(words)}"
+    path = f"PYTHONPATH={shlex.quote(f'{home}/{code}')}"
+    # numpy's threads do nothing here, and take a fifth of its import.
+    return f"cd / && {before}{path} PYTHONSAFEPATH=1 OPENBLAS_NUM_THREADS=1 {shlex.quote(python)} -m {shlex.join(words)}"
 
 
 def own_build_is_there(survey: Survey) -> bool:

@@ -246,7 +246,7 @@ def survey(shell: Shell, home: str, spool: str, roots: Sequence[str], python: st
     given = {"home": home, "spool": spool, "python": python or "", "probe": _PROBE, "mark": homedir.MARK}
     lines = [f"{name}={shlex.quote(value)}" for name, value in given.items()]
     functions = [spooldir.FOREIGN, homedir.FOREIGN_HOME, KEEPS]
-    script = "\n".join(["export LC_ALL=C", *lines, f"set -- {shlex.join(roots)}", *functions, _SCRIPT])
+    script = "\n".join(["export LC_ALL=C OPENBLAS_NUM_THREADS=1", *lines, f"set -- {shlex.join(roots)}", *functions, _SCRIPT])
     began = time.time()
     # The script goes to standard input: some shells and sshds refuse so long a command line.
     done = shell.run("exec /bin/sh -s", input=script.encode(), timeout_s=300)

@@ -95,11 +95,41 @@ def engine(board: Any, before: int = 0) -> int:
     return until(look, 60, "an engine")
 
 
-def test_from_nothing_to_nothing(board: Any, images: list[Path], ddlp: Callable[..., str], tmp_path: Path) -> None:
+def test_from_nothing_to_nothing(board: Any, images: list[Path], ddlp: Callable[..., str]) -> None:
     before = everything(board)
     assert before[1] == []
+    assert 'csd0 is ready. Use it with csd="csd0".' in ddlp(*arguments(board, "--kernel", "auto"))
+    record = book.load("csd0")
+    assert record.machine == "armv7l" and record.versions["pillow"].startswith("9.") and record.images_per_s
+    assert record.build == own.build() and board.run("ls ~ddlp/.ddlp/csd0/engines").stdout.split() == [own.build()]
 
-    # First an older build, from a changed copy of this package.
+    # A training script needs only the name, and the bits are the host's.
+    expected, _ = epoch(images, strategy="cpu")
+    for strategy in ("csd", "mte"):  # test_training.py has wrr
+        got, report = epoch(images, csd="csd0", strategy=strategy)
+        assert all(torch.equal(got[k], expected[k]) for k in expected)
+        assert report.batches_csd or strategy != "csd"
+
+    # A second deploy changes nothing.
+    first = engine(board)
+    assert "Nothing had to be changed." in ddlp(*arguments(board, "--kernel", "auto")) and engine(board) == first
+
+    # A killed engine is started again. A stopped one is not.
+    board.run(f"kill -9 {first}")
+    second = engine(board, before=first)
+    assert second and epoch(images, csd="csd0", strategy="csd")
+    assert ddlp("stop", "csd0") == "csd0 is stopped\n" and everything(board)[1] == []
+    assert f"process {second}" in ddlp("logs", "csd0") and "the engine ended (status -9" in ddlp("logs", "csd0", "-n", "50")
+    assert "listens on" in ddlp("start", "csd0") and epoch(images, csd="csd0", strategy="csd")
+
+    ddlp("deploy", "--name", "csd0", "--uninstall")
+    after = everything(board)
+    assert after[1] == [] and after[0] - before[0] == set() and before[0] - after[0] == set()
+    assert not book.directory("csd0").exists() and not list(board.spool.iterdir())
+
+
+@pytest.mark.slow  # tests/ddlp/deploy/test_deploy.py: test_an_upgrade_replaces_another_build
+def test_an_older_build_is_replaced(board: Any, images: list[Path], ddlp: Callable[..., str], tmp_path: Path) -> None:
     for name in ("csd_engine", "ddlp"):
         shutil.copytree(REPOSITORY / name, tmp_path / "older" / name, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "older" / "csd_engine" / "old.py").write_text("OLD = 1\n")
@@ -108,38 +138,15 @@ def test_from_nothing_to_nothing(board: Any, images: list[Path], ddlp: Callable[
         capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path / "older")},
     )  # fmt: skip
     assert done.returncode == 0 and 'csd0 is ready. Use it with csd="csd0".' in done.stdout, done.stdout + done.stderr
-    old = book.load("csd0")
-    assert old.machine == "armv7l" and old.versions["pillow"].startswith("9.") and old.images_per_s
-
-    first = engine(board)
+    old, first = book.load("csd0"), engine(board)
     assert f"build {old.build[:12]} is there" in ddlp("deploy", "--name", "csd0") and engine(board) == first
     assert "unpacked beside" in ddlp("deploy", "--name", "csd0", "--upgrade")
     record = book.load("csd0")
     assert record.build == own.build() and board.run("ls ~ddlp/.ddlp/csd0/engines").stdout.split() == [own.build()]
-
-    # A training script needs only the name, and the bits are the host's.
     expected, _ = epoch(images, strategy="cpu")
-    for strategy in ("csd", "wrr", "mte"):
-        got, report = epoch(images, csd="csd0", strategy=strategy)
-        assert all(torch.equal(got[k], expected[k]) for k in expected)
-        assert report.batches_csd or strategy != "csd"
-
-    # A second deploy changes nothing.
-    second = engine(board)
-    assert "Nothing had to be changed." in ddlp(*arguments(board, "--kernel", "auto")) and engine(board) == second
-
-    # A killed engine is started again. A stopped one is not.
-    board.run(f"kill -9 {second}")
-    third = engine(board, before=second)
-    assert third and epoch(images, csd="csd0", strategy="csd")
-    assert ddlp("stop", "csd0") == "csd0 is stopped\n" and everything(board)[1] == []
-    assert f"process {third}" in ddlp("logs", "csd0") and "the engine ended (status -9" in ddlp("logs", "csd0", "-n", "50")
-    assert "listens on" in ddlp("start", "csd0") and epoch(images, csd="csd0", strategy="csd")
-
+    got, report = epoch(images, csd="csd0", strategy="csd")
+    assert report.batches_csd and all(torch.equal(got[k], expected[k]) for k in expected)
     ddlp("deploy", "--name", "csd0", "--uninstall")
-    after = everything(board)
-    assert after[1] == [] and after[0] - before[0] == set() and before[0] - after[0] == set()
-    assert not book.directory("csd0").exists() and not list(board.spool.iterdir())
 
 
 @pytest.mark.slow  # test_shell.py, test_checks.py and test_deploy.py in tests/ddlp/deploy test each of these on this machine

@@ -134,6 +134,7 @@ def test_files_are_missing_or_changed(patient: Patient, ask: Callable[..., dict[
     assert answer["not_asked"] == ["images"]
 
 
+@pytest.mark.slow  # tests/ddlp/deploy/test_doctor.py: test_no_python_and_no_pillow
 def test_no_pillow_and_no_python(patient: Patient, ask: Callable[..., dict[str, Any]]) -> None:
     board = patient.board
     board.run("mv /usr/lib/python3/dist-packages/PIL /root/PIL")
@@ -148,6 +149,7 @@ def test_no_pillow_and_no_python(patient: Patient, ask: Callable[..., dict[str, 
     assert "apt-get install -y python3" in answer["first"]
 
 
+@pytest.mark.slow  # tests/ddlp/deploy/test_checks.py has what is said; each deploy asks the device's df
 def test_no_space(patient: Patient, ask: Callable[..., dict[str, Any]]) -> None:
     board = patient.board
     board.run("cat /dev/zero > /root/filled", check=False)
@@ -159,6 +161,7 @@ def test_no_space(patient: Patient, ask: Callable[..., dict[str, Any]]) -> None:
     assert "Free some space there" in answer["first"]
 
 
+@pytest.mark.slow  # tests/ddlp/deploy: test_each_fault_has_its_way_out, test_spools
 def test_the_clock_is_wrong_and_the_spool_another(
     patient: Patient, ask: Callable[..., dict[str, Any]], change: Callable[..., None], tmp_path: Path
 ) -> None:
@@ -222,6 +225,7 @@ def test_an_old_engine(patient: Patient, ask: Callable[..., dict[str, Any]]) -> 
     assert any(what.startswith("Grayscale, 1 channel: ") and "by at most 1" in what for what in named)
 
 
+@pytest.mark.slow  # tests/ddlp/deploy/test_doctor.py: test_ssh_is_down_and_the_engine_is_not
 def test_the_host_key_changed(patient: Patient, ask: Callable[..., dict[str, Any]]) -> None:
     """ssh refuses to connect but the engine still answers: doctor says that ssh must be repaired."""
     known = patient.board.ssh_config.parent / "known_hosts"

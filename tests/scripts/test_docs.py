@@ -33,6 +33,7 @@ pytest.importorskip("mkdocs", reason="the site's tools are missing: pip install 
 pytest.importorskip("mkdocstrings")
 
 from scripts import docs_hooks  # noqa: E402  it imports mkdocs
+from tests.forks import Forks  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -205,21 +206,15 @@ def test_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "travels    Pad -> RandomCrop -> RandomHorizontalFlip" in said and "2,048 samples" in said
 
 
-def test_the_tour_runs_and_shows_what_came(tmp_path: Path) -> None:
+def test_the_tour_runs_and_shows_what_came(tmp_path: Path, forks: Forks) -> None:
     pytest.importorskip("skimage", reason="the sample photographs are missing: pip install -e '.[quickstart]'")
     pytest.importorskip("sklearn")
     text = (ROOT / "docs/tour.ipynb").read_text()
     cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
     kinds = {output["output_type"] for cell in cells for output in cell["outputs"]}
     assert all(cell["outputs"] for cell in cells) and "error" not in kinds and not re.search(r"[\"' (]/[a-z]+/", text)
-    done = subprocess.run(
-        [sys.executable, "-c", "\n".join("".join(cell["source"]) for cell in cells)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    code = "\n".join("".join(cell["source"]) for cell in cells)
+    done = forks.run(code=code, cwd=tmp_path, environment={**os.environ, "PYTHONPATH": str(ROOT)})
     assert (done.returncode, done.stderr) == (0, "")
     assert "same pixels: True  same labels: True" in done.stdout and "same bits as unbroken: True" in done.stdout
     assert done.stdout.count(": 128 samples, host ") == 3
@@ -315,10 +310,9 @@ def test_templates_without_the_flags_of_all_are_named(options_of: dict[str, set[
 
 
 RESOLVE = """
-import functools, os, sys
-import torch, torchvision  # once for all children
+import functools, os
 import ddlp
-for name in sys.argv[1:]:
+for name in {names}:
     child = os.fork()
     if child == 0:
         functools.reduce(getattr, name.split(".")[1:], ddlp)
@@ -328,14 +322,13 @@ for name in sys.argv[1:]:
 """
 
 
-def test_dotted_names_need_no_import_but_ddlp() -> None:
+def test_dotted_names_need_no_import_but_ddlp(forks: Forks) -> None:
     """Each name is tried in a new process, in which nothing else has imported it."""
     pages = [path for path in PAGES if path.name not in ("api.md", "design.md")]  # those two name modules too
     text = "\n".join(path.read_text() for path in (ROOT / "README.md", ROOT / "CHANGELOG.md", *pages))
     names = sorted(set(re.findall(r"(?<!from )(?<!import )(?<![/\w.-])ddlp(?:\.[A-Za-z_]\w*)+", text)))
     assert {"ddlp.observe.analyse", "ddlp.observe.report.write_report", "ddlp.observe.energy.save"} <= set(names)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", RESOLVE, *names], env=environment, capture_output=True, text=True)
+    done = forks.run(code=RESOLVE.format(names=names), environment={**os.environ, "PYTHONPATH": str(ROOT)})
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 

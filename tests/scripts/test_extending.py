@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
+
+from tests.forks import Forks
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -18,30 +21,33 @@ def code_of(heading: str) -> str:
     return code
 
 
-def run(code: str, directory: Path) -> str:
+@pytest.fixture
+def run(forks: Forks, tmp_path: Path) -> Callable[[str], str]:
     """Run the code in another process, and return what it prints."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "DDLP_HOME": str(directory)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=directory, env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
+
+    def one(code: str) -> str:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "DDLP_HOME": str(tmp_path)}
+        done = forks.run(code=code, cwd=tmp_path, environment=environment)
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout
+
+    return one
 
 
-def test_a_strategy(tmp_path: Path) -> None:
-    said = run(code_of("A strategy"), tmp_path)
+def test_a_strategy(run: Callable[[str], str]) -> None:
+    said = run(code_of("A strategy"))
     assert "strategy   tail first (given): both sides; of the batches that are ready" in said
     assert "epoch 0, tail first, checked: nothing found" in said and "not checked order: tail first promises none" in said
     assert "epoch 0, tail first: 64 samples" in said
 
 
-def test_an_operator(tmp_path: Path) -> None:
-    assert run(code_of("An operator"), tmp_path) == "True\n"
+def test_an_operator(run: Callable[[str], str]) -> None:
+    assert run(code_of("An operator")) == "True\n"
 
 
-def test_a_source(tmp_path: Path) -> None:
+def test_a_source(run: Callable[[str], str]) -> None:
     code = code_of("A source")
     assert len(code.splitlines()) <= 60
-    said = run(code, tmp_path)
+    said = run(code)
     assert "epoch 0, csd, checked: nothing found" in said
     assert "16 epoch 0, csd: 64 samples" in said and "0 by this host, 16 by devices" in said

@@ -8,8 +8,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ import pytest
 
 from csd_engine.protocol.keys import make_keys
 from ddlp.observe.energy import load
+from tests.forks import Forks
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TEMPLATES = REPOSITORY / "templates"
@@ -44,18 +43,18 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def printed(home: Path) -> str:
+def printed(forks: Forks, home: Path) -> str:
     """The output of all of them."""
-    return run(home, RUNS)
+    return run(forks, home, RUNS)
 
 
-def run(home: Path, runs: Any, **environment: str) -> str:
+def run(forks: Forks, home: Path, runs: Any, **environment: str) -> str:
     """Run several templates there, and return their output."""
     path = os.pathsep.join((str(REPOSITORY), str(TEMPLATES)))
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("several.py"))], cwd=home, text=True, capture_output=True, timeout=280,
-        input=json.dumps([(str(TEMPLATES / f"{name}.py"), *how) for name, *how in runs]),
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **environment},
+    done = forks.run(
+        code=Path(__file__).with_name("several.py").read_text(), cwd=home,
+        given=json.dumps([(str(TEMPLATES / f"{name}.py"), *how) for name, *how in runs]),
+        environment={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **environment},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout + done.stderr
@@ -173,9 +172,9 @@ def test_train_ddp(home: Path, printed: str) -> None:
     assert 0 < sum(epoch["batches_csd"] for epoch in one["epochs"]) < 2 * IMAGES / 4
 
 
-def test_train_ddp_reports_the_runs_before_a_device_failed(tmp_path: Path) -> None:
+def test_train_ddp_reports_the_runs_before_a_device_failed(forks: Forks, tmp_path: Path) -> None:
     how = ["--small", "--workers", "1", "--strategy", "cpu", "wrr", "--csd", "tcp://127.0.0.1:1"]  # nothing listens there
-    printed = run(tmp_path, [("train_ddp", how, 2)], DDLP_KEYS=str(make_keys(tmp_path / "keys")))
+    printed = run(forks, tmp_path, [("train_ddp", how, 2)], DDLP_KEYS=str(make_keys(tmp_path / "keys")))
     assert status(printed, "train_ddp") != 0 and "Traceback" not in printed
     for rank in (0, 1):
         (line,) = (line for line in printed.splitlines() if line.startswith(f"train_ddp, rank {rank}: "))
@@ -185,12 +184,12 @@ def test_train_ddp_reports_the_runs_before_a_device_failed(tmp_path: Path) -> No
     check_run(one, IMAGES)
 
 
-def test_measure_energy_writes_what_was_measured_before_a_device_failed(tmp_path: Path) -> None:
+def test_measure_energy_writes_what_was_measured_before_a_device_failed(forks: Forks, tmp_path: Path) -> None:
     """A device without keys is noticed at once. A wrong device or meter ends the template before it begins."""
     small = ["--small", "--workers", "1", "--epochs", "1", "--report", "runs"]
     lost = [*small, "--strategy", "cpu", "wrr", "--csd", "tcp://127.0.0.1:1"]
     runs = [("measure_energy", how, 1) for how in (lost, [*small, "--csd", "nobody"], [*small, "--external", "nonsense"])]
-    printed = run(tmp_path, runs, DDLP_HOME=str(tmp_path / "home"))
+    printed = run(forks, tmp_path, runs, DDLP_HOME=str(tmp_path / "home"))
     statuses = [int(line.split()[-1]) for line in printed.splitlines() if line.startswith("status of")]
     assert statuses == [1, 1, 1] and "Traceback" not in printed, printed
     said = sorted(line for line in printed.splitlines() if line.startswith("measure_energy: "))

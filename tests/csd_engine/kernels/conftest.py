@@ -1,21 +1,40 @@
 import platform
 import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 from PIL import _imaging
 
-from csd_engine.kernels.build import build_kernel
+from csd_engine.kernels import build, compilers
 from csd_engine.kernels.library import Kernel
+from scripts.fuzz_kernel import FLAGS, objects
 
 
 @pytest.fixture(scope="session")
 def kernel(tmp_path_factory):
-    """The kernel built from these sources, whichever one is installed."""
+    """The kernel built from these sources: a copy of the installed one if it is that, by the present flags; else a new one."""
     if not shutil.which("cc"):
         pytest.skip("needs a C compiler (cc)")
-    path = str(tmp_path_factory.mktemp("kernel") / "kernel.so")
-    build_kernel(path)
-    return Kernel(path, _imaging.__file__)
+    path = tmp_path_factory.mktemp("kernel") / "kernel.so"
+    installed, flags = Path(build.LIBRARY), max(Path(one.__file__).stat().st_mtime for one in (build, compilers))
+    if installed.exists() and installed.stat().st_mtime > flags and build.sources_hash().encode() in installed.read_bytes():
+        shutil.copy(installed, path)
+    else:
+        build.build_kernel(str(path))
+    return Kernel(str(path), _imaging.__file__)
+
+
+@pytest.fixture(scope="session")
+def sanitized(tmp_path_factory):
+    """The kernel's objects, compiled with the address and undefined-behaviour sanitizers."""
+    directory = tmp_path_factory.mktemp("sanitized")
+    if not shutil.which("cc"):
+        pytest.skip("needs a C compiler (cc)")
+    (directory / "empty.c").write_text("int main(void) { return 0; }")
+    if subprocess.run(["cc", *FLAGS, "empty.c"], cwd=directory, stderr=subprocess.DEVNULL).returncode:
+        pytest.skip("the C compiler has no sanitizers (Debian, Ubuntu: apt install libasan8 libubsan1)")
+    return objects(directory)
 
 
 VARIANTS = ["c", "sse2", "avx2", "vnni"] if platform.machine() in ("x86_64", "AMD64", "i686") else ["c", "neon"]

@@ -1,25 +1,12 @@
 """The whole kernel over damaged files, under sanitizers and beside Pillow; `python -m scripts.fuzz_kernel` runs for longer."""
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from scripts.fuzz_kernel import FLAGS, build, compare, fuzz, objects, pillows_libjpeg
-
-
-@pytest.fixture(scope="module")
-def sanitized(tmp_path_factory):
-    """The kernel's objects, compiled with sanitizers."""
-    directory = tmp_path_factory.mktemp("sanitized")
-    if not shutil.which("cc"):
-        pytest.skip("needs a C compiler (cc)")
-    (directory / "empty.c").write_text("int main(void) { return 0; }")
-    if subprocess.run(["cc", *FLAGS, "empty.c"], cwd=directory, stderr=subprocess.DEVNULL).returncode:
-        pytest.skip("the C compiler has no sanitizers (Debian, Ubuntu: apt install libasan8 libubsan1)")
-    return objects(directory)
+from scripts.fuzz_kernel import build, compare, fuzz, pillows_libjpeg
 
 
 def test_wild_steps_make_no_byte_go_astray(sanitized, tmp_path):

@@ -1,25 +1,25 @@
 """The kernel's loops and its reading of scans, tested alone: under sanitizers, and on emulated processors of boards. The
 values must be the same everywhere."""
 
-import glob
+import functools
 import os
 import shutil
 import subprocess
+from fnmatch import fnmatch
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-import csd_engine.kernels
+from scripts.fuzz_kernel import SOURCES, build
 from scripts.progressive_jpeg import progressive_jpeg
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-SOURCES = os.path.join(os.path.dirname(os.path.abspath(csd_engine.kernels.__file__)), "src")
-PARTS = [  # the parts that know nothing of JPEG
+HASHES, COEFFICIENTS = (Path(__file__).with_name(name) for name in ("hashes.c", "coefficients.c"))
+PARTS = (  # the parts that know nothing of JPEG
     "axis", "draws", "keyed", "passes_*", "plan", "processor", "resample", "sum", "table*", "planes", "variant", "windows"
-]  # fmt: skip
-SCANS = ["progressive", "scan*", "huffman", "header", "processor", "variant"]  # the parts that need no libjpeg
+)  # fmt: skip
+SCANS = ("progressive", "scan*", "huffman", "header", "processor", "variant")  # the parts that need no libjpeg
 ROUNDS = "120"
-SANITIZERS = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 BOARDS = [
     ("arm-linux-gnueabihf-gcc", "qemu-arm-static", "max", {"c", "neon"}),
     ("arm-linux-gnueabihf-gcc", "qemu-arm-static", "cortex-a9,neon=off", {"c"}),
@@ -28,12 +28,13 @@ BOARDS = [
 NAMES = ["armhf", "armhf without NEON", "arm64"]
 
 
-def run(place, compiler, flags, emulator=(), driver="hashes.c", parts=PARTS, arguments=(ROUNDS,)):
-    """Compile the driver with these parts of the kernel and run it: {variant: hashes}."""
-    program = str(place / "program")
-    files = [file for part in parts for file in sorted(glob.glob(os.path.join(SOURCES, part + ".c")))]
-    command = [compiler, "-std=gnu11", "-ffp-contract=off", "-I", SOURCES, *flags, "-o", program]
-    subprocess.run([*command, os.path.join(HERE, driver), *files, "-lm"], check=True, timeout=300)
+def chosen(paths, parts):
+    """The files of these parts of the kernel: of its sources, or of its objects."""
+    return [path for path in map(Path, paths) if any(fnmatch(path.stem, part) for part in parts)]
+
+
+def run(program, *arguments, emulator=()):
+    """Run a driver: {variant: hashes}."""
     done = subprocess.run([*emulator, program, *arguments], stdout=subprocess.PIPE, timeout=300, text=True)
     assert done.returncode == 0, done.stdout
     return dict(line.split(" ", 1) for line in done.stdout.splitlines())
@@ -49,10 +50,10 @@ def need(*tools):
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory):
+def here(tmp_path_factory, sanitized):
     """What this processor computes, under the address and undefined-behaviour sanitizers."""
     need("cc")
-    return run(tmp_path_factory.mktemp("here"), "cc", SANITIZERS)
+    return run(build(HASHES, chosen(sanitized, PARTS), tmp_path_factory.mktemp("here")), ROUNDS)
 
 
 def test_all_variants_compute_the_same_within_their_buffers(here):
@@ -75,10 +76,10 @@ def files(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def read_here(tmp_path_factory, files):
+def read_here(tmp_path_factory, files, sanitized):
     """The coefficients that this processor reads, with and without BMI2, under the sanitizers."""
     need("cc")
-    return run(tmp_path_factory.mktemp("read"), "cc", SANITIZERS, (), "coefficients.c", SCANS, files)
+    return run(build(COEFFICIENTS, chosen(sanitized, SCANS), tmp_path_factory.mktemp("read")), *files)
 
 
 def test_scans_are_read_alike_by_all_variants(read_here, files):
@@ -86,17 +87,29 @@ def test_scans_are_read_alike_by_all_variants(read_here, files):
     assert int(found.split()[1]) >= 2 * len(files)  # whole files, parts of files, and some of the damaged ones
 
 
+@pytest.fixture(scope="module")
+def for_board(tmp_path_factory):
+    """for_board(compiler, driver, parts): the program, compiled once for all processors that run it."""
+
+    @functools.cache
+    def compiled(compiler, driver, parts):
+        flags = ["-std=gnu11", "-ffp-contract=off", "-O2", "-static"]
+        return build(driver, chosen(SOURCES.glob("*.c"), parts), tmp_path_factory.mktemp("board"), compiler, flags)
+
+    return compiled
+
+
 @pytest.mark.parametrize("compiler, emulator, cpu, variants", BOARDS, ids=NAMES)
-def test_boards_compute_the_same(here, tmp_path, compiler, emulator, cpu, variants):
+def test_boards_compute_the_same(here, for_board, compiler, emulator, cpu, variants):
     need(compiler, emulator)
-    found = run(tmp_path, compiler, ["-O2", "-static"], [emulator, "-cpu", cpu])
+    found = run(for_board(compiler, HASHES, PARTS), ROUNDS, emulator=[emulator, "-cpu", cpu])
     assert set(found) == variants
     assert set(found.values()) == set(here.values())
 
 
 @pytest.mark.parametrize("compiler, emulator, cpu, variants", BOARDS[1:], ids=NAMES[1:])
-def test_boards_read_scans_alike(read_here, files, tmp_path, compiler, emulator, cpu, variants):
+def test_boards_read_scans_alike(read_here, files, for_board, compiler, emulator, cpu, variants):
     need(compiler, emulator)
-    found = run(tmp_path, compiler, ["-O2", "-static"], [emulator, "-cpu", cpu], "coefficients.c", SCANS, files)
+    found = run(for_board(compiler, COEFFICIENTS, SCANS), *files, emulator=[emulator, "-cpu", cpu])
     assert set(found) == variants
     assert set(found.values()) == set(read_here.values())

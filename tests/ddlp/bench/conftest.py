@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import pytest
 
+from ddlp.bench.common import user_environment
 from ddlp.sampledata import make_cifar10
 from ddlp.sampledata.jpegkinds import encode_kind, picture
 
@@ -19,3 +24,16 @@ def small_sets(tmp_path_factory):
     (root / "110kb" / "dataset.json").write_text("{}")
     make_cifar10(root / "cifar10", 100, 10)
     return root
+
+
+@pytest.fixture
+def forked(forks, monkeypatch):
+    """The fresh processes of startup, paper and host are forks. test_bare_loops_are_counted_together starts a real one."""
+
+    def child(module: str, work: Mapping[str, Any], cpus: Sequence[int], timeout_s: float = 0.0) -> Any:
+        done = forks.run(module=module, given=json.dumps(work), environment=user_environment(), cpus=cpus)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    for name in ("startup", "paper", "host"):
+        monkeypatch.setattr(f"ddlp.bench.{name}.child", child)

@@ -118,7 +118,7 @@ def test_ours_and_the_bare_loop_make_the_baselines_pixels(small_sets):
     assert stream(small_sets / "110kb", "imagenet2", 8, 4, 8)[1] == 2
 
 
-def test_a_short_run(small_sets, capsys, tmp_path):
+def test_a_short_run(small_sets, capsys, tmp_path, forked):
     arguments = ["bench", "host", "--data", str(small_sets), "--pipelines", "imagenet1", "--mean-kb", "110", "--rounds", "1"]
     arguments += ["--images", "8", "--batch", "4", "--contenders", OURS, BASELINES[0], "--save", str(tmp_path / "figures")]
     assert main([*arguments, "--json"]) == 0

@@ -12,7 +12,7 @@ from ddlp.cli import main
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs, one for each side")
-def test_a_short_run(tmp_path, capsys):
+def test_a_short_run(tmp_path, capsys, forked):
     directory = set_directory(tmp_path, "imagenet1", MEANS_KB[0])
     (directory / "train" / "class").mkdir(parents=True)
     for k in range(5):

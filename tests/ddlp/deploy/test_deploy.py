@@ -53,22 +53,21 @@ def test_a_second_run_changes_nothing(device: Device, capsys: pytest.CaptureFixt
 
 
 def test_what_was_changed_by_hand_is_mended(device: Device, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is changed together is mended by different steps; only one of it needs the engine to be started again."""
     ddlp(capsys, *device.arguments())
     code = device.home / "current" / "csd_engine" / "service" / "engine.py"
+    keys, here = device.home / "keys", book.directory("csd0")
     for damage in (
-        lambda: code.write_text("broken"),
-        lambda: (device.home / "current").unlink(),
-        lambda: shutil.rmtree(device.home / "engines"),
-        lambda: (device.home / "engine.json").write_text("{}"),
-        lambda: shutil.rmtree(device.home / "keys"),
-        lambda: shutil.rmtree(device.home / "keys" / "clients"),
-        lambda: [path.unlink() for path in book.directory("csd0").glob("host.key*")],
-        lambda: (book.directory("csd0") / "server.key").unlink(),
-        lambda: book.remove("csd0"),
-        lambda: kill_tree(device.supervisor()),
-        lambda: shutil.rmtree(device.home / "run"),
+        (lambda: code.write_text("broken"), lambda: (here / "server.key").unlink()),
+        (lambda: (device.home / "current").unlink(), lambda: shutil.rmtree(keys / "clients")),
+        (lambda: shutil.rmtree(device.home / "engines"), lambda: [path.unlink() for path in here.glob("host.key*")]),
+        (lambda: (device.home / "engine.json").write_text("{}"),),
+        (lambda: shutil.rmtree(keys),),
+        (lambda: book.remove("csd0"), lambda: kill_tree(device.supervisor())),
+        (lambda: shutil.rmtree(device.home / "run"),),
     ):
-        damage()
+        for one in damage:
+            one()
         assert "is ready" in ddlp(capsys, *device.arguments())
         assert "Nothing had to be changed" in ddlp(capsys, *device.arguments())
         assert code.read_bytes() == (REPOSITORY / "csd_engine" / "service" / "engine.py").read_bytes()

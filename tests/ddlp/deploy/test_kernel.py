@@ -58,11 +58,16 @@ def doctor(capsys: pytest.CaptureFixture[str]) -> dict[str, dict]:
     return {one["check"]: one for one in answer["checks"]}
 
 
+@pytest.mark.slow  # tests/board/test_training.py has a board whose kernel zig has compiled
 def test_zig_compiles_where_no_compiler_is_there_for_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ziglang")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "cross-compiled with zig " in cross_compile("aarch64-linux-gnu", tmp_path / "kernel.so")
     assert (tmp_path / "kernel.so").read_bytes()[18] == 183, "the file must be for aarch64 (ELF machine 183)"
+
+
+def test_without_zig_too_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setitem(sys.modules, "ziglang", None)
     with pytest.raises(NotMade, match="there is no aarch64-linux-gnu-gcc on this host") as caught:
         cross_compile("aarch64-linux-gnu", tmp_path / "kernel.so")

@@ -71,7 +71,8 @@ def test_files_are_of_the_kind_that_they_say():
         assert content[at] == across << 4 | down, name
         assert Image.open(io.BytesIO(content)).convert("RGB").size
     assert b"\xff\xc2" in files["JPEG progressive"].tobytes() and b"\xff\xdd" in files["JPEG restart markers"].tobytes()
-    assert all(file_sources(pixel_sources())[name].tobytes() == files[name].tobytes() for name in files)
+    again = file_sources(pixel_sources())
+    assert all(again[name].tobytes() == files[name].tobytes() for name in files)
 
 
 def test_more_draws_are_other_draws_of_the_random_operators_alone():

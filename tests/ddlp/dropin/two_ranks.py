@@ -1,6 +1,8 @@
-"""One of two processes that torchrun starts: DDLPLoaders with accelerate, Hugging Face's Trainer and Lightning.
+"""DDLPLoaders with accelerate, Hugging Face's Trainer and Lightning, in two processes with torchrun's environment.
 
 two_ranks.py IMAGES DIRECTORY     writes which samples came, in what order, to DIRECTORY/RANK.json
+
+The processes are forks of this one: importing the frameworks takes most of the time.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -155,4 +158,14 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(server.getsockname()[1]))
+    os.environ.update(WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", GROUP_RANK="0", TORCHELASTIC_RUN_ID="none")
+    ranks = []
+    for rank in range(2):
+        ranks.append(os.fork())
+        if not ranks[-1]:
+            os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+            main()
+            sys.exit()
+    sys.exit(any([os.waitpid(one, 0)[1] for one in ranks]))

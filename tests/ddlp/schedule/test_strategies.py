@@ -13,7 +13,8 @@ from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.rates import Rates
 from ddlp.schedule.strategies import STRATEGIES, Mte, Order
 
-SCHEDULES = 2500  # for each of the strategies
+# Schedules for each of the strategies: others in each run, and five times as many where slow tests run.
+SCHEDULES = pytest.mark.parametrize("schedules", [500, pytest.param(2500, marks=pytest.mark.slow)])
 
 
 class Watched(Simulation):
@@ -88,25 +89,29 @@ def random_world(rng: random.Random, strategy: str) -> tuple[int, Ledger, World,
     return n, Ledger(n, host_slots=slots, delivered=delivered), world, options
 
 
+@SCHEDULES
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
-@settings(max_examples=SCHEDULES, deadline=None, suppress_health_check=list(HealthCheck))
-@given(seed=st.integers(0, 2**40))
-def test_every_batch_exactly_once_whatever_happens(name, seed):
-    rng = random.Random(seed)
-    n, ledger, world, options = random_world(rng, name)
-    already = set(ledger.delivered)
-    simulation = Watched(ledger, world, lambda led, rates: STRATEGIES[name](led, rates, **options))
-    order = simulation.run().order
-    assert sorted(order) == sorted(set(range(n)) - already), "each batch once, none lost"
-    if STRATEGIES[name].order is Order.SAMPLER:
-        assert order == sorted(order)
-    if name == "mte":
-        split = simulation.strategy.host_batches
-        split = n if split is None else split
-        head, tail = [p for p in order if p < split], [p for p in order if p >= split]
-        assert order == sorted(head) + sorted(tail, reverse=True)
-    # Batches that a device published and nobody needs were given back, so its spool is empty.
-    assert all(account.held == len(account.outstanding) for account in ledger.devices.values())
+def test_every_batch_exactly_once_whatever_happens(name, schedules):
+    @settings(max_examples=schedules, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(seed=st.integers(0, 2**40))
+    def in_one(seed):
+        rng = random.Random(seed)
+        n, ledger, world, options = random_world(rng, name)
+        already = set(ledger.delivered)
+        simulation = Watched(ledger, world, lambda led, rates: STRATEGIES[name](led, rates, **options))
+        order = simulation.run().order
+        assert sorted(order) == sorted(set(range(n)) - already), "each batch once, none lost"
+        if STRATEGIES[name].order is Order.SAMPLER:
+            assert order == sorted(order)
+        if name == "mte":
+            split = simulation.strategy.host_batches
+            split = n if split is None else split
+            head, tail = [p for p in order if p < split], [p for p in order if p >= split]
+            assert order == sorted(head) + sorted(tail, reverse=True)
+        # Batches that a device published and nobody needs were given back, so its spool is empty.
+        assert all(account.held == len(account.outstanding) for account in ledger.devices.values())
+
+    in_one()
 
 
 class InRuns(Watched):
@@ -134,20 +139,25 @@ class InRuns(Watched):
             self._made(claim, position, took)
 
 
+@SCHEDULES
 @pytest.mark.parametrize("name", sorted(name for name, one in STRATEGIES.items() if not one.needs_device))
-@settings(max_examples=SCHEDULES, deadline=None, suppress_health_check=list(HealthCheck))
-@given(seed=st.integers(0, 2**40))
-@example(181233)  # mte stopped here: too short to calibrate, its turn had passed the batches that filled the host's slots
-def test_every_batch_exactly_once_where_the_host_makes_several_at_a_time(name, seed):
+def test_every_batch_exactly_once_where_the_host_makes_several_at_a_time(name, schedules):
     """Also if the claims become shorter, and so the host's slots fewer, while the slots are full."""
-    rng = random.Random(seed)
-    n, ledger, world, options = random_world(rng, name)
-    already, slots = set(ledger.delivered), ledger.host_slots
-    run_s = rng.choice([0.5, 4.0, 20.0, 100.0])
-    simulation = InRuns(ledger, world, lambda led, rates: STRATEGIES[name](led, rates, **options), run_s=run_s)
-    assert sorted(simulation.run().order) == sorted(set(range(n)) - already), "each batch once, none lost"
-    assert ledger.host_slots <= slots + 2 * (LONGEST - 1) * world.host_workers
-    assert max(simulation.lengths, default=1) <= LONGEST
+
+    @settings(max_examples=schedules, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(seed=st.integers(0, 2**40))
+    @example(181233)  # mte stopped here: too short to calibrate, its turn had passed the batches that filled the host's slots
+    def in_one(seed):
+        rng = random.Random(seed)
+        n, ledger, world, options = random_world(rng, name)
+        already, slots = set(ledger.delivered), ledger.host_slots
+        run_s = rng.choice([0.5, 4.0, 20.0, 100.0])
+        simulation = InRuns(ledger, world, lambda led, rates: STRATEGIES[name](led, rates, **options), run_s=run_s)
+        assert sorted(simulation.run().order) == sorted(set(range(n)) - already), "each batch once, none lost"
+        assert ledger.host_slots <= slots + 2 * (LONGEST - 1) * world.host_workers
+        assert max(simulation.lengths, default=1) <= LONGEST
+
+    in_one()
 
 
 @pytest.mark.parametrize(("host_s", "longest"), [(1.0, 1), (0.6, 1), (0.5, 2), (0.1, 10), (0.001, LONGEST)])
