@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ddlp.loader import DDLPLoader
     from ddlp.planning.controller import Goal
     from ddlp.planning.decide import Power, Prices
+    from ddlp.pools.local import LocalPool
     from ddlp.sampling.merge_states import merge_states
     from ddlp.stats.report import EpochReport
     from ddlp.tars import TarImages
@@ -32,6 +33,7 @@ __all__ = [
     "HuggingFaceImages",
     "ImageArrays",
     "ImageFiles",
+    "LocalPool",
     "Power",
     "Prices",
     "TarImages",
@@ -49,6 +51,7 @@ _WHERE = {
     "HuggingFaceImages": "ddlp.huggingface",
     "ImageArrays": "ddlp.datasets",
     "ImageFiles": "ddlp.datasets",
+    "LocalPool": "ddlp.pools.local",
     "Power": "ddlp.planning.decide",
     "Prices": "ddlp.planning.decide",
     "TarImages": "ddlp.tars",
