@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ddlp.loader import DDLPLoader
     from ddlp.planning.controller import Goal
     from ddlp.planning.decide import Power, Prices
+    from ddlp.pools.cards import CardPool
     from ddlp.pools.local import LocalPool
     from ddlp.sampling.merge_states import merge_states
     from ddlp.stats.report import EpochReport
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from ddlp.translate.user_operators import load_operators
 
 __all__ = [
+    "CardPool",
     "DDLPError",
     "DDLPLoader",
     "Device",
@@ -43,6 +45,7 @@ __all__ = [
 ]
 
 _WHERE = {
+    "CardPool": "ddlp.pools.cards",
     "DDLPError": "ddlp.errors",
     "DDLPLoader": "ddlp.loader",
     "Device": "ddlp.devices.device",

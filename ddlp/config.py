@@ -40,7 +40,7 @@ class LoaderConfig:
     Attributes:
         strategy: the name of one of ddlp's strategies, or a class of the user's own; None: ``csd`` and the order decide.
         csd: a device's name or address, a `Device`, a source of the user's own, or several of these; None: no device is named.
-        pool: a number of engines on this machine, or a `ddlp.pools.base.Pool`; None: there is no pool.
+        pool: a number of engines on this machine, the directory of engines' cards, or a `ddlp.pools.base.Pool`; None: none.
         device: where batches are delivered, a torch device or a GPU's number; None: as CPU tensors, like DataLoader's.
         seed: the seed, an int, of the random draws within samples; None: a seed is drawn at each iter().
         ratio: the host's share of an epoch's batches, 0 to 1; None: measured.
@@ -227,6 +227,11 @@ class LoaderConfig:
             raise ValueError(f"ratio={self.ratio!r}: the host's share, 0 to 1, and only with strategy={takes}")
         if self.goal is not None and not (strategy.decides and isinstance(self.goal, Goal)):
             raise ValueError(f"goal={self.goal!r}: a ddlp.Goal, and only with strategy='auto'")
+        if self.goal is not None and (self.goal.prices or self.goal.power) and not isinstance(self.pool, (int, type(None))):
+            raise ValueError(
+                f"pool={self.pool!r} with prices or watts in goal=: nobody knows those of an engine that comes later. Give "
+                "pool= a number of engines, or leave them out"
+            )
         if self.transfer not in (None, *TRANSFERS):
             raise ValueError(f"transfer={self.transfer!r}: expected one of {', '.join(TRANSFERS)}, or None")
         if self.audit is not None and (not isinstance(self.audit, int) or self.audit < 1):

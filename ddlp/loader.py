@@ -95,8 +95,9 @@ class DDLPLoader(DataLoader):
             keys), or several of these. None: if the strategy uses a device, an engine is started on this machine. You can also
             pass a source of your own, a `ddlp.sources.base.LeaseSource` (docs/extending.md).
         pool: further engines that prepare batches, beside the devices in ``csd``. A number: so many engines, each a process on
-            this machine. A `LocalPool` has more settings, and can change its number while an epoch runs (docs/pools.md). The
-            engines end with the loader. Training never waits for one to start, except under ``strategy="csd"``.
+            this machine, which end with the loader. A `LocalPool` has more settings, and can change its number while an epoch
+            runs. The path of a directory: the engines whose cards are there, as a `CardPool`. Training waits for none of them
+            to start, except for one's own processes under ``strategy="csd"`` (docs/pools.md).
         device: where batches are delivered: a device such as ``"cuda"``, or a GPU's number. None: as CPU tensors, like
             DataLoader's. Copies to a GPU, and the rest of the transform there, run beside the training step.
         seed: the seed of all random draws within samples. None draws a seed from ``generator`` (or torch's) at each iter(), as
@@ -179,7 +180,7 @@ class DDLPLoader(DataLoader):
         in_order: bool = True,
         strategy: str | type[Strategy] | None = None,
         csd: str | Device | LeaseSource | Iterable[str | Device | LeaseSource] | None = None,
-        pool: int | Pool | None = None,
+        pool: int | str | os.PathLike[str] | Pool | None = None,
         device: str | int | torch.device | None = None,
         seed: int | None = None,
         ratio: float | None = None,
@@ -774,7 +775,7 @@ def _attach_newcomers(
     connections: EngineConnections, source_of: Callable[[str], LeaseSource], known: Iterable[str], sink: EpochSink
 ) -> None:
     """Attach each engine that comes to the pool while the epoch runs."""
-    for name in newcomers(lambda: connections.names, known, sink):
+    for name in newcomers(connections, known, sink):
         _start_attaching(source_of(name), sink)
 
 

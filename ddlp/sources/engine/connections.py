@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from ddlp.devices.device import Device
 from ddlp.errors import DDLPError
 from ddlp.process.ranks import here
 from ddlp.sources.engine.dataset_upload import FILES, DatasetUpload
-from ddlp.sources.engine.device_link import link_to
+from ddlp.sources.engine.device_link import CardedEngine, link_to
 from ddlp.sources.engine.embedded import EmbeddedEngine, EmbeddedOptions
 from ddlp.sources.engine.events import EngineEvent
 from ddlp.sources.engine.job import JobHandle
@@ -30,7 +30,7 @@ from ddlp.sources.engine.shared_spool import NotShared, share_spool
 
 EMBEDDED = "embedded engine"
 LINGER_S = 5.0  # the embedded engine lives this long after an epoch, since the next epoch mostly begins at once
-EngineAt = Device | EmbeddedOptions
+EngineAt = Device | CardedEngine | EmbeddedOptions
 """An engine that runs elsewhere, or one that this process starts."""
 
 _DROPPED = "the loader was dropped while its device was on the way"
@@ -112,6 +112,7 @@ class EngineConnections:
         self.pid = os.getpid()
         self.met: set[str] = set()
         self.told_absent = False  # the user was told, once a loader, that an engine of this process does not start
+        self.trouble = ""  # why the pool can't tell its engines now
         self._given: dict[str, EngineAt] = {device.label: device for device in devices}
         if not devices and pool is None:
             self._given[EMBEDDED] = options
@@ -130,9 +131,12 @@ class EngineConnections:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the devices and of the pool's engines of this moment."""
+        """The names of the devices and of the pool's engines of this moment. If the pool can't tell, the last ones hold."""
         if self._pool is not None:
-            self._known = {**self._pool(), **self._given}
+            try:
+                self._known, self.trouble = {**self._pool(), **self._given}, ""
+            except DDLPError as error:
+                self.trouble = str(error)
         return tuple(self._known)
 
     def is_own(self, name: str) -> bool:
@@ -162,16 +166,24 @@ class EngineConnections:
         self._end_unwanted()
 
     def _end_unwanted(self) -> None:
-        """Stop the engines that the pool does not want any more, unless an epoch runs."""
+        """Leave the engines that are not in the pool any more, unless an epoch runs."""
+        if self._pool is None:
+            return
+        wanted = self.names
         with self._lock:
-            over = set(self._engines).difference(self.names) if self._engines and not self._epochs else ()
-            unwanted = [self._drop(name) for name in over]
-        for engine in unwanted:
-            engine.release()
+            over: set[str] = set() if self._epochs else set(self._places).difference(wanted)
+            places = {name: self._places.pop(name) for name in over}
+            engines = [self._engines.pop(name) for name in over & set(self._engines)]
+        self._leave(places, engines)
 
-    def _drop(self, name: str) -> EmbeddedEngine:
-        self._places.pop(name, None)
-        return self._engines.pop(name)
+    @staticmethod
+    def _leave(places: Mapping[str, EngineConnection], engines: Iterable[EmbeddedEngine]) -> None:
+        for place in places.values():
+            if place.operators is None:  # else its engine is one of those below, which other loaders may use too
+                place.link.close()
+                place.upload.close()
+        for engine in engines:
+            engine.release()
 
     def _end_soon(self) -> None:
         if self._epochs or EMBEDDED not in self._engines or self._closed:
@@ -190,7 +202,8 @@ class EngineConnections:
         with self._lock:
             engine = None
             if not self._epochs and EMBEDDED in self._engines:
-                engine = self._drop(EMBEDDED)
+                engine = self._engines.pop(EMBEDDED)
+                self._places.pop(EMBEDDED, None)
         if engine is not None:
             engine.release()
 
@@ -241,7 +254,7 @@ class EngineConnections:
             engine.release()
             raise
 
-    def _named(self, name: str, device: Device) -> EngineConnection:
+    def _named(self, name: str, device: Device | CardedEngine) -> EngineConnection:
         with self._lock:
             self._check_open()
             place = self._places.pop(name, None)
@@ -299,9 +312,4 @@ class EngineConnections:
             opening = list(self._opening)
         for link in opening:
             link.close()
-        for place in places.values():
-            if place.operators is None:  # else its engine is one of those below, which other loaders may use too
-                place.link.close()
-                place.upload.close()
-        for engine in engines.values():
-            engine.release()
+        self._leave(places, engines.values())

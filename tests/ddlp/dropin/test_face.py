@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
 from torchvision import transforms as T
 
-from ddlp import DDLPError, DDLPLoader
+from ddlp import DDLPError, DDLPLoader, Goal, LocalPool, Prices
 from ddlp.config import LoaderConfig
 from ddlp.devices.device import Device
 from tests.ddlp.dropin.small_sets import RANDOM, Draws, Stream, by_target, numbered
@@ -91,6 +91,7 @@ def test_contradictions_raise_as_in_dataloader(arguments):
         (dict(pool=0), "pool=0"),
         (dict(pool=True), "pool=True"),
         (dict(pool=2.5), "pool=2.5"),
+        (dict(pool=LocalPool(2), strategy="auto", goal=Goal(prices=Prices(1.0, 1.0))), "with prices or watts in goal="),
     ],
 )
 def test_our_own_contradictions_name_the_value(paths, arguments, words):
