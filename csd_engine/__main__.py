@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable, List, Optional
 from csd_engine.data.roots import Roots
 from csd_engine.errors import EngineError
 from csd_engine.machine.computer import cpus
-from csd_engine.protocol.keys import make_keys, make_pair
+from csd_engine.protocol.keys import fresh_pair, make_keys, make_pair
 from csd_engine.service.engine_log import set_up
 
 if TYPE_CHECKING:
@@ -79,6 +79,18 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add("--spool", metavar="DIR", help="for batch files, and for ddlp alone: new or empty at first; one engine a spool")
     add("--keys", metavar="DIR", help="key directory, see above")
+    add(
+        "--card",
+        metavar="DIR",
+        help="instead of --keys: the engine makes keys for itself, and writes into DIR where it is. Hosts with pool=DIR find "
+        "it there, and leave their public keys. DIR must belong to this user, and nobody else may write to it",
+    )
+    add(
+        "--card-host",
+        metavar="HOST",
+        default="",
+        help="with --card, where --listen names no address: how hosts reach this computer; default: by its host name",
+    )
     add(
         "--operators",
         metavar="DIR",
@@ -185,11 +197,18 @@ def _run(options: argparse.Namespace) -> None:
 def _serve(options: argparse.Namespace, members: Optional[Members]) -> None:
     from csd_engine.machine.descriptors import raise_limit
     from csd_engine.prepare.operator_file import OperatorDirectory
+    from csd_engine.protocol.cards import open_cards
     from csd_engine.service.engine import EngineOptions, Service
+    from csd_engine.service.posted_card import PostedCard
 
-    missing = [name for name in ("listen", "spool", "keys") if not getattr(options, name)]
+    needed = ("listen", "spool") if options.card else ("listen", "spool", "keys")
+    missing = [name for name in needed if not getattr(options, name)]
     if missing:
         raise EngineError(f"--{', --'.join(missing)} missing. See python -m csd_engine --help.")
+    if options.card:
+        if options.keys:
+            raise EngineError("--card with --keys: both say which hosts to let in. Leave one of them out.")
+        open_cards(options.card)
     if options.trust_roots and not options.listen.startswith("ipc://"):
         raise EngineError(f"--trust-roots with --listen {options.listen}: hosts could read any file. Give --root.")
     if not options.trust_roots and not options.root:
@@ -205,10 +224,12 @@ def _serve(options: argparse.Namespace, members: Optional[Members]) -> None:
     if options.operators:
         hosts_write = [device for _, device in roots.pairs] + [options.spool]
         operators = OperatorDirectory.at_start(options.operators, hosts_write)
+    pair = fresh_pair() if options.card else None
     service = Service(
         EngineOptions(
             listen=options.listen,
-            keys=os.path.abspath(options.keys),
+            keys=os.path.abspath(options.card or options.keys),
+            pair=pair,
             spool=options.spool,
             roots=roots,
             workers=options.workers or cpus(),
@@ -229,7 +250,12 @@ def _serve(options: argparse.Namespace, members: Optional[Members]) -> None:
         )
     )
 
+    card: Optional[PostedCard] = None
+
     def announce() -> None:
+        nonlocal card
+        if pair is not None:
+            card = PostedCard(options.card, service.endpoint, pair.public, options.card_host)
         try:
             print(json.dumps({"ready": service.endpoint, "pid": os.getpid()}), flush=True)
         except OSError:
@@ -238,6 +264,8 @@ def _serve(options: argparse.Namespace, members: Optional[Members]) -> None:
     try:
         service.run(announce)
     finally:
+        if card is not None:  # first, so that no host begins to connect
+            card.remove()
         service.close()
 
 

@@ -18,12 +18,15 @@ if TYPE_CHECKING:
     from ddlp.loader import DDLPLoader
     from ddlp.planning.controller import Goal
     from ddlp.planning.decide import Power, Prices
+    from ddlp.pools.cards import CardPool
+    from ddlp.pools.local import LocalPool
     from ddlp.sampling.merge_states import merge_states
     from ddlp.stats.report import EpochReport
     from ddlp.tars import TarImages
     from ddlp.translate.user_operators import load_operators
 
 __all__ = [
+    "CardPool",
     "DDLPError",
     "DDLPLoader",
     "Device",
@@ -32,6 +35,7 @@ __all__ = [
     "HuggingFaceImages",
     "ImageArrays",
     "ImageFiles",
+    "LocalPool",
     "Power",
     "Prices",
     "TarImages",
@@ -41,6 +45,7 @@ __all__ = [
 ]
 
 _WHERE = {
+    "CardPool": "ddlp.pools.cards",
     "DDLPError": "ddlp.errors",
     "DDLPLoader": "ddlp.loader",
     "Device": "ddlp.devices.device",
@@ -49,6 +54,7 @@ _WHERE = {
     "HuggingFaceImages": "ddlp.huggingface",
     "ImageArrays": "ddlp.datasets",
     "ImageFiles": "ddlp.datasets",
+    "LocalPool": "ddlp.pools.local",
     "Power": "ddlp.planning.decide",
     "Prices": "ddlp.planning.decide",
     "TarImages": "ddlp.tars",

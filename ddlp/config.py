@@ -40,6 +40,7 @@ class LoaderConfig:
     Attributes:
         strategy: the name of one of ddlp's strategies, or a class of the user's own; None: ``csd`` and the order decide.
         csd: a device's name or address, a `Device`, a source of the user's own, or several of these; None: no device is named.
+        pool: a number of engines on this machine, the directory of engines' cards, or a `ddlp.pools.base.Pool`; None: none.
         device: where batches are delivered, a torch device or a GPU's number; None: as CPU tensors, like DataLoader's.
         seed: the seed, an int, of the random draws within samples; None: a seed is drawn at each iter().
         ratio: the host's share of an epoch's batches, 0 to 1; None: measured.
@@ -65,6 +66,7 @@ class LoaderConfig:
 
     strategy: str | type[Strategy] | None
     csd: str | Device | LeaseSource | Iterable[str | Device | LeaseSource] | None
+    pool: Any  # not typed: this module must not import ddlp.pools, which checks it
     device: str | int | torch.device | None
     seed: int | None
     ratio: float | None
@@ -101,7 +103,7 @@ class LoaderConfig:
         """
         if self.strategy is not None:
             return strategy_class(self.strategy)
-        if self.csd is None:
+        if self.csd is None and self.pool is None:
             return Cpu
         return Wrr if order_is_free() else Ordered
 
@@ -171,7 +173,7 @@ class LoaderConfig:
             ImportError: if ``backend`` needs DALI, and DALI can't be imported.
         """
         self._check_values(strategy)
-        if (self.csd is not None or strategy.needs_device) and (other := other_system()) is not None:
+        if (self.csd is not None or self.pool is not None or strategy.needs_device) and (other := other_system()) is not None:
             raise other
         if self.backend != "native":
             if strategy.needs_device:
@@ -186,10 +188,11 @@ class LoaderConfig:
         named = {one.label if isinstance(one, Device) else one.name: one for one in self.devices}
         if len(named) < len(self.devices) and any(is_lease_source(one) for one in self.devices):
             raise ValueError(f"csd=: each source needs a name of its own, and these have {', '.join(named)}")
-        if self.csd is not None and not strategy.uses_device:
-            raise ValueError(
-                f"csd= with strategy={strategy.name!r}: the device would have nothing to do; leave one of them out"
-            )
+        for name, what in (("csd", "device"), ("pool", "pool")):
+            if getattr(self, name) is not None and not strategy.uses_device:
+                raise ValueError(
+                    f"{name}= with strategy={strategy.name!r}: the {what} would have nothing to do; leave one of them out"
+                )
         if strategy.needs_length and not is_built_in(index_sampler):
             raise ValueError(
                 f"strategy={strategy.name!r} needs the whole epoch's batches when it begins; "
@@ -224,6 +227,11 @@ class LoaderConfig:
             raise ValueError(f"ratio={self.ratio!r}: the host's share, 0 to 1, and only with strategy={takes}")
         if self.goal is not None and not (strategy.decides and isinstance(self.goal, Goal)):
             raise ValueError(f"goal={self.goal!r}: a ddlp.Goal, and only with strategy='auto'")
+        if self.goal is not None and (self.goal.prices or self.goal.power) and not isinstance(self.pool, (int, type(None))):
+            raise ValueError(
+                f"pool={self.pool!r} with prices or watts in goal=: nobody knows those of an engine that comes later. Give "
+                "pool= a number of engines, or leave them out"
+            )
         if self.transfer not in (None, *TRANSFERS):
             raise ValueError(f"transfer={self.transfer!r}: expected one of {', '.join(TRANSFERS)}, or None")
         if self.audit is not None and (not isinstance(self.audit, int) or self.audit < 1):

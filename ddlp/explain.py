@@ -75,6 +75,7 @@ class Chosen:
         transfer: how a device's batches come to this host, `DDLPLoader`'s argument.
         engines: True: engines take part, not only sources of the user's own.
         sources: the sources of the user's own.
+        pool: the pool, in words; None: there is none.
         own_steps: where the unknown steps of a transform run, `DDLPLoader`'s argument.
         workers: how many workers ``num_workers="auto"`` has found, and why; None: a number is given.
     """
@@ -86,6 +87,7 @@ class Chosen:
     transfer: str | None
     engines: bool
     sources: tuple[OwnSource, ...]
+    pool: str | None
     own_steps: str
     workers: str | None = None
 
@@ -163,9 +165,10 @@ def _lines(loader: Any, chosen: Chosen, found: Portable | Untranslatable) -> lis
         lines.append(f"workers    {' and '.join(unused)} not used: the workers are threads and run none of your code")
     if strategy.uses_device:
         lines += [f"transfer   {TRANSFER[chosen.transfer]}"] if chosen.engines else []
+        lines += [] if chosen.pool is None else [f"pool       {chosen.pool}"]
         lines += [f"source     {one.name} ({one.kind}, yours): {_capacity(one)}" for one in chosen.sources]
     else:
-        lines.append("device     none is used; strategy='wrr' or csd=... brings one in")
+        lines.append("device     none is used; strategy='wrr', csd=... or pool=... brings one in")
     return lines
 
 

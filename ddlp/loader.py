@@ -33,6 +33,9 @@ from ddlp.frameworks.shards import warn_if_not_shared
 from ddlp.planning.controller import Controller, Goal
 from ddlp.planning.decide import Decision
 from ddlp.planning.measured import Measured
+from ddlp.pools.base import Pool
+from ddlp.pools.given import pool_of
+from ddlp.pools.joining import newcomers
 from ddlp.process.finalizers import when_dropped
 from ddlp.process.platforms import OtherSystem, warn_once
 from ddlp.process.ranks import here
@@ -66,7 +69,7 @@ from ddlp.translate.self_described import other_structure
 
 _TORCH_HAS_IN_ORDER = "in_order" in inspect.signature(DataLoader).parameters  # since 2.6
 _SHARED_BY_EPOCHS = {  # attributes that are made once for all epochs, and the arguments that each is made from
-    "_connections": ("csd", "transfer", "spool", "spool_bytes"),
+    "_connections": ("csd", "pool", "transfer", "spool", "spool_bytes"),
     "_gpu_transfer": ("device", "transfer"),
 }
 
@@ -84,13 +87,17 @@ class DDLPLoader(DataLoader):
     Args:
         strategy: which side each step's batch comes from. ``"cpu"``: the host alone. ``"csd"``: the device alone. ``"mte"``:
             the host's batches come first, then the device's. ``"wrr"``: any batch that is ready, the device's first.
-            ``"ordered"``: both sides, in the sampler's order. None: ``"cpu"`` without ``csd=``; with it ``"wrr"`` if the order
-            is random anyway, else ``"ordered"``. ``"auto"``: as wrr, but measures while training goes on, and lets devices
-            rest that do not make training faster. You can also pass a class of your own, a subclass of
+            ``"ordered"``: both sides, in the sampler's order. None: ``"cpu"`` without ``csd=`` and ``pool=``; with one of them
+            ``"wrr"`` if the order is random anyway, else ``"ordered"``. ``"auto"``: as wrr, but measures while training goes
+            on, and lets devices rest that do not make training faster. You can also pass a class of your own, a subclass of
             `ddlp.schedule.strategies.Strategy` (docs/extending.md).
         csd: the device: the name under which ``ddlp deploy`` has stored it, its engine's address, a `Device` (address and
             keys), or several of these. None: if the strategy uses a device, an engine is started on this machine. You can also
             pass a source of your own, a `ddlp.sources.base.LeaseSource` (docs/extending.md).
+        pool: further engines that prepare batches, beside the devices in ``csd``. A number: so many engines, each a process on
+            this machine, which end with the loader. A `LocalPool` has more settings, and can change its number while an epoch
+            runs. The path of a directory: the engines whose cards are there, as a `CardPool`. Training waits for none of them
+            to start, except for one's own processes under ``strategy="csd"`` (docs/pools.md).
         device: where batches are delivered: a device such as ``"cuda"``, or a GPU's number. None: as CPU tensors, like
             DataLoader's. Copies to a GPU, and the rest of the transform there, run beside the training step.
         seed: the seed of all random draws within samples. None draws a seed from ``generator`` (or torch's) at each iter(), as
@@ -103,7 +110,8 @@ class DDLPLoader(DataLoader):
             batch. ``"gds"`` (GPUDirect Storage, past this host's memory), ``"pinned"`` or ``"mmap"`` choose that way, see
             docs/gpu.md.
         spool: directory for the engine's batch files; None: $DDLP_SPOOL, else the system's temporary directory.
-        spool_bytes: how many bytes the embedded engine may hold there; None: half of the free space, 8 GiB at most.
+        spool_bytes: how many bytes the embedded engine, or all of the pool's on this machine, may hold there; None: half of the
+            free space, 8 GiB at most.
         audit: the host makes one sample in every ``audit`` batches of the device again, and compares it. None: no sample.
         output: dtype of the images: ``torch.float32`` (as torchvision), ``uint8`` (before ToTensor), ``float16`` or
             ``bfloat16``; None: the dtype that the transform gives.
@@ -140,8 +148,8 @@ class DDLPLoader(DataLoader):
 
     Raises:
         ValueError: if a value is not allowed, or arguments contradict each other, as in DataLoader.
-        Untranslatable: if ``strategy="csd"`` and the samples can't travel; or if ``strategy="csd"`` or ``csd=`` is used on
-            another system than Linux.
+        Untranslatable: if ``strategy="csd"`` and the samples can't travel; or if ``strategy="csd"``, ``csd=`` or ``pool=`` is
+            used on another system than Linux.
         ImportError: if ``backend`` needs DALI, and DALI can't be imported.
     """
 
@@ -172,6 +180,7 @@ class DDLPLoader(DataLoader):
         in_order: bool = True,
         strategy: str | type[Strategy] | None = None,
         csd: str | Device | LeaseSource | Iterable[str | Device | LeaseSource] | None = None,
+        pool: int | str | os.PathLike[str] | Pool | None = None,
         device: str | int | torch.device | None = None,
         seed: int | None = None,
         ratio: float | None = None,
@@ -218,6 +227,7 @@ class DDLPLoader(DataLoader):
         self.in_order = in_order
         self.strategy = strategy
         self.csd = csd
+        self.pool = pool
         self.device = device
         self.seed = seed
         self.ratio = ratio
@@ -260,6 +270,7 @@ class DDLPLoader(DataLoader):
         self._compared = False
         self._otherwise: Callable[[], Untranslatable] | None = None
         config = LoaderConfig.of(self)
+        pool_of(pool)  # raises if it is none
         config.check(self._wanted_strategy(config), self._index_sampler, self._auto_collation)
         found = self._portable_now(config, compare=False)
         if found is not None and config.backend != "native":
@@ -430,7 +441,8 @@ class DDLPLoader(DataLoader):
         gpu_transfer = self._gpu_transfer_for_target(config) if now.rest is None else None
         graphs = self._graphs_for(config, now, gpu_transfer)
         sources = self._lease_sources(config) if strategy.uses_device else ()
-        connections = self._connections if any(isinstance(source, EngineSource) for source in sources) else None
+        pool = config.pool is not None and strategy.uses_device
+        connections = self._connections if pool or any(isinstance(source, EngineSource) for source in sources) else None
         controller = self._controller_for(config, strategy, now, tuple(source.name for source in sources))
         exchange = None if controller is None or controller.agreement is None else RankExchange(controller.agreement)
         ended = (lambda: None) if connections is None else connections.epoch_began()
@@ -451,6 +463,7 @@ class DDLPLoader(DataLoader):
                     strategy=partial(strategy.make, ratio=config.ratio),
                     rank_after_rank=strategy.rank_after_rank,
                     sources=sources,
+                    may_join=pool,
                     gpu_transfer=gpu_transfer,
                     graphs=graphs,
                     life=self._life,
@@ -472,8 +485,12 @@ class DDLPLoader(DataLoader):
         if exchange is not None:
             exchange.start()
         for source in sources:
-            name = f"ddlp-attach-{source.name}"
-            threading.Thread(target=_attach, args=(source, iterator.executor), name=name, daemon=True).start()
+            _start_attaching(source, iterator.executor)
+        if pool:
+            assert connections is not None
+            known = [source.name for source in sources]
+            later = partial(_attach_newcomers, connections, self._engine_source(config, connections), known, iterator.executor)
+            threading.Thread(target=later, name="ddlp-pool", daemon=True).start()
         return iterator
 
     def _controller_for(
@@ -543,19 +560,29 @@ class DDLPLoader(DataLoader):
     def _lease_sources(self, config: LoaderConfig) -> tuple[LeaseSource, ...]:
         """Return the sources that prepare batches beside this host: the devices' engines, and sources of the user's own."""
         own = config.own_sources
-        if own and not config.engine_devices:
+        if own and not config.engine_devices and config.pool is None:
             return own
         connections = self._reached(config)
-        engines = (
-            EngineSource(name, connections, config.audit, config.allow_different_bits) for name in connections.names
+        return (*map(self._engine_source(config, connections), connections.names), *own)
+
+    @staticmethod
+    def _engine_source(config: LoaderConfig, connections: EngineConnections) -> Callable[[str], EngineSource]:
+        """Return what makes the source for an engine, by its name."""
+        return partial(
+            EngineSource,
+            connections=connections,
+            audit=config.audit,
+            allow_different_bits=config.allow_different_bits,
         )
-        return (*engines, *own)
 
     def _reached(self, config: LoaderConfig) -> EngineConnections:
         """Return the connections to the devices' engines. All epochs share them."""
         if self._connections is None or self._connections.pid != os.getpid():  # after a fork they are the parent's
             options = EmbeddedOptions(spool=config.spool, quota_bytes=config.spool_bytes)
-            self._connections = EngineConnections(config.engine_devices, options, config.transfer)
+            pool = pool_of(config.pool)
+            self._connections = EngineConnections(
+                config.engine_devices, options, config.transfer, None if pool is None else pool.engines
+            )
             self._handles.append(SharedHandle())
             when_dropped(self._handles[-1], self._connections.close)
         return self._connections
@@ -671,8 +698,9 @@ class DDLPLoader(DataLoader):
             backend=config.backend,
             dali_on_gpu=config.dali_on_gpu,
             transfer=config.transfer,
-            engines=bool(config.engine_devices) or not config.own_sources,
+            engines=bool(config.engine_devices) or config.pool is not None or not config.own_sources,
             sources=tuple(self._own_source(source) for source in config.own_sources),
+            pool=None if config.pool is None else repr(pool_of(config.pool)),
             own_steps=config.own_steps,
             workers=None if self._auto_workers is None else self._auto_workers.line,
         )
@@ -738,6 +766,18 @@ class DDLPLoader(DataLoader):
 
 
 _cpus = functools.cache(cpus)  # the control groups' files take too long for each call of live()
+
+
+def _start_attaching(source: LeaseSource, sink: EpochSink) -> None:
+    threading.Thread(target=_attach, args=(source, sink), name=f"ddlp-attach-{source.name}", daemon=True).start()
+
+
+def _attach_newcomers(
+    connections: EngineConnections, source_of: Callable[[str], LeaseSource], known: Iterable[str], sink: EpochSink
+) -> None:
+    """Attach each engine that comes to the pool while the epoch runs."""
+    for name in newcomers(connections, known, sink):
+        _start_attaching(source_of(name), sink)
 
 
 def _attach(source: LeaseSource, sink: EpochSink) -> None:

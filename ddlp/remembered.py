@@ -38,6 +38,7 @@ class Remembered:
         samples = [part.where(index) for part, index in map(portable.dataset.part, numbers)]
         sources = [(device.label, __version__, device.address) for device in config.engine_devices]
         sources += [(source.name, type(source).__qualname__, "") for source in config.own_sources]
+        sources += [] if config.pool is None else [("pool", __version__, repr(config.pool))]
         settings = (loader.num_workers, loader.prefetch_factor, config.backend, config.transfer, config.own_steps)
         epilogue = (str(portable.epilogue.dtype), portable.views, portable.rest is None, config.decode)
         ranks = here()

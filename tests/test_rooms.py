@@ -33,7 +33,7 @@ FLOORS = (
     ("ddlp.sampling", "ddlp.transfer"),
     ("ddlp.translate",),
     ("ddlp.sources", "ddlp.frameworks", "ddlp.explain"),
-    ("ddlp.epoch", "ddlp.deploy", "ddlp.config"),
+    ("ddlp.epoch", "ddlp.deploy", "ddlp.config", "ddlp.pools"),
     ("ddlp.recording", "ddlp.remembered", "ddlp.auto_workers"),
     ("ddlp.loader",),
     ("ddlp", "ddlp.observe", "ddlp.integrations", "ddlp.swap"),

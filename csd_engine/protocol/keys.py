@@ -18,7 +18,7 @@ import zmq.auth
 
 from csd_engine.errors import EngineError
 
-__all__ = ["HostRoots", "KeyPair", "allowed_clients", "load_pair", "load_public", "make_keys", "make_pair"]
+__all__ = ["HostRoots", "KeyPair", "allowed_clients", "fresh_pair", "load_pair", "load_public", "make_keys", "make_pair"]
 
 PathLike = Union[str, "os.PathLike[str]"]
 HostRoots = Tuple[Tuple[str, str], ...]
@@ -33,6 +33,17 @@ class KeyPair(NamedTuple):
     secret: bytes
 
 
+def fresh_pair() -> KeyPair:
+    """Return a fresh pair, in memory alone. Raises EngineError if libzmq has no CURVE."""
+    _check_curve()
+    return KeyPair(*zmq.curve_keypair())
+
+
+def _check_curve() -> None:
+    if not zmq.has("curve"):
+        raise EngineError("this libzmq was built without CURVE: install pyzmq's wheel for encrypted links.")
+
+
 def make_pair(directory: PathLike, name: str) -> Path:
     """Make a fresh pair `name`.key and `name`.key_secret in `directory` (made if missing, for its owner alone).
 
@@ -43,8 +54,7 @@ def make_pair(directory: PathLike, name: str) -> Path:
         OSError: the directory cannot be written.
     """
     home = Path(directory)
-    if not zmq.has("curve"):
-        raise EngineError("this libzmq was built without CURVE: install pyzmq's wheel for encrypted links.")
+    _check_curve()
     home.mkdir(parents=True, exist_ok=True)
     home.chmod(0o700)
     if (home / f"{name}.key_secret").exists():

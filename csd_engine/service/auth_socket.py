@@ -12,7 +12,7 @@ from zmq.utils import z85
 from csd_engine.errors import BadMessage, EngineError
 from csd_engine.protocol.allow_list import AllowList
 from csd_engine.protocol.codec import MAX_HOST_FRAME_BYTES, Message, Payload, Refused, decode, encode, shorten
-from csd_engine.protocol.keys import HostRoots, load_pair
+from csd_engine.protocol.keys import HostRoots, KeyPair, load_pair
 from csd_engine.service.connections import Connections
 
 __all__ = ["AuthSocket"]
@@ -30,7 +30,8 @@ class AuthSocket:
 
     Args:
         listen: where it listens, ipc:///path or tcp://HOST:PORT.
-        keys: the engine's key directory.
+        keys: the engine's key directory; its clients/ lists the hosts.
+        pair: the engine's keys; None: those in its key directory.
         handshake_s: a connection that does not finish its handshake in this time is ended.
         memory_bytes: what the computer has, of which each host may take a part; 0: ask it.
 
@@ -38,10 +39,17 @@ class AuthSocket:
         EngineError: there are no keys, or the address cannot be bound.
     """
 
-    def __init__(self, listen: str, keys: str, handshake_s: float = _HANDSHAKE_S, memory_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        listen: str,
+        keys: str,
+        handshake_s: float = _HANDSHAKE_S,
+        memory_bytes: int = 0,
+        pair: Optional[KeyPair] = None,
+    ) -> None:
         self._keys = keys
         self._allowed = AllowList(keys)
-        pair = load_pair(f"{keys}/server.key_secret")
+        pair = pair or load_pair(f"{keys}/server.key_secret")
         self._context = zmq.Context()
         self.gate = self._context.socket(zmq.REP)
         self.gate.linger = 0

@@ -21,6 +21,7 @@ from csd_engine.machine.versions import versions
 from csd_engine.prepare.large_image_lock import large_bytes
 from csd_engine.prepare.operator_file import OperatorDirectory
 from csd_engine.protocol import codec as say
+from csd_engine.protocol.keys import KeyPair
 from csd_engine.service.auth_socket import AuthSocket
 from csd_engine.service.file_chunks import FileChunks
 from csd_engine.service.job_service import JobService
@@ -50,6 +51,7 @@ class EngineOptions:
 
     listen: str
     keys: str
+    pair: Optional[KeyPair]  # None: that in `keys`
     spool: str
     roots: Roots
     workers: int
@@ -86,7 +88,7 @@ class Service:
             kept = self._spool.kept
             manifests = FileCache(partial(kept, "manifests"), MANIFEST, MAX_MANIFEST_BYTES, self._manifest_room)
             arrays = FileCache(partial(kept, "arrays"), ARRAY, options.upload_bytes, self._spool.room_bytes)
-            self._socket = AuthSocket(options.listen, options.keys, memory_bytes=options.memory_bytes)
+            self._socket = AuthSocket(options.listen, options.keys, memory_bytes=options.memory_bytes, pair=options.pair)
         except BaseException:
             self._spool.close()
             raise

@@ -78,6 +78,7 @@ class EpochExecutor:
         rates: how fast each side is. They are the loader's, and outlive the epoch.
         host: prepares the host's batches.
         workers: the number of threads that ask ``host``.
+        fetchers: the number of threads that fetch devices' batches; 0: no device can join.
         on_cpu: batches are finished in the CPU's memory, the host's own sample by sample.
         pin: a kind of device, for which batches are copied to torch's page-locked memory; None: they are not copied. torch's
             memory is used since torch knows of the copies that training starts from there, and does not use the memory again
@@ -99,6 +100,7 @@ class EpochExecutor:
         host: HostSource,
         *,
         workers: int,
+        fetchers: int,
         on_cpu: bool,
         pin: str | None,
         full_batch: int,
@@ -133,7 +135,7 @@ class EpochExecutor:
             host.begin(self)
             for number in range(workers):
                 self._threads.start(partial(self._work, partial(self._host_worker, number)))
-            for _ in range(FETCHERS if ledger.devices else 0):
+            for _ in range(fetchers):
                 self._start_fetcher()
         except BaseException:  # no more threads can be started, or Ctrl-C
             self.close()
@@ -484,6 +486,13 @@ class EpochExecutor:
 
     # -- calls by the sources (EpochSink) ------------------------------------------------------------------------
 
+    def expect(self, name: str) -> None:
+        """Note that a further device is about to join."""
+        with self._lock:
+            if name not in self._devices:
+                self._devices[name] = DeviceState()
+                self.ledger.expect(name, time.monotonic())
+
     def joined(self, name: str, source: AttachedSource, capacity: Capacity) -> None:
         """Give a device leases from now on, unless its source was lost meanwhile. A lost device comes back by this call."""
         self.hooks.joined(name, capacity, self.rates.device(name).ranks)
@@ -556,21 +565,21 @@ class EpochExecutor:
             self.rates.shared(name, ranks)
 
     def absent(self, name: str, error: Exception, told: bool) -> bool:
-        """Note that the embedded engine does not start. The host makes its batches until it does, if the strategy allows that.
+        """Note that an engine of this process does not start. The host makes its batches until it does, if the strategy allows.
 
         Warns of it unless it was ``told`` before, and returns whether it is told now. The report of each epoch tells it.
         """
         reason = str(error)
-        if self.strategy.needs_device:
-            self.lost(name, reason, error)
-            return told
         with self._lock:
+            if self.strategy.needs_device and not set(self.ledger.devices_there) - {name}:
+                self.lost(name, reason, error)
+                return told
             if self._closing or self._devices[name].gone:
                 return told
             self.remark(name, f"it did not start: {reason}")
             if not told:
                 self._messages.warn(
-                    f"the embedded engine takes no part yet, the host prepares its batches: {reason.rstrip('.')}. "
+                    f"the {name} takes no part yet, the host prepares its batches: {reason.rstrip('.')}. "
                     "It is tried again from time to time, without a further warning; strategy='cpu' does without it."
                 )
             self.lost(name, reason, told=True)

@@ -115,6 +115,7 @@ class EpochArguments:
         strategy: makes the epoch's strategy.
         rank_after_rank: a source that several ranks share works for the lowest rank first.
         sources: the sources that take leases.
+        may_join: further ones may join while the epoch runs, see `EpochSink.expect`.
         gpu_transfer: brings batches into an accelerator's memory.
         graphs: DALI's pipelines, if DALI prepares the host's batches.
         life: the loader's numbers.
@@ -135,6 +136,7 @@ class EpochArguments:
     strategy: Callable[[Ledger, Rates], Strategy]
     rank_after_rank: bool
     sources: tuple[LeaseSource, ...]
+    may_join: bool
     gpu_transfer: GpuTransfer | None
     graphs: Graphs | None
     life: Life
@@ -145,6 +147,11 @@ class EpochArguments:
     hooks: EpochHooks
     controller: Controller | None
     on_closed: Callable[[], None]
+
+    @property
+    def leases(self) -> bool:
+        """Whether any source may take leases."""
+        return self.may_join or bool(self.sources)
 
 
 class EpochIterator(_BaseDataLoaderIter):
@@ -184,7 +191,11 @@ class EpochIterator(_BaseDataLoaderIter):
             self._own_steps = own_steps.start(given.own_steps, loader, rest, given.portable.epilogue, base, pool)
         self.spec = _spec(given, seed, self._plan, pool, self._own_steps)
         length = len(self._plan) if self._whole or given.resume.finished else None
-        ledger = _ledger(length, given.sources, workers, prefetch_factor, delivered)
+        slots = host_slots(workers, prefetch_factor, given.leases)
+        ledger = Ledger(length, host_slots=slots, fetch_slots=FETCH_SLOTS, delivered=delivered.ranges())
+        for source in given.sources:
+            ledger.expect(source.name, time.monotonic())
+        fetchers = FETCHERS if given.leases else 0
         strategy = given.strategy(ledger, given.life.rates)
         if given.controller is not None:
             given.controller.begin(ledger)
@@ -196,6 +207,7 @@ class EpochIterator(_BaseDataLoaderIter):
             given.life.rates,
             host,
             workers=workers,
+            fetchers=fetchers,
             on_cpu=rest is None and given.gpu_transfer is None and (self._device is None or self._device.type == "cpu"),
             pin=self._pin_memory_device if self._pin_memory and self._device is None else None,
             full_batch=loader.batch_size or (self._plan.largest if self._whole else 0),
@@ -213,7 +225,7 @@ class EpochIterator(_BaseDataLoaderIter):
         given.hooks.began(
             Beginning(
                 self.spec, self._portable, self._collate_fn, strategy, ledger.length, self.executor.full_batch, workers,
-                FETCHERS if ledger.devices else 0, tuple(ledger.devices),
+                fetchers, tuple(ledger.devices),
                 "cpu" if given.target is None else str(given.target), tuple(ledger.delivered.ranges()),
             )
         )  # fmt: skip
@@ -226,7 +238,7 @@ class EpochIterator(_BaseDataLoaderIter):
         if self._whole:
             order = resume.order_of(loader)
             with resume.order_restored(loader):
-                at_once = bool(given.sources) or given.hooks.wants_whole
+                at_once = given.leases or given.hooks.wants_whole
                 self._plan = EpochPlan(
                     self._index_sampler, dataset, whole=True, batched=self._auto_collation, at_once=at_once, views=views
                 )
@@ -349,17 +361,6 @@ def _spec(
         portable.dataset, portable.dataset.reader(), portable.pipeline, portable.epilogue, portable.shape, seed, given.epoch,
         plan, pool, gpu_transfer, given.rank_after_rank, steps, given.most_replaced is not None,
     )  # fmt: skip
-
-
-def _ledger(
-    length: int | None, sources: tuple[LeaseSource, ...], workers: int, prefetch_factor: int, delivered: RangeSet
-) -> Ledger:
-    """Return the epoch's ledger. Each source is expected to join it."""
-    slots = host_slots(workers, prefetch_factor, bool(sources))
-    ledger = Ledger(length, host_slots=slots, fetch_slots=FETCH_SLOTS, delivered=delivered.ranges())
-    for source in sources:
-        ledger.expect(source.name, time.monotonic())
-    return ledger
 
 
 def _closed(gpu_transfer: GpuTransfer | None, on_closed: Callable[[], None]) -> None:

@@ -51,7 +51,9 @@ class _Queue:
 
 def device_times(trace: EpochTrace) -> list[DeviceTime]:
     """Every device that joined."""
-    return [_device_time(trace, device) for device in trace.began.devices if any(e.device == device for e in trace.of(Joined))]
+    joined = {event.device for event in trace.of(Joined)}
+    known = dict.fromkeys((*trace.began.devices, *sorted(joined)))  # a pool's may have come after the epoch's beginning
+    return [_device_time(trace, device) for device in known if device in joined]
 
 
 def on_workers(device: DeviceTime) -> list[tuple[int, DeviceWork]]:

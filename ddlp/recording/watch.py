@@ -179,7 +179,7 @@ class Watch(EpochHooks):
             Step(
                 delivered.position, delivered.side.value, samples, asked_at, got_at, time.monotonic(),
                 len(ledger.ready_host), len(ledger.ready_csd), len(ledger.in_spool),
-                sum(account.held for account in ledger.devices.values()),
+                sum(account.held for account in list(ledger.devices.values())),  # one may join at this moment
             )
         )  # fmt: skip
 

@@ -223,6 +223,9 @@ class EpochSink(Protocol):
 
     spec: EpochSpec
 
+    def expect(self, name: str) -> None:
+        """Note that a source is about to join which the epoch did not know when it began, for example one of a pool."""
+
     def joined(self, name: str, source: AttachedSource, capacity: Capacity) -> None:
         """Give the source leases from now on. The epoch will close it."""
 

@@ -1,12 +1,12 @@
-"""How a loader reaches its devices: the embedded engine, or engines that the user names."""
+"""How a loader reaches its devices: the embedded engine, engines that the user names, and those of a pool."""
 
 from __future__ import annotations
 
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from ddlp.devices.device import Device
 from ddlp.errors import DDLPError
 from ddlp.process.ranks import here
 from ddlp.sources.engine.dataset_upload import FILES, DatasetUpload
-from ddlp.sources.engine.device_link import link_to
+from ddlp.sources.engine.device_link import CardedEngine, link_to
 from ddlp.sources.engine.embedded import EmbeddedEngine, EmbeddedOptions
 from ddlp.sources.engine.events import EngineEvent
 from ddlp.sources.engine.job import JobHandle
@@ -30,6 +30,8 @@ from ddlp.sources.engine.shared_spool import NotShared, share_spool
 
 EMBEDDED = "embedded engine"
 LINGER_S = 5.0  # the embedded engine lives this long after an epoch, since the next epoch mostly begins at once
+EngineAt = Device | CardedEngine | EmbeddedOptions
+"""An engine that runs elsewhere, or one that this process starts."""
 
 _DROPPED = "the loader was dropped while its device was on the way"
 
@@ -92,32 +94,63 @@ class EngineConnections:
 
     Connecting may take long. It blocks only other callers that want the same device; the end of an epoch and `close` never wait
     for it.
+
+    Args:
+        devices: that the user names. If there is none, and no pool, the only engine is the embedded one.
+        options: of the embedded engine. A pool's engines on this machine have their spools where these options say.
+        transfer: how batches come to this host, `DDLPLoader`'s argument.
+        pool: returns the pool's engines of this moment by name; None: there is no pool.
     """
 
-    def __init__(self, devices: tuple[Device, ...], options: EmbeddedOptions, transfer: str | None = None) -> None:
+    def __init__(
+        self,
+        devices: tuple[Device, ...],
+        options: EmbeddedOptions,
+        transfer: str | None = None,
+        pool: Callable[[], Mapping[str, EngineAt]] | None = None,
+    ) -> None:
         self.pid = os.getpid()
         self.met: set[str] = set()
-        self.told_absent = False  # the user was told, once a loader, that the embedded engine does not start
-        self._devices = {device.label: device for device in devices}
+        self.told_absent = False  # the user was told, once a loader, that an engine of this process does not start
+        self.trouble = ""  # why the pool can't tell its engines now
+        self._given: dict[str, EngineAt] = {device.label: device for device in devices}
+        if not devices and pool is None:
+            self._given[EMBEDDED] = options
         self._options = options
+        self._pool = pool
+        self._known = self._given
         self._transfer = transfer
         self._lock = threading.RLock()  # at exit no thread can start: a finalizer may run in the thread that holds it
         self._connecting: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._opening: set[EngineLink] = set()
         self._places: dict[str, EngineConnection] = {}
-        self._engine: EmbeddedEngine | None = None
+        self._engines: dict[str, EmbeddedEngine] = {}  # that this process has started
         self._epochs: set[object] = set()  # those under way
         self._timer: threading.Timer | None = None
         self._closed = False
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The devices' names, for messages and the report."""
-        return tuple(self._devices) or (EMBEDDED,)
+        """The names of the devices and of the pool's engines of this moment. If the pool can't tell, the last ones hold."""
+        if self._pool is not None:
+            try:
+                self._known, self.trouble = {**self._pool(), **self._given}, ""
+            except DDLPError as error:
+                self.trouble = str(error)
+        return tuple(self._known)
+
+    def is_own(self, name: str) -> bool:
+        """Whether this process starts the engine itself."""
+        return isinstance(self._known.get(name), EmbeddedOptions)
+
+    def may_be_missing(self, name: str) -> bool:
+        """Whether training goes on without the device: it was met before, or it is a pool's, whose engines come and go."""
+        return name in self.met or name not in self._given
 
     def epoch_began(self) -> Callable[[], None]:
         """Note that an epoch uses the devices. Return a function to call at its end, once or more often."""
         epoch = object()
+        self._end_unwanted()
         with self._lock:
             self._epochs.add(epoch)
             if self._timer is not None:
@@ -130,9 +163,30 @@ class EngineConnections:
         with self._lock:
             self._epochs.discard(epoch)
             self._end_soon()
+        self._end_unwanted()
+
+    def _end_unwanted(self) -> None:
+        """Leave the engines that are not in the pool any more, unless an epoch runs."""
+        if self._pool is None:
+            return
+        wanted = self.names
+        with self._lock:
+            over: set[str] = set() if self._epochs else set(self._places).difference(wanted)
+            places = {name: self._places.pop(name) for name in over}
+            engines = [self._engines.pop(name) for name in over & set(self._engines)]
+        self._leave(places, engines)
+
+    @staticmethod
+    def _leave(places: Mapping[str, EngineConnection], engines: Iterable[EmbeddedEngine]) -> None:
+        for place in places.values():
+            if place.operators is None:  # else its engine is one of those below, which other loaders may use too
+                place.link.close()
+                place.upload.close()
+        for engine in engines:
+            engine.release()
 
     def _end_soon(self) -> None:
-        if self._epochs or self._engine is None or self._closed:
+        if self._epochs or EMBEDDED not in self._engines or self._closed:
             return
         if self._timer is not None:
             self._timer.cancel()
@@ -147,8 +201,8 @@ class EngineConnections:
     def _end_if_idle(self) -> None:
         with self._lock:
             engine = None
-            if not self._epochs:
-                engine, self._engine = self._engine, None
+            if not self._epochs and EMBEDDED in self._engines:
+                engine = self._engines.pop(EMBEDDED)
                 self._places.pop(EMBEDDED, None)
         if engine is not None:
             engine.release()
@@ -158,27 +212,32 @@ class EngineConnections:
         with self._lock:
             connecting = self._connecting[name]
         with connecting:
-            return self._embedded() if name not in self._devices else self._named(name)
+            at = self._known.get(name)
+            if at is None:
+                raise EngineGone("it has left the pool")
+            if isinstance(at, EmbeddedOptions):
+                return self._own(name, replace(at, spool=self._options.spool, quota_bytes=self._options.quota_bytes))
+            return self._named(name, at)
 
     def check_embedded(self) -> None:
         """Start an embedded engine that is the loader's only device, if it never started. Raise if it does not start."""
-        if not self._devices and EMBEDDED not in self.met:
+        if EMBEDDED in self._given and EMBEDDED not in self.met:
             self.place(EMBEDDED)
 
     def _check_open(self) -> None:
         if self._closed:
             raise EngineGone(_DROPPED)
 
-    def _embedded(self) -> EngineConnection:
+    def _own(self, name: str, options: EmbeddedOptions) -> EngineConnection:
         with self._lock:
             self._check_open()
-            engine, place = self._engine, self._places.get(EMBEDDED)
+            engine, place = self._engines.get(name), self._places.get(name)
             if engine is not None and place is not None and engine.ended() is None and engine.link.lost is None:
                 return place
-            self._engine = None
+            self._engines.pop(name, None)
         if engine is not None:
             engine.release()
-        engine = acquire(self._options)
+        engine = acquire(options)
         try:
             files = engine.directory / FILES
             files.mkdir(exist_ok=True)
@@ -186,25 +245,23 @@ class EngineConnections:
             upload = DatasetUpload(files, files if shared else Path(engine.link.open().spool) / ARRAYS, sent=not shared)
             with self._lock:
                 self._check_open()
-                self._engine = engine
-                place = EngineConnection(
-                    EMBEDDED, engine.link, upload, shared, operators=engine.operators, mapped=engine.mapped
-                )
-                self._places[EMBEDDED] = place
+                self._engines[name] = engine
+                place = EngineConnection(name, engine.link, upload, shared, operators=engine.operators, mapped=engine.mapped)
+                self._places[name] = place
                 self._end_soon()  # the epoch may be over already
                 return place
         except BaseException:
             engine.release()
             raise
 
-    def _named(self, name: str) -> EngineConnection:
+    def _named(self, name: str, device: Device | CardedEngine) -> EngineConnection:
         with self._lock:
             self._check_open()
             place = self._places.pop(name, None)
             if place is not None and place.link.lost is None:
                 self._places[name] = place
                 return place
-            link = link_to(self._devices[name])
+            link = link_to(device)
             self._opening.add(link)
         if place is not None:
             place.upload.close()
@@ -243,21 +300,16 @@ class EngineConnections:
         return EngineConnection(name, link, DatasetUpload.sent_to(welcome.spool), False, remark)
 
     def close(self) -> None:
-        """Close all connections, and release the embedded engine."""
+        """Close all connections, and release the engines that this process has started."""
         if os.getpid() != self.pid:
             return  # in a forked child: the connections are the parent's
         with self._lock:
             self._closed = True
             if self._timer is not None:
                 self._timer.cancel()
-            engine, self._engine = self._engine, None
+            engines, self._engines = self._engines, {}
             places, self._places = self._places, {}
             opening = list(self._opening)
         for link in opening:
             link.close()
-        for name, place in places.items():
-            if name in self._devices:
-                place.link.close()
-                place.upload.close()
-        if engine is not None:
-            engine.release()
+        self._leave(places, engines.values())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from csd_engine.errors import EngineError
@@ -10,19 +12,38 @@ from ddlp.devices.device import Device
 from ddlp.errors import DDLPError
 from ddlp.sources.engine.link import EngineLink
 
-__all__ = ["link_to"]
+__all__ = ["CardedEngine", "link_to"]
 
 
-def link_to(device: Device) -> EngineLink:
+@dataclass(frozen=True)
+class CardedEngine:
+    """An engine that is known by its card.
+
+    Attributes:
+        address: tcp://HOST:PORT or ipc:///path.
+        key: its public key, 40 Z85 characters.
+        pair: the file with this host's pair.
+    """
+
+    address: str
+    key: bytes
+    pair: Path
+
+
+def link_to(device: Device | CardedEngine) -> EngineLink:
     """A connection, not yet opened. Raises DDLPError where the keys can't be read."""
+    spool: str | os.PathLike[str] | None = None
+    connect_timeout_s = 10.0
     try:
-        pair = load_pair(Path(device.keys) / "host.key_secret")
-        server = load_public(Path(device.keys) / "server.key")
+        if isinstance(device, Device):
+            pair = load_pair(Path(device.keys) / "host.key_secret")
+            server = load_public(Path(device.keys) / "server.key")
+            spool, connect_timeout_s = device.spool, device.connect_timeout_s
+        else:
+            pair, server = load_pair(device.pair), device.key
     except (OSError, EngineError) as error:
         raise DDLPError(
             f"the keys of the engine at {device.address} can't be read: {error}. Copy server.key and host.key_secret from "
             "the engine's --keys directory and name their directory in Device(keys=...)."
         ) from None
-    return EngineLink(
-        device.address, server, pair.public, pair.secret, spool=device.spool, connect_timeout_s=device.connect_timeout_s
-    )
+    return EngineLink(device.address, server, pair.public, pair.secret, spool=spool, connect_timeout_s=connect_timeout_s)

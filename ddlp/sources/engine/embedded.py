@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from csd_engine.errors import EngineError, EngineUnreachable, SpoolError
@@ -65,6 +65,8 @@ class EmbeddedOptions:
         slowdown: how many times slower it works, to emulate a slower device; None: $DDLP_ENGINE_SLOWDOWN, else 1.
         cpus: CPUs to run on, as "1" or "2,3"; None: $DDLP_ENGINE_CPUS, else all.
         kernel: False: Pillow does the work even where a kernel is available, to compare.
+        number: which one of several engines with otherwise equal options, e.g. of a pool.
+        share: of the spool's space it may use one part in so many, since so many engines use the same disk.
     """
 
     spool: str | None = None
@@ -74,6 +76,8 @@ class EmbeddedOptions:
     slowdown: float | None = None
     cpus: str | None = None
     kernel: bool = True
+    number: int = 0
+    share: int = 1
 
     def resolved(self) -> EmbeddedOptions:
         """Return the options with defaults and environment variables filled in.
@@ -96,8 +100,7 @@ class EmbeddedOptions:
             except ValueError:
                 raise EngineError(f"$DDLP_ENGINE_SLOWDOWN is {text!r}; it must be a factor, 1 or more.") from None
         cpus = self.cpus or os.environ.get("DDLP_ENGINE_CPUS")
-        spool = os.path.abspath(spool)
-        return EmbeddedOptions(spool, workers, self.quota_batches, self.quota_bytes, slowdown, cpus, self.kernel)
+        return replace(self, spool=os.path.abspath(spool), workers=workers, slowdown=slowdown, cpus=cpus)
 
 
 def socket_fits(directory: Path) -> bool:
@@ -254,7 +257,7 @@ class EmbeddedEngine:
     def _command(self) -> list[str]:
         options, path = self.options, self._private.path
         assert self._private.socket_directory is not None
-        quota_bytes = options.quota_bytes or max(1, min(8 << 30, free_bytes(path) // 2))
+        quota_bytes = max(1, (options.quota_bytes or min(8 << 30, free_bytes(path) // 2)) // options.share)
         reserve_bytes = min(1 << 30, free_bytes(path) // 8)
         command = [sys.executable, "-m", "csd_engine", "--listen", f"ipc://{self._private.socket_directory}/s"]
         command += ["--spool", f"{path}/spool", "--keys", f"{path}/keys", "--trust-roots"]

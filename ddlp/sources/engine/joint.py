@@ -104,7 +104,9 @@ class _Card:
         for process in _started:
             if process.pid == self.pid:  # a child of this process: reap it
                 process.wait()
-        _started[:] = [process for process in _started if process.poll() is None]
+        for process in [process for process in _started if process.poll() is not None]:
+            with contextlib.suppress(ValueError):  # another thread has removed it
+                _started.remove(process)
         for directory in {self.directory, self.socket_directory}:
             remove_tree(directory)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import threading
@@ -14,8 +15,11 @@ from ddlp.sources.engine.joint import JointEngine
 
 __all__ = ["acquire"]
 
+_Key = tuple[EmbeddedOptions, str]  # the options, and the run if it has several ranks here
+
 _lock = threading.RLock()
-_running: dict[tuple[EmbeddedOptions, str], EmbeddedEngine] = {}  # also by the run, if it has several ranks here
+_running: dict[_Key, EmbeddedEngine] = {}
+_starting: dict[_Key, threading.Lock] = {}  # held while an engine is looked for and started: those of a pool start at once
 
 
 def acquire(options: EmbeddedOptions | None = None) -> EmbeddedEngine:
@@ -31,17 +35,28 @@ def acquire(options: EmbeddedOptions | None = None) -> EmbeddedEngine:
     ranks = ranks if ranks is not None and ranks.local_ranks > 1 else None
     key = wanted, "" if ranks is None else ranks.run
     with _lock:
+        _register()
+        starting = _starting.setdefault(key, threading.Lock())
+    with starting:
+        if (running := _running_one(key)) is not None:
+            return running
+        engine = EmbeddedEngine(wanted, _let_go) if ranks is None else JointEngine(wanted, _let_go, ranks)
+        with _lock:
+            _running[key] = engine
+            engine.users = 1
+        return engine
+
+
+def _running_one(key: _Key) -> EmbeddedEngine | None:
+    """Return the engine for a key with one more user; None if there is none that works."""
+    with _lock:
         for engine in _ours():
             if engine is _running.get(key):
                 if engine.ended() is None and engine.link.lost is None:
                     engine.users += 1
                     return engine
                 _forget(engine)  # its users release it; the last one removes its directory
-        _register()
-        engine = EmbeddedEngine(wanted, _let_go) if ranks is None else JointEngine(wanted, _let_go, ranks)
-        _running[key] = engine
-        engine.users = 1
-        return engine
+        return None
 
 
 def _let_go(engine: EmbeddedEngine) -> None:
@@ -67,7 +82,10 @@ def _ours() -> Iterator[EmbeddedEngine]:
 
 
 def _end_all() -> None:
-    with _lock:
+    with contextlib.ExitStack() as started:
+        for starting in list(_starting.values()):  # an engine that starts now would be left out
+            started.enter_context(starting)
+        started.enter_context(_lock)
         for engine in _ours():
             _forget(engine)
             engine.end()
@@ -77,6 +95,7 @@ def _after_fork() -> None:
     global _lock
     _lock = threading.RLock()  # a thread that exists only in the parent may hold the old one
     _running.clear()
+    _starting.clear()
 
 
 @functools.cache

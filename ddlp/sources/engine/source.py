@@ -29,7 +29,7 @@ from csd_engine.service.jobs import Quota
 from csd_engine.transforms import Pipeline
 from ddlp.errors import DDLPError
 from ddlp.sources.base import BatchState, Capacity, EpochSink, EpochSpec, PreparedBatch
-from ddlp.sources.engine.connections import EMBEDDED, EngineConnection, EngineConnections
+from ddlp.sources.engine.connections import EngineConnection, EngineConnections
 from ddlp.sources.engine.events import (
     EngineEvent,
     EngineLost,
@@ -53,6 +53,19 @@ MOST_WORKERS = 1024  # of a device: each has a lease of its own at a time, whate
 _MOST_BUSY_S = 600.0  # of a batch for another rank, which this host has not seen being made
 _MOST_REASONS = 4  # of failed leases that are told in an epoch; further ones are as good as known
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0  # before a lost device is tried again; doubled each time
+
+
+def next_pause_s(before_s: float, lived_s: float) -> float:
+    """Return how long to wait before a lost device is tried again.
+
+    The pause doubles each time, from `FIRST_PAUSE_S` to `LONGEST_PAUSE_S`. It begins anew once the device has lived longer than
+    the longest pause.
+
+    Args:
+        before_s: the pause before the last try; 0: there was none.
+        lived_s: seconds from the last try to the loss.
+    """
+    return FIRST_PAUSE_S if not before_s or lived_s > LONGEST_PAUSE_S else min(2 * before_s, LONGEST_PAUSE_S)
 
 
 class DifferentBits(DDLPError):
@@ -226,13 +239,13 @@ class EngineSource:
 
     def attach(self, sink: EpochSink) -> None:
         """Bring the device into an epoch by `join`. After each loss try again, until the epoch is over."""
-        pause_s = FIRST_PAUSE_S
+        pause_s = 0.0
         while True:
             began = time.monotonic()
             self.join(sink)
             if not sink.lost_or_over(self.name):
                 return
-            pause_s = FIRST_PAUSE_S if time.monotonic() - began > LONGEST_PAUSE_S else min(2 * pause_s, LONGEST_PAUSE_S)
+            pause_s = next_pause_s(pause_s, time.monotonic() - began)
             if sink.over_within(pause_s):
                 return
 
@@ -241,7 +254,8 @@ class EngineSource:
 
         A device that was never met and can't be reached, or makes other bits, is an error of the training run. If the device
         was met before, it is only a warning and a slower epoch. The same holds for a device that breaks off or answers without
-        sense, and for an embedded engine that does not start, if the host may do without it.
+        sense, for one of a pool that can't be reached, and, if the host may do without it, for an engine that this process
+        starts and that does not start.
         """
         name, connections = self.name, self.connections
         job: EngineJob | None = None
@@ -258,16 +272,17 @@ class EngineSource:
             job = None  # the epoch owns it from here on
         except EngineRefused as error:
             reason = by_name(str(error), files)
-            sink.lost(name, reason, None if name in connections.met else EngineRefused(reason))
+            sink.lost(name, reason, None if connections.may_be_missing(name) else EngineRefused(reason))
         except DifferentBits as error:
             sink.lost(name, str(error), None if name in connections.met else error)
         except (EngineError, DDLPError, OSError) as error:
-            if isinstance(error, EngineGone) and name != EMBEDDED:
+            own = connections.is_own(name)
+            if isinstance(error, EngineGone) and not own:
                 connections.met.add(name)  # it was reached: what it does from here on costs speed, and never the training
-            if name == EMBEDDED and name not in connections.met:
+            if own and name not in connections.met:
                 connections.told_absent = sink.absent(name, error, connections.told_absent)
             else:
-                sink.lost(name, str(error), None if name in connections.met else error)
+                sink.lost(name, str(error), None if connections.may_be_missing(name) else error)
         except Exception as error:  # a fault of ours and not of the device: it must be seen
             sink.lost(name, repr(error), error)
         finally:

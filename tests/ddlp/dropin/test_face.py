@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
 from torchvision import transforms as T
 
-from ddlp import DDLPError, DDLPLoader
+from ddlp import DDLPError, DDLPLoader, Goal, LocalPool, Prices
 from ddlp.config import LoaderConfig
 from ddlp.devices.device import Device
 from tests.ddlp.dropin.small_sets import RANDOM, Draws, Stream, by_target, numbered
@@ -87,6 +87,11 @@ def test_contradictions_raise_as_in_dataloader(arguments):
         (dict(decode="sloppy"), "decode='sloppy'"),
         (dict(csd="csd0"), "csd='csd0'"),
         (dict(csd=Device("ipc:///nowhere", "keys"), strategy="cpu"), "strategy='cpu'"),
+        (dict(pool=2, strategy="cpu"), "pool= with strategy='cpu'"),
+        (dict(pool=0), "pool=0"),
+        (dict(pool=True), "pool=True"),
+        (dict(pool=2.5), "pool=2.5"),
+        (dict(pool=LocalPool(2), strategy="auto", goal=Goal(prices=Prices(1.0, 1.0))), "with prices or watts in goal="),
     ],
 )
 def test_our_own_contradictions_name_the_value(paths, arguments, words):
@@ -138,7 +143,7 @@ def test_what_all_epochs_share_is_locked_once_it_was_made(paths, engine, tmp_pat
     list(loader)
     loader.spool, loader.spool_bytes, loader.transfer, loader.strategy = engine, 1 << 24, "shared", "csd"
     assert len(list(loader)) == loader.report().batches_csd == 11
-    for name in ("csd", "transfer", "spool", "spool_bytes"):
+    for name in ("csd", "pool", "transfer", "spool", "spool_bytes"):
         with pytest.raises(ValueError, match=f"{name} attribute should not be set after DDLPLoader has begun an epoch with it"):
             setattr(loader, name, None)
     loader.strategy, loader.device = "cpu", "cpu"
@@ -150,7 +155,7 @@ def test_what_all_epochs_share_is_locked_once_it_was_made(paths, engine, tmp_pat
 
 def test_every_argument_is_an_attribute_with_the_value_given(paths):
     values = dict(
-        strategy="mte", csd=[Device("ipc:///nowhere", "keys")], device="cpu", seed=7, ratio=0.25, spool="/somewhere",
+        strategy="mte", csd=[Device("ipc:///nowhere", "keys")], pool=2, device="cpu", seed=7, ratio=0.25, spool="/somewhere",
         spool_bytes=1 << 20, audit=5, output="float16", memory_format=torch.channels_last, batch_transform=print, decode="fast",
         as_pil=True, allow_different_bits=True, batch_size=3, num_workers=2, collate_fn=None, pin_memory=True, drop_last=True,
         on_error="replace", max_replaced=0.25,

@@ -292,7 +292,7 @@ def test_an_engine_idles_also_after_an_iter_that_raised(paths, tmp_path, monkeyp
     with pytest.raises(KeyError, match="not today"):
         iter(loader)
     assert len(by_target(list(loader))) == SAMPLES and loader.report().epoch == 0  # the first epoch has not begun
-    while loader._connections._engine is not None:
+    while loader._connections._engines:
         time.sleep(0.01)
 
 

@@ -14,6 +14,7 @@ from csd_engine.service.groups import CALIBRATION
 from ddlp import DDLPLoader
 from ddlp.observe import read_run
 from ddlp.recording.events import Joined
+from ddlp.sources.engine.connections import EMBEDDED
 from ddlp.sources.engine.joint import JointEngine
 from tests.ddlp.ranks.job import COUNT, Torchrun, check, steps, truth
 from tests.ddlp.ranks.train import BATCH, SEED, dataset
@@ -81,7 +82,7 @@ def test_one_process_alone_has_an_engine_of_its_own(images, tmp_path, monkeypatc
     loader = DDLPLoader(dataset(images), BATCH, strategy="csd", seed=SEED, spool=str(tmp_path))
     iterator = iter(loader)
     next(iterator)
-    engine = loader._connections._engine
-    assert engine is not None and not isinstance(engine, JointEngine)
+    engine = loader._connections._engines[EMBEDDED]
+    assert not isinstance(engine, JointEngine)
     del iterator, loader
     until(lambda: not os.listdir(tmp_path), 5)

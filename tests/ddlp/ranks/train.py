@@ -40,8 +40,7 @@ def digest(image: torch.Tensor) -> str:
 
 
 def engine_of(loader: DDLPLoader) -> int | None:
-    engine = loader._connections._engine
-    return None if engine is None else engine.pid
+    return next((engine.pid for engine in loader._connections._engines.values()), None)
 
 
 told: list[tuple[int, float]] = []  # measurements of batches that the engine has made for the other rank

@@ -1,0 +1,29 @@
+"""`Pool`: what a loader asks of a pool."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from ddlp.sources.engine.connections import EngineAt
+
+__all__ = ["Pool", "is_pool"]
+
+
+class Pool(Protocol):
+    """Engines that come and go. Any thread may call the methods; they are quick, and several loaders may use one pool."""
+
+    def want(self, engines: int) -> None:
+        """Ask for so many engines, 1 or more. Further ones join the epoch under way. Ones too many end after it.
+
+        Raises:
+            ValueError: if it is another number.
+        """
+
+    def engines(self) -> Mapping[str, EngineAt]:
+        """Return the engines of this moment by their names. One that this process starts is started when it is first used."""
+
+
+def is_pool(thing: Any) -> bool:
+    """True for an object that a loader can use as a pool."""
+    return callable(getattr(thing, "want", None)) and callable(getattr(thing, "engines", None))

@@ -1,0 +1,94 @@
+"""`CardPool`: engines that anything may start, and that a shared directory tells of."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from csd_engine.errors import EngineError
+from csd_engine.machine.file_locks import fcntl
+from csd_engine.protocol.cards import allow_host, open_cards, read_cards
+from csd_engine.protocol.keys import load_public, make_pair
+from ddlp.devices.address_book import ddlp_home
+from ddlp.errors import DDLPError
+from ddlp.sources.engine.connections import EngineAt
+from ddlp.sources.engine.device_link import CardedEngine
+
+__all__ = ["CardPool"]
+
+
+class CardPool:
+    """Engines that tell in a shared directory where they are, for ``DDLPLoader(pool=)``.
+
+    ``pool="/shared/cards"`` means ``CardPool("/shared/cards")``. Anything may start the engines, on any computer that sees the
+    directory and the images: ssh, srun, a Kubernetes Deployment. Each is started by ``python -m csd_engine --card
+    /shared/cards``, and takes part in the epoch under way. This host leaves its public key there (docs/pools.md).
+
+    Args:
+        directory: it must belong to this user, and nobody else may write to it.
+
+    Raises:
+        DDLPError: the directory is missing, another user's, or others may write to it.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self.directory = os.path.abspath(directory)
+        self._at_most: int | None = None
+        try:
+            open_cards(self.directory)
+        except EngineError as error:
+            raise _unfit(error) from None
+
+    def want(self, engines: int) -> None:
+        """Use so many of the engines at most. Others are left alone from the next epoch on. No engine is started or ended.
+
+        Raises:
+            ValueError: if it is less than 1.
+        """
+        if not isinstance(engines, int) or isinstance(engines, bool) or engines < 1:
+            raise ValueError(f"want({engines!r}): a number of engines, 1 or more")
+        self._at_most = engines
+
+    def engines(self) -> Mapping[str, EngineAt]:
+        """Return the engines by their cards' names. Cards that were not renewed for a minute are removed.
+
+        Raises:
+            DDLPError: the directory can't be read, is another user's, or others may write to it; or this host's key can't be
+                left there.
+        """
+        try:
+            pair = _own_pair()
+            public = pair.with_suffix(".key")
+            name = f"host-{hashlib.blake2b(load_public(public), digest_size=6).hexdigest()}"
+            allow_host(self.directory, name, public.read_text())
+            cards = sorted(read_cards(self.directory).items())[: self._at_most]
+        except EngineError as error:
+            raise _unfit(error) from None
+        except OSError as error:
+            raise DDLPError(
+                f"pool={self.directory!r}: the directory of cards can't be used now: {error}. This user must be able to read "
+                "and write it."
+            ) from None
+        return {name: CardedEngine(card.address, card.key.encode("ascii"), pair) for name, card in cards}
+
+    def __repr__(self) -> str:
+        return f"the engines whose cards are in {self.directory}"
+
+
+def _unfit(error: EngineError) -> DDLPError:
+    return DDLPError(f"pool=: {error}")
+
+
+def _own_pair() -> Path:
+    """Return the file of this user's pair for engines that are known by cards. It is made at the first call."""
+    home = ddlp_home() / "pool"
+    pair = home / "host.key_secret"
+    if not pair.exists():
+        home.mkdir(parents=True, exist_ok=True)
+        with open(home / ".lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # other ranks make it too
+            if not pair.exists():
+                make_pair(home, "host")
+    return pair

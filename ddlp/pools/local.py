@@ -1,0 +1,59 @@
+"""`LocalPool`: engines in processes on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ddlp.sources.engine.connections import EngineAt
+from ddlp.sources.engine.embedded import EmbeddedOptions
+
+__all__ = ["LocalPool"]
+
+
+class LocalPool:
+    """Engines in processes on this machine, for ``DDLPLoader(pool=)``. ``pool=4`` means ``LocalPool(4)``.
+
+    The processes belong to the loaders that use the pool. They start with the first epoch. They end with the last loader, or
+    with this process, however that ends. One that dies is started again, after a pause of 1 s, then 2 s, up to 30 s. Loaders
+    with equal pools share the processes, and so do the ranks of a torchrun job on one machine.
+
+    Args:
+        engines: number of engines, 1 or more.
+        workers: number of worker processes in each engine, 1 or more. Each prepares one batch at a time.
+        cpus: the CPUs of each engine, e.g. ``["0,1,2,3", "4,5,6,7"]`` for one engine on each of two NUMA nodes. The entries are
+            used again if there are more engines. None: all CPUs of this process.
+
+    Raises:
+        ValueError: if a number is less than 1, or ``cpus`` is no list of such entries.
+    """
+
+    def __init__(self, engines: int, *, workers: int = 1, cpus: Sequence[str] | None = None) -> None:
+        if not isinstance(workers, int) or workers < 1:
+            raise ValueError(f"workers={workers!r}: the number of worker processes in each engine, 1 or more")
+        if cpus is not None and (isinstance(cpus, str) or not cpus):
+            raise ValueError(f'cpus={cpus!r}: the CPUs of each engine, such as ["0,1", "2,3"], or None')
+        self._workers, self._cpus = workers, (None,) if cpus is None else tuple(cpus)
+        self.want(engines)
+
+    def want(self, engines: int) -> None:
+        """Set the number of engines. Further ones join the epoch under way. Those that are too many end after it.
+
+        Raises:
+            ValueError: if it is less than 1.
+        """
+        if not isinstance(engines, int) or isinstance(engines, bool) or engines < 1:
+            raise ValueError(f"pool={engines!r}: a number of engines, 1 or more")
+        self._engines = engines
+
+    def engines(self) -> Mapping[str, EngineAt]:
+        """Return the engines by their names. All of them together use as much of the spool as one embedded engine."""
+        count, cpus = self._engines, self._cpus
+        return {
+            f"pool engine {number}": EmbeddedOptions(
+                workers=self._workers, cpus=cpus[(number - 1) % len(cpus)], number=number, share=count
+            )
+            for number in range(1, count + 1)
+        }
+
+    def __repr__(self) -> str:
+        return f"{self._engines} engine{'s' * (self._engines != 1)} in processes on this machine"

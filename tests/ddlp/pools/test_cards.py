@@ -1,0 +1,198 @@
+"""`DDLPLoader(pool=DIR)`: engines that are started by anything, and tell in a directory where they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from csd_engine.errors import BadMessage, EngineError
+from csd_engine.protocol.cards import STALE_S, Card, open_cards, read_cards, remove_card, renew_card, write_card
+from ddlp import CardPool, DDLPError
+from tests.ddlp.faults.scene import make_loader, train, until
+from tests.ddlp.pools.test_local import have_published, there, wait_for
+
+CARD = Card("tcp://node7:7711", "k" * 40, "node7", 4711)
+
+
+@pytest.fixture
+def cards(spool: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory of cards, and a home for this host's keys."""
+    monkeypatch.setenv("DDLP_HOME", str(spool / "home"))
+    (spool / "cards").mkdir(0o700)
+    return spool / "cards"
+
+
+@pytest.fixture
+def start(cards: Path, images: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Start engines that write cards. Returns once it serves."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def run(*options: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "csd_engine", "--card", str(cards), "--listen", "tcp://127.0.0.1:0", "--workers", "1"]
+        command += ["--root", str(images), "--spool", str(cards.parent / f"engine{len(started)}"), "--reserve-bytes", "0"]
+        started.append(subprocess.Popen([*command, *options], stdout=subprocess.PIPE, start_new_session=True))
+        assert json.loads(started[-1].stdout.readline())["ready"]
+        return started[-1]
+
+    yield run
+    for one in started:
+        one.terminate()
+    for one in started:
+        one.wait(10)
+        one.stdout.close()
+
+
+def names(cards: Path) -> set[str]:
+    return {path.stem for path in cards.glob("*.card")}
+
+
+def test_each_sample_once_by_engines_that_come_and_go(cards, start, data, truth, told):
+    first = start("--slowdown", "25")
+    loader = make_loader(data, "wrr", pool=str(cards))
+
+    def come() -> None:
+        wait_for(names(cards), have_published, loader)
+        start()
+        wait_for(names(cards), have_published, loader)  # it has joined the epoch under way
+        assert len(names(cards)) == 2
+
+    def go() -> None:
+        (gone,) = [name for name in names(cards) if f"-{first.pid}-" in name]
+        first.terminate()
+        first.wait(10)
+        until(lambda: gone not in names(cards) | there(loader), 20, "its end")
+
+    truth.check(train(loader, at={0: come, 2: go}))
+    assert len(told) == 1 and "is gone" in told[0], list(told)
+    truth.check(train(loader, at={0: lambda: wait_for(names(cards), there, loader)}), 1)
+    assert len(there(loader)) == 1
+
+
+def test_without_engines_the_host_goes_on_and_one_joins(cards, start, data, truth):
+    loader = make_loader(data, "ordered", pool=cards)
+
+    def come() -> None:
+        assert not loader.live().devices
+        start()
+        wait_for(names(cards), have_published, loader)
+
+    truth.check(train(loader, at={0: come}))
+    assert loader.report().batches_csd
+
+
+def test_a_killed_engine_leaves_a_card_that_costs_nothing_but_time(cards, start, data, truth, told):
+    engine = start()
+    os.kill(engine.pid, signal.SIGKILL)
+    engine.wait()
+    (name,) = names(cards)
+    loader = make_loader(data, "wrr", pool=cards)
+    truth.check(train(loader))
+    old = time.time() - STALE_S - 1
+    os.utime(cards / f"{name}.card", (old, old))
+    truth.check(train(loader), 1)
+    assert not names(cards) and not loader.live().devices
+
+
+def test_a_host_that_left_no_key_is_refused(cards, start, data, truth, told, monkeypatch):
+    monkeypatch.setattr("ddlp.pools.cards.allow_host", lambda *_: None)
+    start()
+    (name,) = names(cards)
+    loader = make_loader(data, "wrr", pool=cards)
+    truth.check(train(loader, at={0: lambda: until(lambda: loader._last.executor._devices[name].gone, 20, "the refusal")}))
+    assert len(told) == 1 and "key" in told[0], list(told)
+
+
+def test_the_directory_must_be_ones_own(cards, data, tmp_path):
+    for mode in (0o770, 0o707, 0o1777):
+        cards.chmod(mode)
+        with pytest.raises(DDLPError, match="others than its owner may write to it"):
+            make_loader(data, "wrr", pool=cards)
+    with pytest.raises(DDLPError, match="can't be used: No such file"):
+        CardPool(tmp_path / "none")
+    engine = "--listen ipc:///nowhere/s --root / --spool /nowhere/spool".split()
+    refused = subprocess.run(
+        [sys.executable, "-m", "csd_engine", "--card", str(cards), *engine], capture_output=True, text=True
+    )
+    assert refused.returncode == 2 and "others than its owner may write to it" in refused.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_another_users_directory_is_refused(cards):
+    os.chown(cards, 12345, -1)
+    with pytest.raises(EngineError, match="belongs to another user"):
+        open_cards(cards)
+
+
+def test_the_keys_directory_must_be_ones_own_too(cards):
+    (cards / "clients").mkdir()
+    (cards / "clients").chmod(0o777)
+    with pytest.raises(DDLPError, match="clients can't be used: others than its owner"):
+        CardPool(cards).engines()
+
+
+def test_trouble_with_the_directory_ends_no_training(cards, start, data, truth, told):
+    loader = make_loader(data, "wrr", pool=cards)
+
+    def open_to_all() -> None:
+        cards.chmod(0o777)
+        until(lambda: loader._connections.trouble, 10, "the trouble")
+        time.sleep(0.1)  # it is told after that
+
+    truth.check(train(loader, at={0: open_to_all}))
+    truth.check(train(loader), 1)
+    assert told[0].startswith("ddlp: no engine can join now: pool=: the directory of cards"), list(told)
+
+
+def test_cards_are_read_as_written_and_others_files_left_alone(cards):
+    write_card(cards, "node7-1-ab", CARD)
+    for name, content in {"bad.card": "{", "notes.txt": "x", "deep.card": "[" * 4000}.items():
+        (cards / name).write_text(content)
+    foreign = cards / "foreign.card"
+    foreign.write_text((cards / "node7-1-ab.card").read_text())
+    foreign.chmod(0o666)  # anybody may have written it
+    (cards / "link.card").symlink_to("node7-1-ab.card")
+    assert read_cards(cards) == {"node7-1-ab": CARD}
+    assert stat.S_IMODE((cards / "node7-1-ab.card").stat().st_mode) & 0o022 == 0
+    remove_card(cards, "node7-1-ab")
+    assert read_cards(cards) == {} and foreign.exists() and (cards / "notes.txt").exists()
+
+
+def test_a_stale_card_is_removed_and_a_living_engine_writes_it_again(cards):
+    write_card(cards, "node7-1-ab", CARD)
+    for name in ("node7-1-ab.card", "node7-2-cd.card.part"):
+        (cards / name).touch()
+        os.utime(cards / name, (1.0, 1.0))
+    assert read_cards(cards) == {} and not list(cards.iterdir())
+    renew_card(cards, "node7-1-ab", CARD)
+    assert read_cards(cards) == {"node7-1-ab": CARD}
+
+
+@pytest.mark.parametrize("change", [
+    {"address": "file:///etc/passwd"}, {"address": "tcp://a b"}, {"address": None}, {"address": "tcp://" + "x" * 300},
+    {"key": "short"}, {"pid": -1}, {"pid": "1"}, {"host": "\x1b[2J"},
+])  # fmt: skip
+def test_a_card_is_checked(change: dict[str, Any]):
+    good = {"address": CARD.address, "key": CARD.key, "host": CARD.host, "pid": CARD.pid}
+    assert Card.parse(json.dumps({**good, "more": 1}).encode()) == CARD
+    with pytest.raises(BadMessage, match="is no card"):
+        Card.parse(json.dumps({**good, **change}).encode())
+
+
+def test_at_most_so_many(cards):
+    for number in range(3):
+        write_card(cards, f"node-{number}", CARD)
+    pool = CardPool(cards)
+    pool.want(2)
+    assert list(pool.engines()) == ["node-0", "node-1"]
+    with pytest.raises(ValueError, match="want"):
+        pool.want(0)
