@@ -21,7 +21,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ from csd_engine.data.parts import PartSet
 from csd_engine.errors import BadMessage, DamagedBatch, DatasetError, EngineError, PipelineError
 from csd_engine.keyed import Keyed
 from csd_engine.protocol import codec as say
+from csd_engine.protocol.cards import Card
 from csd_engine.transforms import Pipeline
 from ddlp import DDLPLoader, ImageArrays
 from ddlp.sampling.state_schema import check_state
@@ -333,7 +334,19 @@ def _read_state(_: Path, data: Any) -> None:
         pass  # a state of another loader
 
 
+def _cards(_: Path) -> list[Any]:
+    signs = ".:+=^!/*?&<>()[]{}@%$#-0aZ0aZ0aZ0aZ0aZbc"  # of Z85, as many as a key has
+    cards = (Card("tcp://node7:5555", "a" * 40, "node7", 1), Card("ipc:///run/e/s", signs, "a-b", 0))
+    return [json.dumps(asdict(card)).encode() for card in cards]
+
+
+def _read_card(_: Path, content: bytes) -> None:
+    card = Card.parse(content)
+    assert Card.parse(json.dumps(asdict(card)).encode()) == card and len(card.key) == 40
+
+
 PARSERS = {
+    "card": Parser((BadMessage,), _cards, _read_card, changed_bytes),
     "state": Parser((Misfit,), _states, _read_state),
     "message": Parser((BadMessage,), _messages, _read_message, _changed_message),
     "pipeline": Parser((PipelineError,), _pipelines, _read_pipeline),

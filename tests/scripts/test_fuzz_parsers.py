@@ -5,7 +5,8 @@ import pytest
 from scripts.fuzz_parsers import PARSERS, fuzz
 
 INPUTS = {
-    "state": 60, "message": 2000, "pipeline": 800, "dataset": 800, "layout": 800, "manifest": 500, "npy": 500, "batch": 500,
+    "card": 2000, "state": 60, "message": 2000, "pipeline": 800, "dataset": 800, "layout": 800, "manifest": 500, "npy": 500,
+    "batch": 500,
 }  # fmt: skip
 
 
