@@ -58,7 +58,7 @@ GROUPS = {
     "schedule": Group(
         ("ddlp/schedule/*.py", "ddlp/schedule/strategies/*.py"),
         # The quickest first, and without the random schedules.
-        tuple(f"tests/ddlp/schedule/test_{one}.py" for one in ("ledger", "claim_chunks", "choices", "rates", "ranges")),
+        tuple(f"tests/ddlp/schedule/test_{one}.py" for one in "ledger claim_chunks choices rates ranges slots".split()),
     ),
     "protocol": Group(
         ("csd_engine/protocol/*.py",),
