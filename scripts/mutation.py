@@ -58,11 +58,15 @@ GROUPS = {
     "schedule": Group(
         ("ddlp/schedule/*.py", "ddlp/schedule/strategies/*.py"),
         # The quickest first, and without the random schedules.
-        tuple(f"tests/ddlp/schedule/test_{one}.py" for one in ("ledger", "claim_chunks", "choices", "rates", "ranges")),
+        tuple(f"tests/ddlp/schedule/test_{one}.py" for one in "ledger claim_chunks choices rates ranges slots".split()),
     ),
     "protocol": Group(
         ("csd_engine/protocol/*.py",),
-        ("tests/csd_engine/protocol", "-k", "not command_line and not imports_no_engine"),  # these start processes
+        # The quickest first, and without those that start processes.
+        (
+            *(f"tests/csd_engine/protocol/test_{one}.py" for one in "fields printable protocol allow_list keys".split()),
+            "-k", "not command_line and not imports_no_engine",
+        ),  # fmt: skip
         ("numpy", "zmq.auth", "PIL.Image"),
     ),
     "states": Group(
@@ -191,7 +195,9 @@ def run_pytest(*arguments: str) -> int:
     phases = (Phase.explicit, Phase.generate)
     settings.register_profile("mutation", deadline=None, derandomize=True, database=None, phases=phases)
     settings.load_profile("mutation")
-    return int(pytest.main(["-p", "no:cacheprovider", *arguments]))
+    # What a failing test's error says is not read: to prepare it takes longer than the tests.
+    quick = ("--assert=plain", "--tb=no", "-p", "no:cacheprovider", "-p", "no:unraisableexception", "-p", "no:anyio")
+    return int(pytest.main([*quick, *arguments]))
 
 
 def prepare(group: Group, files: list[str]) -> None:

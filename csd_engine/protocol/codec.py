@@ -65,7 +65,7 @@ def encode(message: Message, payload: Optional[Payload] = None) -> List[Payload]
     for field, check in _CHECKS[type(message)].items():
         data[field] = value = getattr(message, field)
         _checked(name, field, check, value)
-    frame = _TO_JSON(data).encode("utf-8", "backslashreplace")
+    frame = _TO_JSON(data).encode()
     return [frame] if payload is None else [frame, payload]
 
 
@@ -79,7 +79,7 @@ def _checked(name: str, field: str, check: Check, value: Any) -> Any:
 def _check_size(text: bytes) -> None:
     """Raise BadMessage unless this can be a message: what is parsed takes many times the memory of its text."""
     found = _FIRST.match(text)
-    kind = _BY_NAME.get(found[1].decode("ascii")) if found else None
+    kind = _BY_NAME.get(found[1].decode()) if found else None
     if kind is None:
         raise BadMessage(f"{text[:80]!r} does not say first which message it is. Do both sides run the same version?")
     most = _MAX_JSON.get(kind, MAX_FRAME_BYTES)
@@ -107,7 +107,7 @@ def decode(frames: Sequence[Payload]) -> Tuple[Message, Payload]:
     if len(text) > _FEW_BYTES:
         _check_size(text)
     try:
-        data = _FROM_JSON(text.decode("utf-8"))
+        data = _FROM_JSON(text.decode())
     except (ValueError, RecursionError) as error:
         raise BadMessage(f"the first frame is not JSON ({error}): {text[:80]!r}.") from None
     if not isinstance(data, dict) or not isinstance(data.get("say"), str) or data["say"] not in _BY_NAME:

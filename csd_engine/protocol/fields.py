@@ -70,7 +70,7 @@ def pairs(longest: int) -> Check:
     one_by_one = list_of(tuple_of(count, count), longest)
 
     def check(value: Any) -> Tuple[Any, ...]:
-        if isinstance(value, (list, tuple)) and 0 < len(value) <= longest and _LISTS.issuperset(map(type, value)):
+        if isinstance(value, (list, tuple)) and len(value) <= longest and _LISTS.issuperset(map(type, value)):
             if set(map(len, value)) == {2}:
                 numbers = list(chain.from_iterable(value))
                 if set(map(type, numbers)) == {int} and 0 <= min(numbers) and max(numbers) <= MAX_INT:

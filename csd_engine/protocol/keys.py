@@ -133,6 +133,6 @@ def _roots(path: Path) -> Optional[HostRoots]:
     except FileNotFoundError:
         return None
     try:
-        return tuple((str(host), str(device)) for host, device in json.loads(text.decode("utf-8")))
+        return tuple((str(host), str(device)) for host, device in json.loads(text.decode()))
     except (TypeError, ValueError):
         return ()

@@ -122,7 +122,7 @@ class Welcome(Message):
 class Refused(Message):
     """Engine: it refuses `job`, or the whole connection if `job` is empty."""
 
-    job: str = _checked(_text(r"[A-Za-z0-9_-]{0,64}", "a job's name or nothing"))
+    job: str = _checked(_no_or_name)
     reason: str = _checked(_anything)
 
 

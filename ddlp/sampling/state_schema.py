@@ -38,7 +38,7 @@ def _delivered(value: Any) -> list[tuple[int, int]]:
     return ranges
 
 
-def _torch_state(value: Any) -> str:
+def _torch_state(value: Any) -> Any:
     try:
         state = base64.b64decode(value, validate=True)
         if not state:
@@ -47,7 +47,7 @@ def _torch_state(value: Any) -> str:
             torch.Generator().set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
     except (TypeError, ValueError, RuntimeError):
         raise ValueError("the state of one of torch's generators, as base64") from None
-    return str(value)
+    return value
 
 
 def _numpy_state(value: Any) -> Any:

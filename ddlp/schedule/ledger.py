@@ -175,7 +175,9 @@ class Ledger:
 
     def wanted(self, claim: int) -> bool:
         """False once a claim was dropped: its worker may stop early."""
-        entry = self._open.get(self._claims.get(claim, -1))
+        if claim not in self._claims:
+            return False
+        entry = self._open.get(self._claims[claim])
         return entry is not None and entry.claim == claim
 
     # -- the epoch's length, if the sampler is read as it goes ---------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from csd_engine.protocol.fields import count, truth
-from ddlp.schema import Misfit, checked_fields, text_of
+from ddlp.schema import Misfit, checked_fields, one_of, text_of
 
 
 def test_the_fields_come_back_as_their_checks_return_them():
@@ -51,4 +51,13 @@ def test_a_text_is_bounded_and_made_fit_for_a_terminal():
     assert check("abcd") == "abcd" and check("") == "" and check("\x1b") == r"\x1b"
     for value in ("abcde", b"abc", None, 3):
         with pytest.raises(ValueError, match="^a text of at most 4 characters$"):
+            check(value)
+    assert text_of(600)("x" * 600) == "x" * 600, "it is not cut"
+
+
+def test_one_of_some_texts():
+    check = one_of("cpu", "csd")
+    assert check("csd") == "csd"
+    for value in ("gpu", "", None, ["cpu"], 3):
+        with pytest.raises(ValueError, match="^cpu or csd$"):
             check(value)

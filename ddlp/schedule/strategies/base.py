@@ -175,11 +175,13 @@ class Strategy:
     def _arrives_late(self, entry: Entry, now: float) -> bool:
         """True if the host would be ready with a published batch before it has come from the device."""
         host, ledger = self.rates.host, self.ledger
-        if entry.device is None or entry.lease is None or entry.csd is CsdCopy.READY or not host.count:
+        assert entry.device is not None and entry.lease is not None
+        if entry.csd is CsdCopy.READY or not host.count:
             return False
         if fetch_s := self.rates.link_s(entry.device):
-            elapsed_s = now - ledger.fetching[entry.lease][1] if entry.csd is CsdCopy.FETCHING else 0.0
-            return self._slow_network(entry.device) and fetch_s - elapsed_s > host.seconds
+            since = ledger.fetching[entry.lease][1] if entry.csd is CsdCopy.FETCHING else now
+            # The time is infinite if the batch has been read: what is left to do is the host's.
+            return self._slow_network(entry.device) and host.seconds < fetch_s + since - now < math.inf
         begun = min((since for device, since in ledger.fetching.values() if device == entry.device), default=now)
         return now - begun > max(host.seconds, 10 * SLOW_FETCH_S)  # the first fetches take longer than the host would
 
@@ -229,8 +231,8 @@ class Strategy:
         spool, host = self.ledger.in_spool, self.rates.host
         if not spool or not host.count:
             return None
-        position: int | None
-        position, step = (spool.last(), -1) if self.first(spool) == spool.first() else (spool.first(), 1)
+        from_the_end = self.first(spool) == spool.first()
+        position: int | None = spool.last() if from_the_end else spool.first()
         while position is not None:
             entry = self.ledger.entry(position)
             assert entry is not None and entry.device is not None
@@ -238,7 +240,7 @@ class Strategy:
                 return None
             if entry.host is HostCopy.NONE:
                 return position
-            position = spool.at_most(position - 1) if step < 0 else spool.at_least(position + 1)
+            position = spool.at_most(position - 1) if from_the_end else spool.at_least(position + 1)
         return None
 
     def _backlog(self, device: str) -> float:

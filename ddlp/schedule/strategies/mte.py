@@ -70,7 +70,8 @@ class Mte(Strategy):
         begun = ledger.delivered.first_missing()
         quota = sum(ledger.devices[name].quota for name in joined)
         share = self.split(n - len(ledger.delivered), self.rates, ledger.devices_there, quota)
-        return None if share is None else min(n, max(begun + share, committed))
+        assert share is not None  # both rates are known
+        return min(n, max(begun + share, committed))
 
     @classmethod
     def split(cls, n: int, rates: Rates, devices: Collection[str], quota: int) -> int | None:
@@ -94,7 +95,7 @@ class Mte(Strategy):
         share = min(paper, cls.EARLY * quota * r_cpu / r_csd)
         if coming:
             share = min(share, paper * cls.EARLY * max(0.0, cls.SURE - coming))
-        step_s = rates.training.seconds if rates.training.count else 0.0
+        step_s = rates.training.seconds  # 0: not known yet
         if 0.0 < step_s < 1.0 / r_cpu:
             spare_s = max(0.0, cls.SURE * n / (r_cpu + r_csd) - n * step_s)
             share = min(share, cls.EARLY * spare_s / (1.0 / r_cpu - step_s))

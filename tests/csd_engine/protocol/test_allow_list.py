@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -79,6 +81,19 @@ def test_where_descriptors_or_memory_are_short_the_last_keys_hold(tmp_path: Path
         assert key not in allowed, "read once the files can be read again"
 
 
+def test_where_the_keys_cannot_be_read_at_the_start_nobody_is_let_in_until_they_can(tmp_path: Path, monkeypatch) -> None:
+    def failing(path: Path) -> None:
+        raise OSError(errno.EMFILE, "too many")
+
+    key = listed(tmp_path, "a")
+    monkeypatch.setattr(os, "scandir", failing)
+    allowed = AllowList(tmp_path)
+    assert key not in allowed
+    monkeypatch.undo()
+    allowed.refresh()
+    assert key in allowed
+
+
 def test_the_files_are_read_again_only_where_one_has_changed(tmp_path: Path, monkeypatch) -> None:
     first = listed(tmp_path, "a")
     reads = []
@@ -88,6 +103,7 @@ def test_the_files_are_read_again_only_where_one_has_changed(tmp_path: Path, mon
         return keys.allowed_clients(directory)
 
     monkeypatch.setattr(allow_list, "allowed_clients", counted)
+    assert not AllowList(tmp_path / "nowhere").keys and not reads
     allowed = AllowList(tmp_path)
     allowed.refresh()
     (tmp_path / "clients" / "notes.txt").write_text("no key")
@@ -113,11 +129,22 @@ def test_the_files_are_read_again_only_where_one_has_changed(tmp_path: Path, mon
 
 
 def test_a_file_that_goes_while_it_is_looked_at_is_gone(tmp_path: Path, monkeypatch) -> None:
+    scandir = os.scandir
+
+    @contextlib.contextmanager
+    def by_name(path: Path) -> Iterator[list[os.DirEntry[str]]]:
+        with scandir(path) as entries:
+            yield sorted(entries, key=lambda entry: entry.name)
+
+    monkeypatch.setattr(os, "scandir", by_name)
     key = listed(tmp_path, "a")
     allowed = AllowList(tmp_path)
     (tmp_path / "clients" / "a.roots").symlink_to("nowhere")  # listed, but stat fails
     allowed.refresh()
     assert key in allowed and allowed.roots(key) is None
+    other = listed(tmp_path, "b")
+    allowed.refresh()
+    assert other in allowed, "the files after it are looked at too"
 
     def failing(path):
         raise OSError(errno.EMFILE, "too many")

@@ -14,7 +14,7 @@ TAKEN = [
     (fields.count, [0, BIG], [-1, BIG + 1], f"an integer from 0 to {BIG}"),
     (fields.signed, [-(1 << 63), (1 << 64) - 1], [-(1 << 63) - 1, 1 << 64], f"an integer from {-(1 << 63)} to {(1 << 64) - 1}"),
     (fields.number(-1, 2), [-1, 2, 0.5], [-1.1, 2.1, math.nan, math.inf, True, "1", None], "a number from -1 to 2"),
-    (fields.rate, [0, 1e9], [-1e-9, 1.1e9], "a number from 0 to 1e+09"),
+    (fields.rate, [0, 1e9], [-1e-9, 1e9 + 1], "a number from 0 to 1e+09"),
     (fields.seconds, [0, 0.5, 999_999_999], [-0.1, 1e9, math.nan, True, "1", None], "a number of seconds"),
     (fields.truth, [True, False], [0, 1, None, "true"], "true or false"),
     (fields.an_object, [{}, {"a": 1}], [[], None, "{}"], "an object"),

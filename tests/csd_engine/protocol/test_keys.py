@@ -22,9 +22,12 @@ def test_a_pair_is_made_once(tmp_path: Path) -> None:
         make_pair(tmp_path / "keys", "server")
 
 
-def test_both_pairs_and_the_host_let_in(tmp_path: Path) -> None:
+@pytest.mark.parametrize("before", [False, True])
+def test_both_pairs_and_the_host_let_in(tmp_path: Path, before: bool) -> None:
+    others = {load_public(make_pair(tmp_path / "clients", "another")): None} if before else {}
     keys = make_keys(tmp_path)
-    assert allowed_clients(keys) == {load_public(keys / "host.key"): None}
+    host, server = (load_pair(keys / f"{name}.key_secret").public for name in ("host", "server"))
+    assert host != server and allowed_clients(keys) == {**others, host: None}, "whoever was let in before still is"
 
 
 def test_from_the_command_line(tmp_path: Path) -> None:

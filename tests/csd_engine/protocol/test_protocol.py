@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import hashlib
+import importlib.util
 import json
 import re
+import sys
 import zlib
 
 import numpy as np
@@ -142,6 +145,20 @@ def test_what_is_too_long_is_refused_before_it_is_parsed(frames, monkeypatch):
     assert len(str(refusal.value)) < 500
 
 
+@pytest.mark.parametrize("limited", [True, False])
+def test_long_numbers_are_looked_for_only_where_python_has_no_limit_of_its_own(limited, monkeypatch):
+    if limited:
+        monkeypatch.setattr(sys, "get_int_max_str_digits", lambda: 4300, raising=False)
+    else:
+        monkeypatch.delattr(sys, "get_int_max_str_digits", raising=False)
+    found = importlib.util.find_spec(say.__name__)
+    codec = importlib.util.module_from_spec(found)
+    found.loader.exec_module(codec)
+    with pytest.raises(BadMessage) as refusal:
+        codec.decode([b'{"say":"Lease","lease":%s}' % (b"1" * 400) + b" " * 5000])
+    assert ("a number of more than 400 digits" in str(refusal.value)) is not limited
+
+
 def test_long_numbers_take_no_quadratic_time(monkeypatch):
     monkeypatch.setattr(say, "_LONG_NUMBER", re.compile(rb"[0-9]{400}"))  # some Pythons have no limit of their own
     monkeypatch.setattr(say, "_FROM_JSON", parsed_nothing)
@@ -186,7 +203,6 @@ def test_a_status_is_told_in_checked_numbers():
         {"temperature_c": "hot"},
         {"load": (1.0, 2.0)},
         {"images_per_s": -1.0},
-        {"jobs": (status.jobs[0]._replace(host="the host's name"),)},
         {"jobs": (status.jobs[0]._replace(batch=True),)},
         {"jobs": (status.jobs[0][:-1],)},
     ):
@@ -227,6 +243,8 @@ def test_a_refusal_says_what_is_wrong():
     assert refusal_of(ping, b"") == "message Ping came with 2 frames."
     part = say.encode(say.Part(7, 4096), b"x")
     assert refusal_of(part[0]) == "message Part came with 1 frames."
+    longest = bytes((1 << 20) + (64 << 10))
+    assert say.decode([part[0], longest]) == (say.Part(7, 4096), longest)
     assert refusal_of(b'{"say":"Ping","waiting":3}') == "message Ping: waiting is 3; it must be a list of at most 1024."
     with pytest.raises(BadMessage, match=r"message Ping: waiting is 3; it must be a list of at most 1024\."):
         say.encode(say.Ping(3))
@@ -321,6 +339,15 @@ def test_lists_and_numbers_end_where_the_protocol_says(message, more):
         say.encode(dataclasses.replace(message, **more))
 
 
+def test_a_refusal_of_what_is_inside_says_what_it_must_be():
+    status = next(message for message in MESSAGES if isinstance(message, say.Status))
+    named = dataclasses.replace(status, jobs=(status.jobs[0]._replace(host="the host's name"),))
+    with pytest.raises(BadMessage, match=r"^message Status: jobs is .*; it must be at most 8 hex digits\.$"):
+        say.encode(named)
+    with pytest.raises(BadMessage, match=r"^message Sensors: readings is .*; it must be a part of a computer\.$"):
+        say.encode(say.Sensors((say.Reading("a", "toaster", 0.0, 0.0, 1.0),)))
+
+
 def test_a_status_has_its_limits():
     status = next(message for message in MESSAGES if isinstance(message, say.Status))
     job = status.jobs[0]
@@ -343,4 +370,12 @@ def test_what_open_job_leaves_out_is_no_rank_of_a_run():
 
 def test_each_message_is_of_one_side_and_named_to_the_other():
     assert set(say.MESSAGES) == {type(message) for message in MESSAGES} | {say.Measured}
-    assert set(say.__all__) > {kind.__name__ for kind in say.MESSAGES}
+    own = {"MAX_FRAME_BYTES", "MAX_HOST_FRAME_BYTES", "PROTOCOL", "Payload", "decode", "encode", "shorten"}
+    assert set(say.__all__) > own | {kind.__name__ for kind in say.MESSAGES}
+
+
+def test_other_messages_are_another_protocol():
+    """Each side refuses fields that it does not know: who changes a message's fields raises PROTOCOL, here too."""
+    names = {kind.__name__: [one.name for one in dataclasses.fields(kind)] for kind in say.MESSAGES}
+    digest = hashlib.sha256(json.dumps(names, sort_keys=True).encode()).hexdigest()
+    assert (say.PROTOCOL, digest[:16]) == (3, "0921a6119dead125")

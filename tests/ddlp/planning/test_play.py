@@ -20,9 +20,6 @@ def test_it_has_the_loaders_slots():
     assert FETCH_SLOTS == iterator.FETCH_SLOTS == play.FETCH_SLOTS == 3
     assert FETCHERS == iterator.FETCHERS == executor.FETCHERS == simulate.FETCHERS == 2
     assert play.host_slots is iterator.host_slots is host_slots
-    assert [host_slots(workers, 2, False) for workers in range(1, 20)] == [2 * workers + 1 for workers in range(1, 20)]
-    with_devices = [3, 4, 5, 6, *(2 * workers - 2 for workers in range(5, 20))]
-    assert [host_slots(workers, 2, True) for workers in range(1, 20)] == with_devices
 
 
 def test_the_host_alone_makes_one_batch_after_the_other():

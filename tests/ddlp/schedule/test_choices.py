@@ -307,6 +307,31 @@ def test_csd_leaves_all_to_the_device_but_what_it_can_not_make():
     assert strategy.next_lease("d") is None
 
 
+# -- auto
+
+
+def test_auto_gives_a_resting_device_no_lease_and_has_the_host_make_what_it_has():
+    ledger, strategy = scene("auto", 10, host_slots=6)
+    for device in ("d", "e"):
+        ledger.join(device, quota=9, window=9)
+    leases = {position: ledger.lease(device, position, 0.0) for position, device in ((9, "d"), (8, "d"), (7, "d"), (6, "e"))}
+    for position, progress in ((9, 0.5), (8, 0.25), (7, 0.75)):
+        ledger.progressed("d", leases[position], progress, 1.0)
+    assert strategy.next_lease("d") == strategy.next_lease("e") == 5 and strategy.next_claim(1.0) == 0
+    strategy.rates.rest(["d"])
+    assert strategy.next_lease("d") is None and strategy.next_lease("e") == 5
+    for position in (8, 9, 7, 0):
+        assert strategy.next_claim(1.0) == position, "the least advanced of its leases first, then what is free"
+        ledger.claim(position)
+    strategy.rates.work()
+    assert strategy.next_lease("d") == 5 and strategy.next_claim(1.0) == 1
+
+
+def test_auto_leases_what_pays_as_wrr_does():
+    assert scene("auto", 3, host_s=1.0, device_s=3.0)[1].next_lease("d") == 2
+    assert scene("auto", 2, host_s=1.0, device_s=3.0)[1].next_lease("d") is None
+
+
 # -- mte
 
 
@@ -343,6 +368,14 @@ def test_mtes_split_by_the_formula():
     # A batch of three of the device's comes in 0.6 s, one after another: that takes 0.2 of T, in which the host makes no more.
     assert split(None, link_s=0.6) == round(750 * 0.9 * (0.95 - 0.2)) == 506
     assert split(None, link_s=3.0) == 0, "the link brings them no faster than the device makes them"
+    assert split(None) == 750, "how long a step takes is not known"
+    faster = Rates()
+    faster.host.add(0.5)
+    faster.device("d").add(2.0)
+    faster.trained(0.2)
+    assert Mte.split(1000, faster, ["d"], 10**6) == round(0.9 * (0.95 * 400 - 200) / (0.5 - 0.2)) == 540
+    faster.training.seconds = 0.6
+    assert Mte.split(1000, faster, ["d"], 10**6) == 800, "training is slower than the host: 1000 * 2 / 2.5"
     only_host = Rates()
     only_host.host.add(1.0)
     assert Mte.split(1000, only_host, ["d"], 100) is None
@@ -356,6 +389,11 @@ def test_mte_calibrates_with_what_is_left_and_takes_nothing_back():
         ledger.claim(position)
     strategy.turn()
     assert strategy.host_batches == 60, "50 by the rates, but the host has begun these"
+    ledger, strategy = scene("mte", 9, host_slots=9, host_s=1.0, device_s=1.0)
+    known(strategy)
+    for position in range(9):
+        ledger.claim(position)
+    assert strategy.turn() == 0 and strategy.host_batches == 9, "the host has begun all"
     ledger = Ledger(100, host_slots=3, delivered=[(0, 10)])
     rates = strategy.rates
     ledger.join("d", quota=1000, window=1000)
@@ -434,6 +472,32 @@ def test_mte_leaves_the_hosts_part_of_the_second_part_to_it_evenly_spread():
     assert left == [97, 94, 91, 88, 85], "every third batch"
     assert strategy._hosts_part(100, 10) == 0.0 and strategy._hosts_part(0, 10) == 1.0, "from none to all"
     assert strategy._hosts_part(0, 0) == 1.0 and scene("mte", 9)[1]._hosts_part(0, 9) == 0.0
+    assert scene("mte", 9, host_s=0.5, device_s=1.0)[1]._hosts_part(0, 1) == pytest.approx(2 / 3)
+
+
+def test_mte_counts_what_is_due_to_the_host_exactly():
+    """Two thirds of all batches, leases too, are the host's; of these, it makes the free ones that come earlier."""
+    ledger, strategy = scene("mte", 100, host_s=0.5, device_s=1.0, host_batches=50)
+    due = []
+    for _ in range(3):
+        ledger.lease("d", strategy.next_lease("d"), 0.0)
+        due.append(strategy._due)
+    # Of 100 batches 50 come earlier; then of 99 and a lease; batch 97 is left to the host, so 51 come before 96.
+    second = 1 / 3 + (100 * 2 / 3 - 50) / 49
+    assert due == pytest.approx([1 / 3, second, second + (100 * 2 / 3 - 50) / 48 - 1 + (100 * 2 / 3 - 51) / 47])
+
+
+def test_mte_leases_up_to_the_last_batch_that_is_far_enough_ahead_and_not_due_to_the_host():
+    ledger, strategy = scene("mte", 5, host_s=1.0, device_s=1.0, host_batches=3)
+    assert strategy.made_meanwhile("d") == 3 and strategy.next_lease("d") == 4, "three batches come before it"
+    ledger, strategy = scene("mte", 10, host_s=1.0, device_s=1.0, host_batches=8)
+    strategy._due = 1.0
+    assert strategy.next_lease("d") == 8, "batch 9 is the host's"
+
+
+def test_mte_that_has_not_calibrated_leases_what_pays():
+    assert scene("mte", 3, host_s=1.0, device_s=3.0)[1].next_lease("d") == 2
+    assert scene("mte", 2, host_s=1.0, device_s=3.0)[1].next_lease("d") is None
 
 
 def test_mte_gives_a_device_what_is_due_soon_only_while_that_saves_time():
@@ -576,27 +640,80 @@ def test_a_batch_is_leased_where_it_has_come_before_the_host_has_made_the_others
     assert strategy.rates.arriving_per_s(["d"]) == 0.25 and strategy.rates.csd_per_s(["d"]) == 1.0
 
 
-@pytest.mark.parametrize("fetched_at, times", [(None, [False, False]), (0.0, [True, False])])
-def test_a_batch_whose_turn_it_is_comes_late_over_a_slow_network(fetched_at, times):
+@pytest.mark.parametrize("fetched_at, late", [(None, [True, True, True]), (4.0, [True, False, False])])
+def test_a_batch_whose_turn_it_is_comes_late_over_a_slow_network(fetched_at, late):
     ledger, strategy = scene("ordered", 10, host_s=1.0, device_s=1.0)
     strategy.rates.trained(0.1)
     publish(ledger, 0)
     if fetched_at is not None:
         ledger.fetch(0, fetched_at)
-    assert strategy.next_claim(0.0) == 1, "how long a fetch takes is not known"
+    assert strategy.next_claim(4.0) == 1, "how long a fetch takes is not known"
     for _ in range(3):
         strategy.rates.fetched("d", 3.0, 1.0, 2)
-    assert [strategy.next_claim(now) == 0 for now in (1.9, 2.1)] == (times if fetched_at is not None else [True, True])
+    assert [strategy.next_claim(now) == 0 for now in (5.9, 6.0, 6.1)] == late
     strategy.rates.training.seconds = 1.6
-    assert strategy.next_claim(1.9) == 1, "two fetches at a time bring a batch in 1.5 s"
+    assert strategy.next_claim(5.9) == 1, "two fetches at a time bring a batch in 1.5 s"
+
+
+def test_a_batch_arrives_late_only_where_the_host_makes_one_in_less_than_a_whole_fetch():
+    for host_s, claim in ((2.9, 0), (3.0, 1)):
+        ledger, strategy = scene("ordered", 10, host_s=host_s, device_s=1.0)
+        strategy.rates.trained(0.1)
+        publish(ledger, 0)
+        for _ in range(3):
+            strategy.rates.fetched("d", 3.0, 1.0, 2)
+        assert strategy.next_claim(4.0) == claim
+
+
+def test_a_batch_that_is_read_or_ready_does_not_arrive_late():
+    """After its bytes, only the user's own steps are left, which the host would have to do as well."""
+    ledger, strategy = scene("ordered", 10, host_s=1.0, device_s=1.0)
+    strategy.rates.trained(0.1)
+    for _ in range(3):
+        strategy.rates.fetched("d", 3.0, 1.0, 2)
+    publish(ledger, 0)
+    _, lease = ledger.fetch(0, 4.0)
+    assert strategy.next_claim(4.0) == 0
+    ledger.read(lease)
+    assert strategy.next_claim(4.0) == 1
+    ledger.verified(lease)
+    assert strategy.next_claim(4.0) == 1
+
+
+def test_a_host_whose_speed_is_not_known_waits_for_what_is_published():
+    ledger, strategy = scene("ordered", 10, device_s=1.0)
+    publish(ledger, 0)
+    ledger.fetch(0, 4.0)
+    assert strategy.next_claim(99.0) == 1
+    strategy.rates.trained(0.1)
+    for _ in range(3):
+        strategy.rates.fetched("d", 3.0, 1.0, 2)
+    assert strategy.next_claim(4.0) == 1
+
+
+@pytest.mark.parametrize(
+    "fetch_s, fetchers, train_s, slow",
+    [
+        (3.0, 2, 1.4, True), (3.0, 2, 1.5, False), (3.0, 1, 1.5, True),  # a batch arrives in 1.5 s, or in 3 s
+        (0.1, 1, 0.01, False), (0.11, 1, 0.01, True),  # this host's threads may need a tenth of a second
+        (3.0, 2, None, False), (None, 2, 0.01, False),
+    ],
+)  # fmt: skip
+def test_a_network_is_slow_where_it_brings_less_than_training_takes(fetch_s, fetchers, train_s, slow):
+    _, strategy = scene("wrr", 10)
+    if train_s is not None:
+        strategy.rates.trained(train_s)
+    for _ in range(3 if fetch_s is not None else 0):
+        strategy.rates.fetched("d", fetch_s, 1.0, fetchers)
+    assert strategy._slow_network("d") is slow
 
 
 def test_the_first_fetch_of_all_is_late_where_the_host_would_be_ready_and_a_second_is_over():
     for host_s, late_s in ((0.01, 1.0), (3.0, 3.0)):
         ledger, strategy = scene("ordered", 10, host_s=host_s, device_s=1.0)
         publish(ledger, 0)
-        ledger.fetch(0, 0.0)
-        assert [strategy.next_claim(now) for now in (late_s - 0.1, late_s + 0.1)] == [1, 0]
+        ledger.fetch(0, 4.0)
+        assert [strategy.next_claim(4.0 + late_s + more) for more in (-0.1, 0.0, 0.05)] == [1, 1, 0]
 
 
 def test_a_host_with_nothing_to_claim_takes_what_arrives_last_over_a_slow_network():
@@ -613,6 +730,56 @@ def test_a_host_with_nothing_to_claim_takes_what_arrives_last_over_a_slow_networ
     assert strategy.next_claim(0.0) is None
     ledger.effects.clear()
     assert ledger.made(claim) and [type(one) for one in ledger.effects] == [Release]
+
+
+@pytest.mark.parametrize("host_s, takes", [(None, False), (2.9, True), (3.0, False)])
+def test_a_host_takes_nothing_that_arrives_before_it_has_made_it(host_s, takes):
+    ledger, strategy = scene("wrr", 2, host_s=host_s, device_s=1.0)
+    assert host_s is None or strategy._take_back() is None, "nothing is published"
+    strategy.rates.trained(0.1)
+    for _ in range(3):
+        strategy.rates.fetched("d", 3.0, 1.0, 2)
+    publish(ledger, 1, 0)
+    assert strategy.next_claim(0.0) == (1 if takes else None), "both have come in 3 s"
+
+
+def test_where_the_order_goes_down_the_first_batch_arrives_last():
+    ledger, strategy = scene("mte", 4, host_batches=0, host_slots=8, host_s=1.0, device_s=1.0)
+    strategy.rates.trained(0.1)
+    for _ in range(3):
+        strategy.rates.fetched("d", 3.0, 1.0, 2)
+    publish(ledger, 3, 2, 1, 0)
+    ledger.fetch(3, 0.0)
+    for expected in (3, 0, 1, 2):
+        assert strategy.next_claim(0.0) == expected
+        ledger.claim(expected)
+    assert strategy.next_claim(0.0) is None
+
+
+def test_the_time_until_one_more_batch_is_ready_may_be_short():
+    assert scene("wrr", 10, device_s=0.5)[1]._ready_s("d") == 0.5
+
+
+def test_what_came_back_is_claimed_though_nothing_is_free():
+    ledger, strategy = scene("ordered", 3, host_slots=5)
+    lease = ledger.lease("d", 2, 0.0)
+    for position in (0, 1):
+        ledger.claim(position)
+    ledger.failed("d", lease)
+    assert strategy.next_claim(0.0) == 2
+
+
+def test_csds_last_slot_is_for_the_batch_whose_turn_it_is():
+    ledger, strategy = scene("csd", 10, host_slots=2)
+    for position in (0, 1):
+        ledger.failed("d", ledger.lease("d", position, 0.0))
+    ledger.claim(1)
+    assert strategy.next_claim(0.0) == 0
+
+
+def test_a_strategy_that_needs_the_length_says_so():
+    with pytest.raises(ValueError, match="mte needs the epoch's length"):
+        Mte(Ledger(None, host_slots=2), Rates())
 
 
 def test_csd_has_the_host_make_what_came_back_though_the_device_is_there():

@@ -380,7 +380,7 @@ def test_without_a_free_slot_nothing_is_claimed():
 
 def test_a_claim_is_wanted_until_it_is_made_or_dropped():
     ledger = ledger_with_device()
-    claim = ledger.claim(0)
+    claim = ledger.claim(1)
     assert ledger.wanted(claim) and not ledger.wanted(claim + 1)
     ledger.made(claim)
     assert not ledger.wanted(claim)

@@ -140,3 +140,51 @@ def test_the_spread_is_a_part_of_the_mean():
     for seconds, expected in ((1.0, 0), (3.0, math.sqrt(2) / 2), (2.0, 1 / 2)):
         rate.add(seconds)
         assert rate.spread == pytest.approx(expected)
+
+
+def test_the_mean_since_some_batch_leaves_out_those_before():
+    rate = Rate()
+    assert rate.mean_since((0, 0.0)) == 0.0, "there is none"
+    for seconds in (1.0, 2.0):
+        rate.add(seconds)
+    assert rate.mean_since((0, 0.0)) == 1.5
+    before = rate.count, rate.total_s
+    assert rate.mean_since(before) == 0.0
+    rate.add(2.5, part=0.5)
+    assert rate.mean_since(before) == 5.0
+    rate.add(3.0)
+    assert rate.mean_since(before) == 4.0
+
+
+def test_devices_rest_and_work_again_by_name_or_all():
+    rates = Rates()
+    assert rates.resting == set()
+    rates.rest(["a", "b"])
+    rates.rest(["c"])
+    assert rates.resting == {"a", "b", "c"}
+    rates.work(["b", "unknown"])
+    assert rates.resting == {"a", "c"}
+    rates.work()
+    assert rates.resting == set()
+
+
+def test_how_fast_batches_come_from_a_device_is_known_after_three():
+    rates = Rates()
+    for seconds in (2.0, 4.0):
+        rates.fetched("a", seconds, 0.5, fetchers=2)
+        assert (rates.link_s("a"), rates.link_per_s("a")) == (0.0, math.inf)
+    rates.fetched("a", 3.0, 0.5, fetchers=2)
+    assert rates.link_s("a") == pytest.approx(6.0) and rates.link_per_s("a") == pytest.approx(2 / 6)
+    assert (rates.link_s("b"), rates.link_per_s("b")) == (0.0, math.inf)
+    rates.device("a").add(1.0)
+    rates.device("b").add(4.0)
+    assert rates.arriving_per_s(["a", "b"]) == pytest.approx(2 / 6 + 0.25) and rates.csd_per_s(["a", "b"]) == 1.25
+
+
+def test_the_processor_time_of_taking_a_batch_is_counted_where_it_is_known():
+    rates = Rates()
+    rates.fetched("a", 2.0, 0.5, fetchers=1)
+    assert not rates.taking_cpu and rates.host_cpu.per_s is None
+    for cpu_s in (0.25, 0.75):
+        rates.fetched("a", 2.0, 0.5, fetchers=1, cpu_s=cpu_s)
+    assert rates.taking_cpu["a"].seconds == 1.0 and list(rates.taking_cpu) == ["a"]
