@@ -25,6 +25,7 @@ import random
 import resource
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -263,19 +264,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--coverage", action="store_true", help="print the branch coverage, and try no mutant")
     options: Any = parser.parse_args(arguments)
     status, what = 0, set(options.what)
-    for name, group in GROUPS.items():
-        files = [str(path) for pattern in group.files for path in sorted(Path().glob(pattern))]
-        chosen = files if not options.what or name in what else [path for path in files if path in what]
-        what -= {name, *chosen}
-        if not chosen:
-            continue
-        sys.stdout.flush()
-        if child := os.fork():  # so that no group finds imported what another one's tests import
-            status |= os.waitpid(child, 0)[1] != 0
-            continue
-        failed = measure(group, chosen) if options.coverage else run(group, chosen, options.sample, options.seed)
-        sys.stdout.flush()
-        os._exit(bool(failed))
+    with tempfile.TemporaryDirectory(prefix="ddlp-mutation-") as own:
+        tempfile.tempdir = own  # a mutant's process ends without removing what it has made
+        for name, group in GROUPS.items():
+            files = [str(path) for pattern in group.files for path in sorted(Path().glob(pattern))]
+            chosen = files if not options.what or name in what else [path for path in files if path in what]
+            what -= {name, *chosen}
+            if not chosen:
+                continue
+            sys.stdout.flush()
+            if child := os.fork():  # so that no group finds imported what another one's tests import
+                status |= os.waitpid(child, 0)[1] != 0
+                continue
+            failed = measure(group, chosen) if options.coverage else run(group, chosen, options.sample, options.seed)
+            sys.stdout.flush()
+            os._exit(bool(failed))
     if what:
         parser.error(f"not known: {', '.join(sorted(what))}")
     return int(status)
