@@ -17,6 +17,7 @@ from csd_engine.protocol.printable import printable
         ("line\u2028and\u2029paragraph", r"line\u2028and\u2029paragraph"),
         ("name\u202egpj.exe", r"name\u202egpj.exe"),
         ("half \udcff", r"half \udcff"),
+        ("ä and \\ stay\n", r"ä and \ stay\n"),
         ("", ""),
     ],
 )
