@@ -43,8 +43,8 @@ Trains while faults strike. Checks that every sample comes exactly once, with it
 Two engines run as processes of their own, each with a small spool; one of them is reached through a bad network. Each round
 makes a loader by chance (strategy, workers, devices, transfer, order), trains one or more epochs, and strikes up to nine times.
 What is checked: the samples and their bits against what the host alone makes; the time of a round; afterwards descriptors,
-threads, processes, shared memory and the engines' spools. As root the spools are file systems of their own (mounted in a mount
-namespace of the run): without that, faults of a full or read-only spool are left out. Without a C compiler no clock jumps.
+threads, processes, shared memory and the engines' spools. As root the spools and /dev/shm are file systems of the run's own, in
+a mount namespace: without that, faults of a full or read-only spool are left out. Without a C compiler no clock jumps.
 
 Exit status 0: nothing was found. 1: something was found; it is told with the round and its seed. 2: the run could not begin.
 """
@@ -83,7 +83,9 @@ def _supervise(arguments: list[str]) -> int:
     mark = uuid.uuid4().hex
     command = [sys.executable, "-m", "scripts.chaos", *arguments, "--inner", str(home)]
     if os.geteuid() == 0 and shutil.which("unshare"):
-        command = ["unshare", "--mount", "--propagation", "private", *command]
+        # Its shared memory is its own: what other programs have there is no finding.
+        own = 'mount -t tmpfs ddlp-chaos /dev/shm; exec "$@"'
+        command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", own, "sh", *command]
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # nothing may be left then, either
     child = subprocess.Popen(command, cwd=REPOSITORY, env={**os.environ, "DDLP_CHAOS": mark, "TMPDIR": str(home)})
     try:
