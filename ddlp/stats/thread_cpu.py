@@ -29,7 +29,7 @@ def thread_queued_s() -> float:
     The kernel counts them since the thread's start. 0 on other systems than Linux, and where /proc does not tell.
     """
     try:
-        with open("/proc/thread-self/schedstat", encoding="ascii") as file:
+        with open("/proc/thread-self/schedstat", "rb") as file:  # a text would import a codec, in a thread
             return int(file.read().split()[1]) / 1e9 + ELSEWHERE.queued_s
     except (OSError, ValueError, IndexError):
         return 0.0
