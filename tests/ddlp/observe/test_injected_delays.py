@@ -54,7 +54,7 @@ def test_every_stage_at_once(delays, tmp_path):
     ("limit", "step_s", "options"),
     [
         (READ, 0.002, {"strategy": "cpu", "read_s": 0.015, "host_s": 0.001}),
-        (CPU, 0.002, {"strategy": "cpu", "host_s": 0.015, "num_workers": 2}),
+        (CPU, 0.002, {"strategy": "cpu", "host_s": 0.04, "num_workers": 2}),  # long compared with the work itself
         (CSD, 0.002, {"strategy": "csd", "device_s": 0.04}),
         (TRANSFER, 0.002, {"strategy": "csd", "fetch_s": 0.06}),
         (TRAINING, 0.03, {"strategy": "ordered", "host_s": 0.002, "device_s": 0.004}),
