@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from ddlp.sources.engine.connections import EngineAt
 
-__all__ = ["Pool", "is_pool"]
+__all__ = ["Pool", "check_number", "is_pool"]
 
 
 class Pool(Protocol):
@@ -27,3 +27,9 @@ class Pool(Protocol):
 def is_pool(thing: Any) -> bool:
     """True for an object that a loader can use as a pool."""
     return callable(getattr(thing, "want", None)) and callable(getattr(thing, "engines", None))
+
+
+def check_number(engines: int, given_as: str) -> None:
+    """Raise ValueError if this is no number of engines, 1 or more. ``given_as``: how the user gave it, for the message."""
+    if not isinstance(engines, int) or isinstance(engines, bool) or engines < 1:
+        raise ValueError(f"{given_as}: a number of engines, 1 or more")

@@ -13,6 +13,7 @@ from csd_engine.protocol.cards import allow_host, open_cards, read_cards
 from csd_engine.protocol.keys import load_public, make_pair
 from ddlp.devices.address_book import ddlp_home
 from ddlp.errors import DDLPError
+from ddlp.pools.base import check_number
 from ddlp.sources.engine.connections import EngineAt
 from ddlp.sources.engine.device_link import CardedEngine
 
@@ -47,8 +48,7 @@ class CardPool:
         Raises:
             ValueError: if it is less than 1.
         """
-        if not isinstance(engines, int) or isinstance(engines, bool) or engines < 1:
-            raise ValueError(f"want({engines!r}): a number of engines, 1 or more")
+        check_number(engines, f"want({engines!r})")
         self._at_most = engines
 
     def engines(self) -> Mapping[str, EngineAt]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ddlp.pools.base import check_number
 from ddlp.sources.engine.connections import EngineAt
 from ddlp.sources.engine.embedded import EmbeddedOptions
 
@@ -41,8 +42,7 @@ class LocalPool:
         Raises:
             ValueError: if it is less than 1.
         """
-        if not isinstance(engines, int) or isinstance(engines, bool) or engines < 1:
-            raise ValueError(f"pool={engines!r}: a number of engines, 1 or more")
+        check_number(engines, f"pool={engines!r}")
         self._engines = engines
 
     def engines(self) -> Mapping[str, EngineAt]:
