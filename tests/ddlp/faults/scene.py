@@ -136,6 +136,26 @@ def worker_pids(below: int | None = None) -> list[int]:
     return [p.pid for p in descendants(below) if WORKER in p.command]
 
 
+def shared_memory() -> list[str]:
+    """The names in /dev/shm, without those that only other tests' processes use: tests run side by side."""
+    inodes = {}
+    for name in os.listdir("/dev/shm"):
+        if not name.startswith("cuda.shm"):
+            try:
+                inodes[name] = os.stat(f"/dev/shm/{name}").st_ino
+            except FileNotFoundError:
+                continue
+    ours = {os.getpid(), *(p.pid for p in descendants())}
+    others = set()  # inodes, since a semaphore's file has another name when it is mapped
+    for process in processes() if inodes else ():
+        try:
+            maps = Path(f"/proc/{process.pid}/maps").read_text(errors="replace") if process.pid not in ours else ""
+        except OSError:  # it has ended, or is another user's
+            continue
+        others |= {int(line.split()[4]) for line in maps.splitlines() if " /dev/shm/" in line}
+    return sorted(name for name, inode in inodes.items() if inode not in others)
+
+
 def listing() -> dict[str, Any]:
     """This process's threads, descriptors and other things that could be left behind."""
     ours = [one for one in open_files() if not one.startswith("/dev/nvidia")]  # the driver opens /dev/nvidia* whenever it likes
@@ -143,7 +163,7 @@ def listing() -> dict[str, Any]:
         "descriptors": sorted(one.partition(":")[0] for one in ours),
         "threads": sorted(t.name for t in threading.enumerate() if t is not threading.main_thread()),
         "processes": sorted(p.command for p in descendants()),
-        "shared memory": sorted(name for name in os.listdir("/dev/shm") if not name.startswith("cuda.shm")),
+        "shared memory": shared_memory(),
     }
 
 
