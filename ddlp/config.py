@@ -175,11 +175,9 @@ class LoaderConfig:
         self._check_values(strategy)
         if (self.csd is not None or self.pool is not None or strategy.needs_device) and (other := other_system()) is not None:
             raise other
-        if self.backend != "native":
-            if strategy.needs_device:
-                with_it = f"backend={self.backend!r} with strategy={strategy.name!r}"
-                raise ValueError(f"{with_it}: the host would prepare nothing; leave one out")
-            require_dali()
+        if self.backend != "native" and strategy.needs_device:
+            with_it = f"backend={self.backend!r} with strategy={strategy.name!r}"
+            raise ValueError(f"{with_it}: the host would prepare nothing; leave one out")
         for one in self.devices:
             if not isinstance(one, Device) and not is_lease_source(one):
                 raise ValueError(
@@ -206,6 +204,8 @@ class LoaderConfig:
                 f"transfer={self.transfer!r} brings batches into a GPU's memory: give device='cuda', or take 'shared', "
                 "'stream' or None"
             )
+        if self.backend != "native":
+            require_dali()
 
     def _check_replacing(self, index_sampler: Any, batched: bool) -> None:
         """Raise ValueError if bad samples can't be replaced with these arguments."""

@@ -34,6 +34,7 @@ setup_venv_python() { # prints the first interpreter that is new enough
 
 setup_venv() {
   local root extras extra stamp missing="" python free_mb constraints
+  local -a wanted=()
   root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
   VENV=${DDLP_VENV:-$root/.venv}
   PY=$VENV/bin/python
@@ -71,7 +72,18 @@ setup_venv() {
   # pip unpacks below TMPDIR, and on many systems /tmp is a small file system in memory.
   mkdir -p "$VENV/tmp"
   extras=${missing#,}
-  (cd "$root" && TMPDIR=${TMPDIR:-$VENV/tmp} PIP_DISABLE_PIP_VERSION_CHECK=1 "$PY" -m pip install ${constraints:+-c "$constraints"} -e ".[$extras]") ||
+  if grep -qsx "$stamp" "$VENV"/.ddlp-*; then
+    # ddlp is there as it is now: beside it comes what the extras need. To install it again would take its kernel away from what runs.
+    mapfile -t wanted < <("$PY" -c 'import sys
+from importlib.metadata import requires
+from pip._vendor.packaging.requirements import Requirement
+for one in map(Requirement, requires("ddlp")):
+    if any(one.marker and one.marker.evaluate({"extra": extra}) for extra in sys.argv[1:]):
+        one.marker = None
+        print(one)' ${extras//,/ })
+  fi
+  [ ${#wanted[@]} -gt 0 ] || wanted=(-e ".[$extras]")
+  (cd "$root" && TMPDIR=${TMPDIR:-$VENV/tmp} PIP_DISABLE_PIP_VERSION_CHECK=1 "$PY" -m pip install ${constraints:+-c "$constraints"} "${wanted[@]}") ||
     setup_venv_fail "pip could not install .[$extras] into $VENV (its message is above)." \
       "Run this again once the network, the disk or the proxy (PIP_INDEX_URL, PIP_CERT) is in order."
   rm -rf "$VENV/tmp"

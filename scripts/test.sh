@@ -13,13 +13,13 @@ all="" chosen='-m "not slow"'
 [ "${1:-}" != --all ] || { all=yes chosen=""; shift; }
 source scripts/setup_venv.sh
 
-systems="" work="" running=()
+systems="" setup="" work="" running=()
 end() { # ends what runs in the background; each of those takes down the boards and systems that it has made
   trap '' INT TERM
   local pid
   for pid in "${running[@]}"; do kill -INT -- "-$pid" 2>/dev/null || true; done
   for pid in "${running[@]}"; do wait "$pid" 2>/dev/null || true; done
-  [ -z "$systems" ] || { kill -TERM -- "-$systems" && wait "$systems"; } 2>/dev/null || true
+  for pid in $systems $setup; do { kill -TERM -- "-$pid" && wait "$pid"; } 2>/dev/null || true; done
   [ -z "$work" ] || rm -rf "$work"
 }
 trap end EXIT
@@ -35,17 +35,27 @@ if [ $# -eq 0 ] && [ "$(id -u)" = 0 ]; then
     done' _ armhf ${all:+arm64} >/dev/null 2>&1 &
   systems=$!
 fi
-setup_venv test dev dali docs frameworks quickstart # `test` includes `quickstart`; named too, so that quickstart.sh installs nothing
+others=(dali docs frameworks quickstart) # `test` includes `quickstart`; named too, so that quickstart.sh installs nothing
 if [ $# -gt 0 ]; then
+  setup_venv test dev "${others[@]}"
   echo "test: pytest"
   exec "$PY" -m pytest "$@"
 fi
+setup_venv test dev
 export OMP_WAIT_POLICY=passive # threads of torch's that wait leave the processor to the other parts
 export OPENBLAS_NUM_THREADS=1 # numpy starts hundreds of times, and its threads take a fifth of that
 unset PYTHONDONTWRITEBYTECODE # the tests start hundreds of processes, and each would compile ddlp
+work=$(mktemp -d)
+if [ -e "$VENV/.ddlp-made" ] && [ -n "${DDLP_CONSTRAINTS-tested}" ]; then
+  # pip keeps one core busy at most, so the first parts, which do without these, run beside it. It changes nothing that is there:
+  # constraints.txt names one version of each.
+  # shellcheck disable=SC2016 # for that bash to expand
+  setsid bash -c 'source scripts/setup_venv.sh && setup_venv "$@"' _ "${others[@]}" >"$work/setup" 2>&1 &
+  setup=$!
+else
+  setup_venv "${others[@]}"
+fi
 "$PY" -c 'import torchvision' # and torch's two thousand modules, which the parts that begin together would all compile
-[ -z "$systems" ] || wait "$systems" || true
-systems=""
 
 checks() {
   "$PY" -m ruff check . && "$PY" -m mypy && # ruff knows the syntax of Python 3.8, vermin its library
@@ -55,15 +65,16 @@ export -f checks
 export PY VENV
 # The tests run in parts, three at a time, since none keeps a core busy. When one has ended the next begins, so the longest come
 # first. The checks, and tests that race no other process, run beside them in the processor time that is left.
-own=(tests/{board,ddlp/deploy,ddlp/faults,ddlp/dropin,csd_engine,ddlp/bench,ddlp/observe,ddlp/ranks})
+own=(tests/{ddlp/faults,ddlp/deploy,board,ddlp/dropin,csd_engine,ddlp/bench,ddlp/observe,ddlp/ranks})
+early=3 # so many of these need no package of $others
 quiet=(tests/csd_engine/{batchfile,data,kernels,prepare,transforms} tests/ddlp/{sampledata,sampling,schedule,translate}
   tests/ddlp/transfer/test_epilogue.py tests/scripts/test_accuracy.py)
 pytest="\"\$PY\" -m pytest --durations=10 $chosen"
-commands=(checks "$pytest ${quiet[*]}")
-beside=${#commands[@]}
-for part in "${own[@]:0:4}" "tests ${own[*]/#/--ignore=}" "${own[@]:4}"; do commands+=("$pytest $part ${quiet[*]/#/--ignore=}"); done
+commands=()
+for part in "${own[@]:0:early}" BESIDE "tests ${own[*]/#/--ignore=}" "${own[@]:early}"; do
+  if [ "$part" = BESIDE ]; then commands+=(checks "$pytest ${quiet[*]}"); else commands+=("$pytest $part ${quiet[*]/#/--ignore=}"); fi
+done
 
-work=$(mktemp -d)
 status=0 failures=""
 finished() { # prints the output of the parts that have ended, and forgets them
   local number
@@ -78,14 +89,26 @@ finished() { # prints the output of the parts that have ended, and forgets them
     unset "running[$number]"
   done
 }
-at_work() { # prints how many of these parts run
+is_beside() { [ "$1" = "$early" ] || [ "$1" = $((early + 1)) ]; }
+at_work() { # prints how many parts run, not counting those beside
   local number count=0
-  for number in "${!running[@]}"; do [ "$number" -lt "$beside" ] || count=$((count + 1)); done
+  for number in "${!running[@]}"; do is_beside "$number" || count=$((count + 1)); done
   echo "$count"
 }
 for number in "${!commands[@]}"; do
+  if [[ ${commands[number]} = *" tests/board "* && -n $systems ]]; then
+    wait "$systems" || true
+    systems=""
+  fi
+  if [ "$number" = "$early" ] && [ -n "$setup" ]; then
+    installed=0
+    wait "$setup" || installed=$?
+    setup=""
+    cat "$work/setup"
+    [ "$installed" = 0 ] || exit 1
+  fi
   niceness=10
-  if [ "$number" -ge "$beside" ]; then
+  if ! is_beside "$number"; then
     niceness=0
     # These race real processes the most, so they get processor time first.
     [[ ${commands[number]} != *" tests/ddlp/faults "* || $(id -u) != 0 ]] || niceness=-10

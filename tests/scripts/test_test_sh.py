@@ -40,6 +40,7 @@ def copy_script(place: Path) -> Path:
         (place / directory).mkdir()
     shutil.copy(SCRIPT, place / "scripts")
     (place / "scripts/setup_venv.sh").write_text("setup_venv() { VENV=$PWD PY=$PWD/bin/python; }\n")
+    (place / ".ddlp-made").touch()
     stub(place / "scripts/csd_emulator.sh", "nothing")
     for program in ("vermin", "codespell"):
         stub(place / "bin" / program, "nothing")
@@ -59,6 +60,28 @@ def test_a_part_that_fails_is_a_failure(tmp_path: Path, failing: str | None) -> 
     parts = ("board", "ddlp/deploy", "ddlp/faults", "csd_engine ")
     races = [line for line in ran if any(f" tests/{part}" in line for part in parts)]
     assert len(yields) == 3 - (failing in ("mypy", "tests/ddlp/schedule")) and len(races) == 4 and not {*yields} & {*races}
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_the_first_parts_run_while_the_rest_is_installed(tmp_path: Path, installed: bool) -> None:
+    """pip takes what it is given here until three parts have begun. If it fails, no other part begins."""
+    script = copy_script(tmp_path)
+    (tmp_path / "scripts/setup_venv.sh").write_text(
+        "setup_venv() {\n  VENV=$PWD PY=$PWD/bin/python; [ $1 = dali ] || return 0\n"
+        '  until [ "$(grep -c tests/ began)" = 3 ]; do sleep 0.05; done 2>/dev/null\n'
+        f"  echo 'pip is done'; echo installed >>began; exit {int(not installed)}\n}}\n"
+    )
+    (tmp_path / "bin/python").write_text('#!/bin/sh\necho "$*" >>began\n')
+    (tmp_path / "bin/python").chmod(0o755)
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+    environment.pop("DDLP_CONSTRAINTS", None)
+    done = subprocess.run([script], env=environment, stdout=subprocess.PIPE, text=True, timeout=60)
+    began = (tmp_path / "began").read_text().splitlines()
+    calls = [line for line in began if "pytest" in line or line == "installed"]
+    parts = [line.partition("--durations=10 ")[2].partition(" --ignore")[0] for line in calls]
+    assert {*parts[:3]} == {f"-m not slow tests/{part}" for part in ("ddlp/faults", "ddlp/deploy", "board")}
+    assert parts[3] == "" and len(parts) == (11 if installed else 4)
+    assert done.returncode == (not installed) and "pip is done" in done.stdout and not list((tmp_path / "tmp").iterdir())
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="what runs beside are boards, which only root can make")
