@@ -1,0 +1,32 @@
+"""The checks of templates/pools: a real Slurm cluster and a real image, with a pool of engines in each."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for namespaces")]
+
+
+def run(*command: str) -> str:
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1500)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.mark.skipif(not shutil.which("slurmctld"), reason="needs slurmctld, slurmd, slurm-client and munge")
+def test_slurm():
+    said = run("scripts/slurm_check.sh", "3")
+    assert said.count("each once and with the host's bits") == 2 and said.count("nothing is left") == 2
+
+
+@pytest.mark.skipif(not shutil.which("debootstrap"), reason="needs debootstrap")
+def test_container():
+    said = run(sys.executable, "-m", "scripts.container_check")
+    assert said.count("each once and with the host's bits") == 2 and said.count("a pod ended") == 2

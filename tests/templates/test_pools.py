@@ -1,0 +1,84 @@
+"""templates/pools: the image, the manifest and the job fit together and fit the engine. scripts/ has checks that run them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from csd_engine.__main__ import _size, make_parser
+from scripts.dockerfile import Copy, Run, Stage, parse
+
+POOLS = Path(__file__).resolve().parents[2] / "templates/pools"
+
+
+@pytest.fixture(scope="module")
+def image() -> Stage:
+    return parse((POOLS / "Dockerfile").read_text())[-1]
+
+
+@pytest.fixture(scope="module")
+def documents() -> dict[str, dict[str, Any]]:
+    return {one["kind"]: one for one in yaml.safe_load_all((POOLS / "kubernetes.yaml").read_text())}
+
+
+def test_the_image_has_the_engine_alone_and_starts_it_without_a_shell(image):
+    commands = [step.command for step in image.steps if isinstance(step, Run)]
+    assert not any(word in command for command in commands for word in ("torch", "pip", "gcc"))
+    assert [step.sources for step in image.steps if isinstance(step, Copy)] == [("/opt/ddlp/csd_engine",)]
+    assert image.entrypoint[:3] == ("python3", "-m", "csd_engine") and image.stop_signal == "SIGTERM"
+    assert image.user not in ("0:0", "root")
+    options = make_parser().parse_args([*image.entrypoint[3:], *image.command])
+    assert options.card and options.listen and options.root and Path(options.spool).parent == Path("/spool")
+
+
+def test_the_pods_start_the_image_as_it_wants_with_least_rights(image, documents):
+    spec = documents["Deployment"]["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    rights = spec["securityContext"]
+    assert f"{rights['runAsUser']}:{rights['runAsGroup']}" == image.user and rights["runAsNonRoot"]
+    assert "fsGroup" not in rights  # the group could write to the cards
+    assert rights["seccompProfile"] == {"type": "RuntimeDefault"} and spec["automountServiceAccountToken"] is False
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
+    }  # fmt: skip
+    assert spec["terminationGracePeriodSeconds"] >= 30
+    assert {"cpu", "memory"} == set(container["resources"]["limits"]) == set(container["resources"]["requests"])
+
+
+def test_volumes_are_where_the_engine_is_told_that_they_are(image, documents):
+    spec = documents["Deployment"]["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    options = make_parser().parse_args([*image.entrypoint[3:], *container["args"]])
+    volumes = {one["name"]: one for one in spec["volumes"]}
+    mounts = {one["mountPath"]: one for one in container["volumeMounts"]}
+    assert set(volumes) == {one["name"] for one in mounts.values()}
+    assert mounts[options.root[0]]["readOnly"] and volumes[mounts[options.root[0]]["name"]]["persistentVolumeClaim"]["readOnly"]
+    assert not mounts[options.card].get("readOnly")
+    room = volumes[mounts[str(Path(options.spool).parent)]["name"]]["emptyDir"]["sizeLimit"]
+    # Else the kubelet would evict the pod before the engine's own quota holds it back.
+    assert options.quota_bytes + options.upload_bytes < _size(room.replace("i", ""))
+
+
+def test_labels_and_ports_agree(image, documents):
+    deployment, policy = documents["Deployment"], documents["NetworkPolicy"]["spec"]
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert deployment["spec"]["selector"]["matchLabels"] == policy["podSelector"]["matchLabels"] == labels
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert [one["name"] for one in container["env"]] == ["POD_IP"]
+    options = make_parser().parse_args([*image.entrypoint[3:], *container["args"]])
+    (port,), (rule,) = container["ports"], policy["ingress"]
+    assert options.listen == f"tcp://$(POD_IP):{port['containerPort']}"
+    assert rule["ports"] == [{"protocol": "TCP", "port": port["containerPort"]}] and "egress" not in policy
+
+
+@pytest.mark.parametrize("nodes, arguments", (("1", ("/data", "true")), ("2", ("/data",))))
+def test_a_job_too_small_says_how_to_submit_it(tmp_path, nodes, arguments):
+    environment = {**os.environ, "SLURM_NNODES": nodes, "HOME": str(tmp_path)}
+    done = subprocess.run([POOLS / "slurm.sh", *arguments], env=environment, capture_output=True, text=True, timeout=20)
+    assert done.returncode == 2 and "sbatch --nodes=N (2 or more)" in done.stderr
+    assert not list(tmp_path.iterdir())
