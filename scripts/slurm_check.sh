@@ -32,7 +32,7 @@ work=$3
 chmod 755 "$work"
 failed() { tail -n 20 "$work"/*.log "$work"/job.* >&2 2>/dev/null || true; }
 trap failed ERR
-mkdir -p "$work"/{state,home}
+mkdir "$work"/{state,home,local}
 hostname control
 echo "127.0.0.1 localhost" >"$work/hosts"
 echo "10.78.0.100 control" >>"$work/hosts"
@@ -90,7 +90,7 @@ done
 sinfo
 
 # The job, as a user sends it; the engines' Python is this checkout's.
-export PATH=$PWD/.venv/bin:$PATH PYTHONPATH=$PWD HOME=$work/home DDLP_HOME=$work/home/keys
+export PATH=$PWD/.venv/bin:$PATH PYTHONPATH=$PWD HOME=$work/home DDLP_HOME=$work/home/keys TMPDIR=$work/local
 python -c 'import pathlib, sys, tests.small_images as small; small.make_images(pathlib.Path(sys.argv[1]), 400)' "$work/images"
 job=(--nodes="$nodes" --output="$work/job.out" --error="$work/job.err" templates/pools/slurm.sh "$work/images"
   python -m scripts.pool_epochs "$work/images" --engines $((nodes - 1)))
@@ -98,7 +98,7 @@ job=(--nodes="$nodes" --output="$work/job.out" --error="$work/job.err" templates
 # ended WHAT: nothing of the last job may be left.
 ended() {
   local left
-  left=$(ls -d "$work"/home/.ddlp-cards-* /tmp/ddlp-spool-[0-9]*-* 2>/dev/null; pgrep -af '^python -m (csd_engine|scripts)' || true)
+  left=$(find "$work/home" "$work/local" -maxdepth 1 -name '*ddlp-*'; pgrep -af '^python -m (csd_engine|scripts)' || true)
   [ -z "$left" ] || { printf 'slurm_check: %s has left behind:\n%s\n' "$1" "$left" >&2; exit 1; }
   echo "slurm_check: $1: nothing is left"
 }
