@@ -35,7 +35,7 @@ if [ $# -eq 0 ] && [ "$(id -u)" = 0 ]; then
     done' _ armhf ${all:+arm64} >/dev/null 2>&1 &
   systems=$!
 fi
-setup_venv test dev dali docs frameworks quickstart # `test` includes `quickstart`; named too, so that quickstart.sh installs nothing
+setup_venv test dev dali docs frameworks ray quickstart # `test` includes `quickstart`; named too, so that quickstart.sh installs nothing
 if [ $# -gt 0 ]; then
   echo "test: pytest"
   exec "$PY" -m pytest "$@"
