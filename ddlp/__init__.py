@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ddlp.planning.decide import Power, Prices
     from ddlp.pools.cards import CardPool
     from ddlp.pools.local import LocalPool
+    from ddlp.pools.on_ray import RayPool
     from ddlp.sampling.merge_states import merge_states
     from ddlp.stats.report import EpochReport
     from ddlp.tars import TarImages
@@ -38,6 +39,7 @@ __all__ = [
     "LocalPool",
     "Power",
     "Prices",
+    "RayPool",
     "TarImages",
     "Untranslatable",
     "load_operators",
@@ -57,6 +59,7 @@ _WHERE = {
     "LocalPool": "ddlp.pools.local",
     "Power": "ddlp.planning.decide",
     "Prices": "ddlp.planning.decide",
+    "RayPool": "ddlp.pools.on_ray",
     "TarImages": "ddlp.tars",
     "Untranslatable": "ddlp.errors",
     "load_operators": "ddlp.translate.user_operators",

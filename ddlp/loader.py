@@ -96,8 +96,9 @@ class DDLPLoader(DataLoader):
             pass a source of your own, a `ddlp.sources.base.LeaseSource` (docs/extending.md).
         pool: further engines that prepare batches, beside the devices in ``csd``. A number: so many engines, each a process on
             this machine, which end with the loader. A `LocalPool` has more settings, and can change its number while an epoch
-            runs. The path of a directory: the engines whose cards are there, as a `CardPool`. Training waits for none of them
-            to start, except for one's own processes under ``strategy="csd"`` (docs/pools.md).
+            runs. The path of a directory: the engines whose cards are there, as a `CardPool`. A `RayPool`: engines on a Ray
+            cluster. Training waits for none of them to start, except for one's own processes under ``strategy="csd"``
+            (docs/pools.md).
         device: where batches are delivered: a device such as ``"cuda"``, or a GPU's number. None: as CPU tensors, like
             DataLoader's. Copies to a GPU, and the rest of the transform there, run beside the training step.
         seed: the seed of all random draws within samples. None draws a seed from ``generator`` (or torch's) at each iter(), as

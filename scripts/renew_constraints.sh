@@ -24,7 +24,7 @@ renew() { # renew FILE COMMENT: writes the versions that were found to FILE
 }
 
 printf '%s\n' "$@" >"$work/limits"
-extras=(quickstart report test dev docs dali frameworks recipes audit)
+extras=(quickstart report test dev docs dali frameworks ray recipes audit)
 resolve --universal --python-version 3.10 -c "$work/limits" "${extras[@]/#/--extra=}" >"$work/found"
 renew constraints.txt "The versions that scripts/setup_venv.sh installs, and that all tests have passed with."
 

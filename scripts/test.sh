@@ -35,7 +35,7 @@ if [ $# -eq 0 ] && [ "$(id -u)" = 0 ]; then
     done' _ armhf ${all:+arm64} >/dev/null 2>&1 &
   systems=$!
 fi
-others=(dali docs frameworks quickstart) # `test` includes `quickstart`; named too, so that quickstart.sh installs nothing
+others=(dali docs frameworks ray quickstart) # `test` includes `quickstart`; named too, so that quickstart.sh installs nothing
 if [ $# -gt 0 ]; then
   setup_venv test dev "${others[@]}"
   echo "test: pytest"

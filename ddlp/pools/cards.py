@@ -17,7 +17,7 @@ from ddlp.pools.base import check_number
 from ddlp.sources.engine.connections import EngineAt
 from ddlp.sources.engine.device_link import CardedEngine
 
-__all__ = ["CardPool"]
+__all__ = ["CardPool", "own_pair"]
 
 
 class CardPool:
@@ -59,7 +59,7 @@ class CardPool:
                 left there.
         """
         try:
-            pair = _own_pair()
+            pair = own_pair()
             public = pair.with_suffix(".key")
             name = f"host-{hashlib.blake2b(load_public(public), digest_size=6).hexdigest()}"
             allow_host(self.directory, name, public.read_text())
@@ -81,7 +81,7 @@ def _unfit(error: EngineError) -> DDLPError:
     return DDLPError(f"pool=: {error}")
 
 
-def _own_pair() -> Path:
+def own_pair() -> Path:
     """Return the file of this user's pair for engines that are known by cards. It is made at the first call."""
     home = ddlp_home() / "pool"
     pair = home / "host.key_secret"

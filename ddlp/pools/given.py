@@ -28,4 +28,6 @@ def pool_of(given: Any) -> Pool | None:
         return LocalPool(given)
     if isinstance(given, (str, os.PathLike)):
         return CardPool(given)
-    raise ValueError(f"pool={given!r}: expected a number of engines, a directory of cards, a ddlp.LocalPool, or None")
+    raise ValueError(
+        f"pool={given!r}: expected a number of engines, a directory of cards, a ddlp.LocalPool or ddlp.RayPool, or None"
+    )

@@ -1,0 +1,264 @@
+"""`RayPool`: engines in actors of a Ray cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import ipaddress
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from csd_engine.errors import EngineError
+from csd_engine.service.worker_process import child_environment
+from ddlp.errors import DDLPError
+from ddlp.pools.cards import own_pair
+from ddlp.pools.ray_keeper import Settings, next_pause_s
+from ddlp.process.user_warnings import warn_user
+from ddlp.sources.engine.connections import EngineAt
+from ddlp.sources.engine.device_link import CardedEngine
+from ddlp.sources.engine.embedded import EmbeddedOptions
+
+__all__ = ["RayPool"]
+
+_END_TIMEOUT_S = 5.0
+
+
+class RayPool:
+    """Engines in actors of a Ray cluster, for ``DDLPLoader(pool=)``: Ray says on which nodes, ddlp carries the batches.
+
+    Engines start with the first epoch, and each joins the epoch under way. An epoch never waits for them: while the cluster
+    has no room, the host works alone. One that dies, or whose node does, is replaced after a pause of 1 s, then 2 s, up to
+    30 s. They end with the last loader that uses the pool, or with this process, however that ends. Each process has engines of
+    its own, so each rank of a job has ``max`` of them. `want` says how many there should be; before its first call that is
+    ``max``.
+
+    The nodes need numpy, Pillow and pyzmq beside Ray, and no ddlp. For the same bits they need this host's version of Pillow.
+    Without a token, Ray runs the code of anybody who can reach it (docs/pools.md).
+
+    Args:
+        min, max: the least and the largest number of engines, 0 or more.
+        address: of a Ray cluster that runs, as for ``ray.init``; "auto": $RAY_ADDRESS, else the one on this machine.
+        num_cpus: CPUs of each engine, for Ray's placement. Each has as many worker processes, at least one.
+        roots: the directories that the engines may read: a path of this host, or "/PATH HERE=/PATH THERE". Default: all that
+            Ray's user may read, by the paths that they have here.
+        resources: further resources of each engine for Ray's placement, such as ``{"storage": 1}``.
+        runtime_env: Ray's runtime environment of the actors, such as ``{"pip": ["pillow", "pyzmq"]}``.
+
+    Raises:
+        DDLPError: Ray is not installed.
+        ValueError: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        min: int = 0,
+        max: int = 16,
+        address: str = "auto",
+        num_cpus: float = 2,
+        *,
+        roots: str | Sequence[str] = "/",
+        resources: Mapping[str, float] | None = None,
+        runtime_env: Mapping[str, Any] | None = None,
+    ) -> None:
+        if importlib.util.find_spec("ray") is None:
+            raise DDLPError("RayPool needs Ray, which is not installed here: pip install ddlp[ray]")
+        if not 0 <= _number(min, "min") <= _number(max, "max"):
+            raise ValueError(f"min={min!r}, max={max!r}: the least and the largest number of engines, 0 or more")
+        if isinstance(num_cpus, bool) or not isinstance(num_cpus, (int, float)) or not num_cpus > 0:
+            raise ValueError(f"num_cpus={num_cpus!r}: the CPUs of each engine, more than 0")
+        if not address or not isinstance(address, str) or address == "local":
+            raise ValueError(f'address={address!r}: that of a Ray cluster that runs, or "auto". On one machine use pool=4')
+        self.min, self.max, self.address = min, max, address
+        self._cpus = num_cpus
+        self._roots = (roots,) if isinstance(roots, str) else tuple(roots)
+        if not self._roots or not all(side.startswith("/") for one in self._roots for side in one.split("=", 1)):
+            raise ValueError(f'roots={roots!r}: directories such as "/data" or "/data=/mnt/data"')
+        self._more = {"resources": dict(resources or {}), "runtime_env": dict(runtime_env or {})}
+        try:
+            json.dumps(self._more)
+        except TypeError as error:
+            raise ValueError(f"resources= or runtime_env=: {error}; give numbers, strings, lists and dicts") from None
+        self._wanted = max
+        self._lock = threading.Lock()
+        self._link: _Link | None = None
+        _warn_of_strangers(address)
+
+    def want(self, engines: int) -> None:
+        """Set the number of engines. Further ones join the epoch under way. Ones too many end after it.
+
+        Raises:
+            ValueError: if it is less than ``min`` or more than ``max``.
+        """
+        if not self.min <= _number(engines, "want") <= self.max:
+            raise ValueError(f"want({engines!r}): a number of engines from {self.min} to {self.max}, this pool's min and max")
+        with self._lock:
+            self._wanted = engines
+            if self._link is not None:
+                self._link.want(engines)
+
+    def engines(self) -> Mapping[str, EngineAt]:
+        """Return the engines that serve now, by their names. The first call lets them start, and waits for none.
+
+        Raises:
+            DDLPError: Ray can't be reached, or no engine starts there; says why.
+        """
+        with self._lock:
+            if self._link is None or self._link.pid != os.getpid():  # after a fork it is the parent's
+                pair = _pair()
+                self._link = _Link(self._settings(pair), self._wanted, pair)
+                weakref.finalize(self, self._link.end)
+            told, pair = self._link.told, self._link.pair
+        if told["trouble"] and not told["engines"]:
+            raise DDLPError(f"{told['trouble']}. ddlp tries again, after 30 s at most")
+        return {
+            name: CardedEngine(one["address"], one["key"].encode("ascii"), pair) for name, one in told["engines"].items()
+        }
+
+    def close(self) -> None:
+        """End the engines now. If a loader uses the pool later, they start again."""
+        with self._lock:
+            link, self._link = self._link, None
+        if link is not None:
+            link.end()
+
+    def _settings(self, pair: Path) -> Settings:
+        options = EmbeddedOptions(workers=int(self._cpus) or 1).resolved()
+        arguments = ["--workers", str(options.workers), "--slowdown", repr(options.slowdown)]
+        for root in self._roots:
+            arguments += ["--root", root]
+        return Settings(self.address, {"num_cpus": self._cpus, **self._more}, pair.with_suffix(".key").read_text(), arguments)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_lock": None, "_link": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=threading.Lock())
+
+    def __repr__(self) -> str:
+        return f"{self.min} to {self.max} engines of {self._cpus:g} CPUs on the Ray cluster at {self.address}"
+
+
+class _Link:
+    """The keeper's process and what it has told. A thread starts it, reads it, and starts it again when it has ended.
+
+    ``told``: the last message. ``pair``: the file of this host's keys, whose secret one stays in this process.
+    """
+
+    def __init__(self, settings: Settings, wanted: int, pair: Path) -> None:
+        self.pid = os.getpid()
+        self.pair = pair
+        self.told: dict[str, Any] = {"engines": {}, "trouble": ""}
+        self._settings, self._wanted = settings, wanted
+        self._lock = threading.RLock()  # the pool may be collected, and this ended, in the thread that holds it
+        self._process: subprocess.Popen[str] | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ddlp-ray", daemon=True)
+        self._thread.start()
+
+    def want(self, engines: int) -> None:
+        """Tell the keeper how many engines there should be."""
+        with self._lock:
+            self._wanted = engines
+            if self._process is not None:
+                assert self._process.stdin is not None
+                with contextlib.suppress(OSError):  # it has ended, and the next one is told
+                    self._process.stdin.write(f"{engines}\n")
+                    self._process.stdin.flush()
+
+    def _run(self) -> None:
+        pause_s = 0.0
+        while not self._over.is_set():
+            began = time.monotonic()
+            trouble = self._follow()
+            self.told = {"engines": {}, "trouble": self.told["trouble"] or trouble}
+            pause_s = next_pause_s(pause_s, time.monotonic() - began)
+            self._over.wait(pause_s)
+
+    def _follow(self) -> str:
+        """Start the keeper and read what it tells, until it ends; return its last words."""
+        with tempfile.TemporaryFile() as log:
+            with self._lock:
+                if self._over.is_set():
+                    return ""
+                try:
+                    process = self._process = subprocess.Popen(
+                        [sys.executable, "-m", "ddlp.pools.ray_keeper"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                        stderr=log, text=True, env=child_environment(), start_new_session=True,
+                    )  # fmt: skip
+                except OSError as error:
+                    return f"no process for Ray can be started: {error}"
+                assert process.stdin is not None and process.stdout is not None
+                with contextlib.suppress(OSError):
+                    process.stdin.write(f"{json.dumps(asdict(self._settings))}\n{self._wanted}\n")
+                    process.stdin.flush()
+                    if self._over.is_set():
+                        process.stdin.close()
+            for line in process.stdout:
+                with contextlib.suppress(ValueError):
+                    self.told = json.loads(line)
+            with self._lock:
+                self._process = None
+                with contextlib.suppress(OSError):
+                    process.stdin.close()
+            process.stdout.close()
+            process.wait()
+            lines = os.pread(log.fileno(), 1 << 16, max(0, os.fstat(log.fileno()).st_size - (1 << 16)))
+            last = lines.decode(errors="replace").strip().splitlines()[-1:]
+            return f"the process that speaks to Ray ended with status {process.returncode} ({''.join(last)})"
+
+    def end(self) -> None:
+        """End the keeper, and with it the engines. In a forked child nothing happens."""
+        if os.getpid() != self.pid:
+            return
+        self._over.set()
+        with self._lock:
+            process = self._process
+            if process is not None:
+                assert process.stdin is not None
+                with contextlib.suppress(OSError):
+                    process.stdin.close()
+        if process is not None:
+            try:
+                process.wait(_END_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_END_TIMEOUT_S)
+
+
+def _pair() -> Path:
+    try:
+        return own_pair()
+    except (EngineError, OSError) as error:
+        raise DDLPError(f"this host's keys for pools can't be made: {error}. $DDLP_HOME says where they go.") from None
+
+
+def _number(given: Any, name: str) -> int:
+    if not isinstance(given, int) or isinstance(given, bool):
+        raise ValueError(f"{name}: {given!r} is no number of engines")
+    return given
+
+
+def _warn_of_strangers(address: str) -> None:
+    """Warn if the cluster is on a network, where Ray without a token runs the code of anybody who can reach it."""
+    where = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
+    host = where.rpartition("://")[2].rpartition(":")[0].strip("[]")
+    try:
+        local = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        local = host in ("", "localhost")
+    if not local and os.environ.get("RAY_AUTH_MODE") != "token":
+        warn_user(
+            f"ddlp: Ray at {where} without a token runs the code of anybody who can reach it. Set RAY_AUTH_MODE=token on all "
+            "of its nodes, or let nobody else into its network."
+        )

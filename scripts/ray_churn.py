@@ -1,0 +1,205 @@
+#!/usr/bin/env python3
+"""Trains through a `ddlp.RayPool` whose engines come, go and die, on a real Ray cluster of several nodes on this machine.
+
+    python -m scripts.ray_churn                               # 20 epochs, 200 events; up to an hour on two cores
+    python -m scripts.ray_churn --epochs 2 --events 10 --seed 3
+
+In each epoch this happens at steps drawn from --seed: an actor is killed (`ray.kill`), an engine's process is killed
+(SIGKILL), a node is removed with all its processes, a node is added, or the pool is asked for another number of engines. Each
+of them is an event, and so is each engine that joins the epoch. Then every sample must have come exactly once, with the bits
+that the host alone makes. At the end no process and no file of a pool may be left.
+
+Needs `pip install ddlp[ray]`. The cluster listens on loopback alone, and reports to nobody. Ctrl-C takes it down.
+
+Exit status 0: no sample was lost or doubled or had other bits, and nothing was left. 1: see what is printed. 130: Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ddlp import DDLPLoader, ImageFiles, RayPool
+from scripts.ray_cluster import RayCluster
+from tests.small_images import make_images
+
+IMAGES, BATCH = 480, 4
+NODES = (1, 4)  # at least and at most
+STEP_S = 0.25  # of training: an engine needs seconds to start, and an epoch should see some join
+
+
+class Churn:
+    """The cluster, the pool on it, and what has happened to them.
+
+    Attributes:
+        events: how often each kind of event has happened.
+    """
+
+    def __init__(self, cluster: RayCluster, seed: int) -> None:
+        self.cluster = cluster
+        self.pool = RayPool(0, NODES[1], cluster.address, 1)
+        self.random = random.Random(seed)
+        self.events: Counter[str] = Counter()
+        self._nodes = [cluster.add() for _ in range(3)]
+        self._alive: set[str] = set()
+
+    def one_more(self) -> None:
+        """Let something happen, drawn from what can happen now."""
+        possible: list[Callable[[], str]] = [self._want]
+        if self.cluster.actors():
+            possible += [self._kill_actor, self._kill_actor]
+        if self._engines():
+            possible += [self._kill_engine, self._kill_engine]
+        possible += [self._remove] * (len(self._nodes) > NODES[0]) + [self._add] * (len(self._nodes) < NODES[1])
+        self.events[self.random.choice(possible)()] += 1
+
+    def look(self, loader: DDLPLoader) -> None:
+        """Count the engines that have joined since the last look."""
+        now = {device.name for device in loader.live().devices if device.alive}
+        self.events["engine joined"] += len(now - self._alive)
+        self._alive = now
+
+    def _engines(self) -> list[int]:
+        """The engines' process numbers."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if b"csd_engine\0--listen" in (path / "cmdline").read_bytes():
+                    if os.fsencode(self.cluster.home) in (path / "cmdline").read_bytes():
+                        found.append(int(path.name))
+        return sorted(found)
+
+    def _kill_actor(self) -> str:
+        self.cluster.kill(self.random.choice(sorted(self.cluster.actors())))
+        return "actor killed"
+
+    def _kill_engine(self) -> str:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.random.choice(self._engines()), signal.SIGKILL)
+        return "engine killed"
+
+    def _remove(self) -> str:
+        self.cluster.remove(self._nodes.pop(self.random.randrange(len(self._nodes))))
+        return "node removed"
+
+    def _add(self) -> str:
+        self._nodes.append(self.cluster.add())
+        return "node added"
+
+    def _want(self) -> str:
+        self.pool.want(self.random.randint(1, NODES[1]))
+        return "another number wanted"
+
+    def left(self) -> list[str]:
+        """What of a pool is still there."""
+        return [*map(str, self._engines()), *self.cluster.actors(), *(path.name for path in self.cluster.home.glob("ddlp-*"))]
+
+
+def loader_of(paths: list[str], **options: Any) -> DDLPLoader:
+    """A loader over the images, whose labels are their numbers."""
+    from torchvision import transforms as T
+
+    transform = T.Compose([T.RandomResizedCrop(32), T.RandomHorizontalFlip(), T.ToTensor(), T.RandomErasing(p=0.5)])
+    return DDLPLoader(ImageFiles(paths, list(range(len(paths))), transform), BATCH, shuffle=True, seed=7, **options)
+
+
+def wrong(batches: list[Any], truth: dict[int, torch.Tensor]) -> Counter[str]:
+    """Count the samples that were lost or doubled, or have other bits."""
+    seen: Counter[int] = Counter()
+    found: Counter[str] = Counter()
+    for images, labels in batches:
+        for image, label in zip(images, labels.tolist(), strict=True):
+            seen[label] += 1
+            found["with other bits"] += not torch.equal(image, truth[label])
+    found["lost"] = sum(label not in seen for label in truth)
+    found["doubled"] = sum(times - 1 for times in seen.values())
+    return +found
+
+
+def truth_of(paths: list[str], epoch: int) -> dict[int, torch.Tensor]:
+    """Each sample as the host alone makes it."""
+    loader = loader_of(paths, strategy="cpu")
+    loader.set_epoch(epoch)
+    return {label: image for images, labels in loader for image, label in zip(images, labels.tolist(), strict=True)}
+
+
+def run(churn: Churn, paths: list[str], epochs: int, events: int) -> int:
+    """Train; print a line for each epoch. Return the exit status."""
+    loader, status, by_engines, began = loader_of(paths, strategy="wrr", pool=churn.pool), 0, 0, time.monotonic()
+    for epoch in range(epochs):
+        due = (events - churn.events.total()) / (epochs - epoch)
+        each, batches = max(1, round(len(loader) / max(1.0, due))), []
+        for step, batch in enumerate(loader):
+            batches.append(batch)
+            churn.look(loader)
+            if step % each == each - 1 and churn.events.total() < events:
+                churn.one_more()
+            time.sleep(STEP_S)
+        made = loader.report().batches_csd
+        by_engines += made
+        found = wrong(batches, truth_of(paths, epoch))
+        status |= bool(found)
+        told = ", ".join(f"{count} {kind}" for kind, count in found.items()) or "each sample once, with the host's bits"
+        print(
+            f"epoch {epoch + 1:2} of {epochs}: {churn.events.total():3} of {events} events, {made} of {len(loader)} batches by "
+            f"engines, {told}; {time.monotonic() - began:.0f} s",
+            flush=True,
+        )
+    print("; ".join(f"{kind}: {count}" for kind, count in sorted(churn.events.items())))
+    print(f"{epochs} epochs, {churn.events.total()} events, {by_engines} of {epochs * len(loader)} batches by engines")
+    return status
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--epochs", type=int, default=20, metavar="N", help="default 20")
+    parser.add_argument("--events", type=int, default=200, metavar="N", help="in all of them; default 200")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of what happens and when; default 0")
+    options = parser.parse_args(arguments)
+    if options.epochs < 1 or options.events < 0:
+        parser.error("--epochs is 1 or more, --events 0 or more")
+    if importlib.util.find_spec("ray") is None:
+        parser.error("Ray is not installed: pip install ddlp[ray]")
+    warnings.filterwarnings("ignore", message="ddlp: ")  # of each engine that is gone
+    print("a Ray cluster starts on this machine", flush=True)
+    cluster = RayCluster()
+    try:
+        with tempfile.TemporaryDirectory(prefix="ddlp-churn-") as home:
+            os.environ.update(DDLP_HOME=f"{home}/keys", DDLP_ENGINE_SLOWDOWN="5")
+            images = Path(home, "images")
+            images.mkdir()
+            make_images(images, IMAGES)
+            paths = sorted(map(str, images.iterdir()))
+            churn = Churn(cluster, options.seed)
+            status = run(churn, paths, options.epochs, options.events)
+            churn.pool.close()
+            until = time.monotonic() + 30
+            while churn.left() and time.monotonic() < until:
+                time.sleep(0.2)
+            if churn.left():
+                status = 1
+                print(f"the pool has left {churn.left()}")
+        return status
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        cluster.end()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""A Ray cluster of several nodes on this machine, for tests and `scripts/ray_churn.py`: real raylets, on loopback alone.
+
+It runs in a process of its own, so that the process that trains never imports ray. All its files are in one directory, which it
+removes. Nothing is reported to anybody: Ray's usage statistics are off.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+__all__ = ["RayCluster"]
+
+_NODE: dict[str, Any] = {
+    # Not 127.0.0.1, which Ray takes for this machine's address on its network.
+    "node_ip_address": "127.0.0.2", "num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False,
+    "dashboard_agent_listen_port": 0,
+}  # fmt: skip
+
+
+class RayCluster:
+    """A cluster with one node without CPUs at its head. `add` gives it nodes with one CPU each, on which actors run.
+
+    ``address``: for `ddlp.RayPool`. ``home``: the directory for all temporary files, those of Ray's actors too.
+    """
+
+    def __init__(self) -> None:
+        self.home = Path(tempfile.mkdtemp(prefix="ddlp-ray-"))
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "scripts.ray_cluster"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            cwd=Path(__file__).resolve().parents[1], start_new_session=True, env=_environment(self.home),
+        )  # fmt: skip
+        try:
+            self.address: str = self._answer()
+        except BaseException:
+            self.end()
+            raise
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("the Ray cluster's process has ended: what it said is above")
+        return json.loads(line)
+
+    def _ask(self, *words: str) -> Any:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(words) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def add(self) -> str:
+        """Add a node with one CPU; return its number."""
+        return str(self._ask("add"))
+
+    def remove(self, node: str) -> None:
+        """Kill a node's processes, its actors' too."""
+        self._ask("remove", node)
+
+    def actors(self) -> list[str]:
+        """Return the names of the pools' actors."""
+        return list(self._ask("actors"))
+
+    def kill(self, actor: str) -> bool:
+        """Call ``ray.kill`` for an actor; False if it is gone already."""
+        return bool(self._ask("kill", actor))
+
+    def end(self) -> None:
+        """End the cluster and remove its files."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._process.stdout.close()
+        shutil.rmtree(self.home, ignore_errors=True)
+
+
+def _environment(home: Path) -> dict[str, str]:
+    # Without ddlp on its path: a pool brings its engines' code along.
+    own = {"RAY_TMPDIR": str(home), "TMPDIR": str(home), "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
+    return {**{name: value for name, value in os.environ.items() if name != "PYTHONPATH"}, **own}
+
+
+def main() -> None:
+    """Run a cluster until standard input closes. Each line there is a request, as JSON, and gets a line as an answer."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what Ray prints must not be taken for an answer
+    cluster = Cluster(initialize_head=True, head_node_args={**_NODE, "num_cpus": 0})
+    nodes: dict[str, Any] = {}
+
+    def answer(what: Any) -> None:
+        answers.write(json.dumps(what) + "\n")
+        answers.flush()
+
+    try:
+        ray.init(cluster.address, namespace="ddlp", log_to_driver=False, logging_level="error")
+        answer(cluster.address)
+        for line in sys.stdin:
+            match json.loads(line):
+                case ["add"]:
+                    name = str(len(nodes))
+                    nodes[name] = cluster.add_node(**_NODE)
+                    answer(name)
+                case ["remove", name]:
+                    answer(cluster.remove_node(nodes[name], allow_graceful=False))
+                case ["actors"]:
+                    answer(ray.util.list_named_actors())
+                case ["kill", name]:
+                    try:
+                        ray.kill(ray.get_actor(name))
+                        answer(True)
+                    except ValueError:
+                        answer(False)
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,265 @@
+"""`DDLPLoader(pool=RayPool())` on a real cluster of several raylets: kills, nodes that come and go, and what is left behind."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from csd_engine.kernels.build import LIBRARY
+from csd_engine.protocol.keys import load_pair
+from ddlp import DDLPLoader, RayPool
+from ddlp.pools.cards import own_pair
+from ddlp.pools.given import pool_of
+from ddlp.pools.ray_keeper import next_pause_s
+from scripts.ray_cluster import RayCluster
+from tests.ddlp.faults.scene import REPOSITORY, make_loader, processes, train, until
+from tests.ddlp.pools.test_local import have_published, there
+from tests.engine_process import alive
+
+ONE, BOTH = {"ray engine 1"}, {"ray engine 1", "ray engine 2"}
+START_S = 90.0  # Ray starts processes, and they import a lot
+
+with_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install ddlp[ray]")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    one = RayCluster()
+    try:
+        one.add()
+        one.add()
+        yield one
+    finally:
+        one.end()
+    assert not of(one)
+
+
+def of(cluster: RayCluster) -> list[str]:
+    """The processes that belong to the cluster, those of engines and keepers too."""
+    return [p.command for p in processes() if str(cluster.home) in p.environment or str(cluster.home) in p.command]
+
+
+def directories(cluster: RayCluster) -> list[str]:
+    """Those that engines have made."""
+    return [path.name for path in cluster.home.glob("ddlp-*")]
+
+
+@pytest.fixture
+def pool(cluster: RayCluster, spool: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., RayPool]]:
+    """Make pools. Their engines are so slow that they leave batches for those that come later. Nothing of them is left."""
+    monkeypatch.setenv("DDLP_HOME", str(spool / "home"))
+    monkeypatch.setenv("DDLP_ENGINE_SLOWDOWN", "25")
+    yield lambda **options: RayPool(**{"address": cluster.address, "num_cpus": 1, "max": 2, **options})
+    nothing_left(cluster)
+
+
+def nothing_left(cluster: RayCluster) -> None:
+    def left() -> list[str]:
+        gc.collect()
+        engines = [command for command in of(cluster) if "csd_engine" in command]
+        keepers = [p.command for p in processes() if "ray_keeper" in p.command and p.parent in (1, os.getpid())]
+        return [*engines, *keepers, *cluster.actors(), *directories(cluster)]
+
+    until(lambda: not left(), 20, f"the end of {left()}")
+
+
+def wait_for(names: set[str], seen: Callable[[DDLPLoader], set[str]], loader: DDLPLoader) -> None:
+    until(lambda: seen(loader) == names, START_S, f"{names}, not {seen(loader)},")
+
+
+@with_ray
+def test_each_sample_once_with_the_hosts_bits_and_no_secret_passes_ray(cluster, pool, data, truth, told):
+    one = pool()
+    loader = make_loader(data, "wrr", pool=one)
+    assert "0 to 2 engines of 1 CPUs on the Ray cluster at" in loader.explain()
+
+    def both() -> None:
+        assert not there(loader)  # the first batch came without them
+        wait_for(BOTH, have_published, loader)
+
+    truth.check(train(loader, at={0: both}))
+    assert loader.report().batches_csd
+    truth.check(train(loader, at={0: lambda: wait_for(BOTH, there, loader)}), 1)
+    assert not len(told), list(told)
+
+    pair = own_pair().with_suffix(".key_secret")
+    passed = json.dumps([asdict(one._settings(pair)), one._link.told])
+    assert load_pair(pair).public.decode() in json.loads(passed)[0]["host_key"]
+    files = [path for home in cluster.home.glob("ddlp-*") for path in home.rglob("*") if path.is_file()]
+    assert any(path.name == "host.key" for path in files) and not [path for path in files if "secret" in path.name]
+    kernels = [home / "code/csd_engine/kernels/_kernel.so" for home in cluster.home.glob("ddlp-*")]
+    assert [path.exists() for path in kernels] == 2 * [Path(LIBRARY).exists()]  # it was tried there, else it were removed
+    for content in (passed.encode(), *(path.read_bytes() for path in files)):
+        assert load_pair(pair).secret not in content
+    assert "ray" not in sys.modules
+
+
+@with_ray
+def test_killed_engines_are_replaced_and_nodes_come_and_go(cluster, pool, data, truth, told):
+    loader = make_loader(data, "wrr", pool=pool())
+
+    def kill() -> None:
+        wait_for(BOTH, have_published, loader)
+        before = cluster.actors()
+        assert cluster.kill(before[0])
+        until(lambda: any("it was gone, and is back" in note for note in loader.report().notes), START_S, "its replacement")
+        assert before[1] in cluster.actors() and before[0] not in cluster.actors()
+
+    truth.check(train(loader, at={1: kill}))
+    assert "is gone" in told[0], list(told)
+
+    def remove() -> None:
+        wait_for(BOTH, there, loader)
+        cluster.remove("1")
+        until(lambda: len(there(loader)) == 1, START_S, "the loss of an engine")
+
+    truth.check(train(loader, at={1: remove}), 1)
+
+    def add() -> None:
+        assert len(there(loader)) < 2
+        cluster.add()
+        wait_for(BOTH, there, loader)
+
+    truth.check(train(loader, at={1: add}), 2)
+
+
+@with_ray
+def test_an_engine_that_is_killed_alone_is_replaced(cluster, pool, images, data, truth):
+    one = pool(max=1, roots=[str(images)])
+    loader = make_loader(data, "wrr", pool=one)
+
+    def kill() -> None:
+        wait_for(ONE, have_published, loader)
+        before = one.engines()["ray engine 1"]
+        (pid,) = [p.pid for p in processes() if str(cluster.home) in p.environment and "-m csd_engine " in p.command]
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: one.engines().get("ray engine 1", before) != before, START_S, "its replacement")
+
+    truth.check(train(loader, at={0: kill}))
+
+
+@with_ray
+def test_without_a_node_with_room_the_host_works_alone(cluster, pool, data, truth, told):
+    one = pool(num_cpus=64)
+    loader = make_loader(data, "wrr", pool=one)
+    truth.check(train(loader))
+    until(lambda: one._link._process is not None and len(cluster.actors()) == 2, START_S, "actors that wait for a node")
+    truth.check(train(loader), 1)
+    assert not one.engines() and not loader.report().batches_csd and not len(told), list(told)
+
+
+@with_ray
+def test_more_engines_join_and_those_too_many_end_after_the_epoch(cluster, pool, data, truth, told):
+    one = pool()
+    one.want(0)
+    loader = make_loader(data, "wrr", pool=one)
+
+    def grow() -> None:
+        assert not there(loader) and not cluster.actors()
+        one.want(1)
+        wait_for(ONE, have_published, loader)
+        one.want(2)
+        wait_for(BOTH, have_published, loader)
+
+    def shrink() -> None:
+        one.want(1)
+        until(lambda: set(one.engines()) == ONE, 20, "the wish")
+        assert there(loader) == BOTH
+
+    truth.check(train(loader, at={0: grow, 1: shrink}))
+    until(lambda: len(cluster.actors()) == 1 and len(directories(cluster)) == 1, 20, "the end of the second one")
+    truth.check(train(loader, at={0: lambda: wait_for(ONE, there, loader)}), 1)
+    assert not len(told), list(told)
+
+
+@with_ray
+def test_a_killed_host_leaves_nothing(cluster, pool, script, spool):
+    one = script(
+        f"""
+        import ddlp
+        loader = make_loader(data, "wrr", pool=ddlp.RayPool(0, 1, {cluster.address!r}, 1))
+        iterator = iter(loader)
+        next(iterator)
+        while not any(device.alive for device in loader.live().devices):
+            time.sleep(0.01)
+        said("ready")
+        time.sleep(60)
+        """,
+        DDLP_HOME=str(spool / "home"),
+    )
+    until(lambda: "ready" in one._read("stdout") or not alive(one.pid), START_S, "an engine")
+    assert one.line() == "ready"
+    os.kill(one.pid, signal.SIGKILL)
+    one.nothing_left(20)
+
+
+@with_ray
+def test_what_is_no_pool_is_refused(spool, monkeypatch):
+    monkeypatch.setattr("ddlp.pools.on_ray._warn_of_strangers", lambda _: None)
+    for wrong in (
+        {"min": -1}, {"min": 3, "max": 2}, {"max": True}, {"num_cpus": 0}, {"address": ""}, {"address": "local"},
+        {"roots": "data"}, {"roots": "/data=there"}, {"roots": ()}, {"resources": {"a": object()}},
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            RayPool(**wrong)
+    pool = RayPool(1, 3)
+    for engines in (0, 4, 1.5, True):
+        with pytest.raises(ValueError, match="want"):
+            pool.want(engines)
+    copy = pickle.loads(pickle.dumps(pool))
+    copy.want(3)
+    assert repr(copy) == repr(pool) and pool_of(pool) is pool
+    with pytest.raises(ValueError, match="a ddlp.LocalPool or ddlp.RayPool"):
+        pool_of(1.5)
+
+
+@with_ray
+def test_a_cluster_on_a_network_without_a_token_is_warned_of(monkeypatch):
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for address in ("auto", "127.0.0.1:6379", "localhost:6379", "ray://[::1]:10001"):
+            RayPool(address=address)
+        with pytest.raises(UserWarning, match="Ray at node7:6379 without a token runs the code of anybody"):
+            RayPool(address="node7:6379")
+        monkeypatch.setenv("RAY_ADDRESS", "192.0.2.7:6379")
+        with pytest.raises(UserWarning, match="without a token"):
+            RayPool()
+        monkeypatch.setenv("RAY_AUTH_MODE", "token")
+        RayPool()
+
+
+def test_ray_is_imported_by_none_of_ours_and_its_absence_is_one_line():
+    script = """
+import sys
+import ddlp
+assert ddlp.RayPool and "ray" not in sys.modules, "ray was imported"
+sys.modules["ray"] = None
+try:
+    ddlp.RayPool()
+except ddlp.DDLPError as error:
+    print(error)
+"""
+    done: Any = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=REPOSITORY)
+    assert done.stdout == "RayPool needs Ray, which is not installed here: pip install ddlp[ray]\n", done.stderr
+
+
+def test_the_pause_doubles_and_begins_anew():
+    pauses = [0.0]
+    for _ in range(7):
+        pauses.append(next_pause_s(pauses[-1], 1.0))
+    assert pauses[1:] == [1, 2, 4, 8, 16, 30, 30] and next_pause_s(30.0, 31.0) == 1
