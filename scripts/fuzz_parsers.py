@@ -41,7 +41,9 @@ from csd_engine.data.parts import PartSet
 from csd_engine.errors import BadMessage, DamagedBatch, DatasetError, EngineError, PipelineError
 from csd_engine.keyed import Keyed
 from csd_engine.protocol import codec as say
+from csd_engine.protocol.aead import CHACHA, NotAuthentic
 from csd_engine.protocol.cards import Card
+from csd_engine.protocol.sealed import HEAD_BYTES, PART, READY, REASON, Opener, Place, Sealer
 from csd_engine.transforms import Pipeline
 from ddlp import DDLPLoader, ImageArrays
 from ddlp.sampling.state_schema import check_state
@@ -197,7 +199,7 @@ def _messages(_: Path) -> list[Any]:
     """Return a message of each kind, as plain data. Each field has the first of some values that its check accepts."""
     usual = (
         0, 1, 0.5, True, "a", "", _HEX, "manifest", f"a/{_HEX}.1.safetensors", [], [[0, 0], [5, 1]], {}, {"a": "3"}, None,
-        *([[one] for one in (["a", 1, 2], ["a", 1.0], ["job", 1, 2], [1, 0.5], "a" * 32, "text")]),
+        "aes-256-gcm", *([[one] for one in (["a", 1, 2], ["a", 1.0], ["job", 1, 2], [1, 0.5], "a" * 32, "text")]),
     )  # fmt: skip
     found = []
     for kind, checks in say._CHECKS.items():
@@ -224,7 +226,8 @@ def _changed_message(rng: random.Random, data: Any) -> Any:
 
 
 def _read_message(_: Path, content: bytes) -> None:
-    frames: list[bytes] = [content, b"payload"][: 2 if b'"FilePart"' in content or b'"Part"' in content else 1]
+    two = any(b'"%s"' % kind in content for kind in (b"FilePart", b"Part", b"AskStream", b"StreamOpen"))
+    frames: list[bytes] = [content, b"payload"][: 2 if two else 1]
     message, payload = say.decode(frames)
     again = say.encode(message, payload if len(frames) == 2 else None)
     assert say.decode(again)[0] == message
@@ -345,7 +348,31 @@ def _read_card(_: Path, content: bytes) -> None:
     assert Card.parse(json.dumps(asdict(card)).encode()) == card and len(card.key) == 40
 
 
+def _records(_: Path) -> list[Any]:
+    """Return the next record after none, of each kind, for the place that `_read_record` expects."""
+    found = []
+    for kind, body in ((READY, b""), (PART, b"7" * 100), (REASON, b"there is none")):
+        record = bytearray(HEAD_BYTES) + body
+        Sealer(CHACHA, bytes(32)).seal(kind, _PLACE, record, len(body))
+        found.append(bytes(record))
+    return found
+
+
+_PLACE = Place(1, "job", 2, 1 << 20, (1 << 20) + 100)
+
+
+def _read_record(_: Path, content: bytes) -> None:
+    head, body = content[:HEAD_BYTES].ljust(HEAD_BYTES, b"\0"), bytearray(content[HEAD_BYTES:])
+    opener = Opener(CHACHA, bytes(32))
+    kind = opener.kind(head, _PLACE)
+    opener.begin(head, _PLACE)
+    opener.decrypt(body)
+    opener.check(head)
+    assert bytes(body) == {READY: b"", PART: b"7" * 100, REASON: b"there is none"}[kind]
+
+
 PARSERS = {
+    "record": Parser((NotAuthentic,), _records, _read_record, changed_bytes),
     "card": Parser((BadMessage,), _cards, _read_card, changed_bytes),
     "state": Parser((Misfit,), _states, _read_state),
     "message": Parser((BadMessage,), _messages, _read_message, _changed_message),

@@ -18,7 +18,7 @@ import errno
 import json
 import os
 import stat
-from typing import Iterator, NamedTuple, Optional, Union
+from typing import Iterator, List, NamedTuple, Optional, Union
 
 import numpy as np
 
@@ -71,8 +71,8 @@ def _check_header(raw: bytes, expect_identity: str, expect_lease: int, layout: L
 class BatchReceiver:
     """Puts a batch file's bytes, which come in order, into their places, and verifies them.
 
-    A caller that reads a file calls `read`. A caller that gets the bytes from a socket calls `take`. Both go through the same
-    checks.
+    A caller that reads a file calls `read`. A caller that gets the bytes from a socket calls `take`, or reads them into
+    `spaces` itself and then calls `filled`. All go through the same checks.
 
     Args:
         expect_identity: 32 hex digits.
@@ -158,6 +158,27 @@ class BatchReceiver:
                 self._checksum.update(space[:count])
             self._advance(count)
             view = view[count:]
+
+    def spaces(self, count: int) -> List[memoryview]:
+        """Return the places of the next `count` bytes, for the caller to fill. Raises DamagedBatch where there are too many.
+
+        Call `filled` then.
+        """
+        found = []
+        for number in range(self._place, len(self._places)):
+            space = self._places[number][self._position if number == self._place else 0 :][:count]
+            found.append(space)
+            count -= len(space)
+            if not count:
+                return found
+        raise DamagedBatch("it is longer than expected")
+
+    def filled(self, count: int) -> None:
+        """Note that the next `count` bytes are in their places. Raises DamagedBatch where they are not the expected ones."""
+        for space in self.spaces(count):
+            if self._place > 0:
+                self._checksum.update(space)
+            self._advance(len(space))
 
     @property
     def complete(self) -> bool:

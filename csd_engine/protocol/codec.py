@@ -1,8 +1,8 @@
 """The messages between host and engine as bytes: one frozen dataclass a message, parsed and checked; no pickle.
 
-A message is one or two frames: JSON `{"say": NAME, field: value, ...}`, and for FilePart and Part the bytes. Encoding and
-decoding touch no socket. Everything that arrives is hostile until it is decoded: types, ranges and lengths are checked
-here, once.
+A message is one or two frames: JSON `{"say": NAME, field: value, ...}`, and for some of them bytes: those of a
+file or a batch, or a secret, which has no place in a text that may be logged. Encoding and decoding touch no socket. Everything
+that arrives is hostile until it is decoded: types, ranges and lengths are checked here, once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_HOST_FRAME_BYTES = 4 << 20  # of what a host sends: the longest lease with i
 
 Payload = Union[bytes, memoryview]
 
-_WITH_PAYLOAD = (FilePart, Part)
+_WITH_PAYLOAD = (FilePart, Part, messages.AskStream, messages.StreamOpen)
 _MAX_PAYLOAD_BYTES = MAX_PART_BYTES + (64 << 10)  # zlib makes a part that it can't compress a little longer
 _FIRST = re.compile(rb'\s*{\s*"say"\s*:\s*"(\w{1,32})"')
 _MAX_VALUES = 1 << 18  # commas, colons and opening brackets of a message: it has no more values

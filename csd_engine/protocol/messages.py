@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Dict, NamedTuple, Optional, Tuple, Type
 
 from csd_engine.machine.sensors import MAX_JOULES, MAX_WATTS, PARTS, Reading
+from csd_engine.protocol.aead import CIPHERS
 from csd_engine.protocol.fields import an_object as _object
 from csd_engine.protocol.fields import anything as _anything
 from csd_engine.protocol.fields import checked as _checked
@@ -32,11 +33,13 @@ from csd_engine.protocol.fields import versions as _versions
 __all__ = [
     "AskSensors",
     "AskStatus",
+    "AskStream",
     "Cancel",
     "Cancelled",
     "CloseJob",
     "Failed",
     "Fetch",
+    "FetchSealed",
     "FilePart",
     "Hello",
     "JobClosed",
@@ -50,6 +53,7 @@ __all__ = [
     "Message",
     "NeedFile",
     "NoPart",
+    "NoStream",
     "OpenJob",
     "Part",
     "Ping",
@@ -63,6 +67,7 @@ __all__ = [
     "Seen",
     "Sensors",
     "Status",
+    "StreamOpen",
     "Welcome",
 ]
 
@@ -268,6 +273,40 @@ class NoPart(Message):
 
 
 @dataclass(frozen=True)
+class AskStream(Message):
+    """Host: open a connection for sealed parts, by this cipher. Sent only to an engine whose Welcome has `stream` among its
+    versions: the ciphers that it knows, the one that it is best at first. The second frame is the ticket, 32 random bytes, by
+    which the engine shall know that connection.
+    """
+
+    cipher: str = _checked(_text("|".join(CIPHERS), "a cipher"))
+
+
+@dataclass(frozen=True)
+class StreamOpen(Message):
+    """Engine: connect to this TCP port, and send the ticket. The second frame is the key of its records, 32 random bytes."""
+
+    port: int = _checked(_integer(1, 65535))
+
+
+@dataclass(frozen=True)
+class NoStream(Message):
+    """Engine: there is no connection for sealed parts now; they come as before, as answers to Fetch."""
+
+    reason: str = _checked(_anything)
+
+
+@dataclass(frozen=True)
+class FetchSealed(Message):
+    """Host: send the `size` bytes of a published batch file over the connection for sealed parts. `number` is new."""
+
+    number: int = _checked(_count)
+    job: str = _checked(_name)
+    lease: int = _checked(_count)
+    size: int = _checked(_count)
+
+
+@dataclass(frozen=True)
 class Failed(Message):
     """Engine: the batch could not be made. `fatal`: every other lease of the job would fail as well."""
 
@@ -381,10 +420,11 @@ class JobClosed(Message):
 
 
 HOST_MESSAGES: Tuple[Type[Message], ...] = (
-    Hello, OpenJob, FilePart, Look, Probe, Lease, Fetch, Cancel, Release, Ping, AskStatus, AskSensors, CloseJob,
+    Hello, OpenJob, FilePart, Look, Probe, Lease, Fetch, Cancel, Release, Ping, AskStatus, AskSensors, AskStream,
+    FetchSealed, CloseJob,
 )  # fmt: skip
 ENGINE_MESSAGES: Tuple[Type[Message], ...] = (
     Welcome, Refused, JobOpen, NeedFile, Seen, ProbeDone, Published, Measured, Part, NoPart, Failed, Cancelled, Pong, Status,
-    Sensors, JobClosed,
+    Sensors, StreamOpen, NoStream, JobClosed,
 )  # fmt: skip
 MESSAGES = HOST_MESSAGES + ENGINE_MESSAGES

@@ -164,6 +164,10 @@ class Connections:
         """Return whether `end` was called for it. Messages that it has sent before may still come."""
         return peer in self._ended
 
+    def short(self) -> bool:
+        """Return whether descriptors are short: connections that say nothing are ended then."""
+        return self._taken() > _FEW
+
     def relieve(self, at_once: bool = False) -> bool:
         """End connections that take what others need: descriptors, or memory.
 

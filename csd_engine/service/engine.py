@@ -26,6 +26,7 @@ from csd_engine.service.auth_socket import AuthSocket
 from csd_engine.service.file_chunks import FileChunks
 from csd_engine.service.job_service import JobService
 from csd_engine.service.members import Members
+from csd_engine.service.sealed_streams import SealedStreams
 from csd_engine.service.spool import Spool
 from csd_engine.service.uploads import MAX_MANIFEST_BYTES, FileCache
 from csd_engine.service.worker_process import WorkerProcess
@@ -97,6 +98,7 @@ class Service:
             self._spool, manifests, arrays, self._workers, send, host_of, self._roots_of, options.operators
         )
         self._file_chunks = FileChunks(self._job_service.published, send, self._socket.connections.unread)
+        self._streams = SealedStreams(self._socket.endpoint, self._socket.connections, self._job_service.published, send)
         self.endpoint = self._socket.endpoint
         self._hosts: Dict[bytes, float] = {}  # when each last sent a message
         self._shared_directories: Dict[bytes, str] = {}  # below the spool's files/, of the hosts that see the spool
@@ -114,6 +116,8 @@ class Service:
         self._poller.register(self._socket.router, zmq.POLLIN)
         self._poller.register(self._socket.gate, zmq.POLLIN)
         self._poller.register(self._wakeup_read, zmq.POLLIN)
+        if self._streams.descriptor is not None:
+            self._poller.register(self._streams.descriptor, zmq.POLLIN)
         if options.exit_with_stdin:
             self._poller.register(0, zmq.POLLIN)
         self._handlers: Dict[Type[say.Message], Callable[[bytes, Any, Any], None]] = {
@@ -128,6 +132,8 @@ class Service:
             say.Ping: self._ping,
             say.AskStatus: self._status,
             say.AskSensors: self._sensors,
+            say.AskStream: self._streams.ask,
+            say.FetchSealed: self._streams.fetch,
             say.CloseJob: self._job_service.close_job,
         }
 
@@ -187,6 +193,7 @@ class Service:
             elif worker.write_descriptor in events:
                 worker.flush()
         self._file_chunks.serve()
+        self._streams.serve()
         self._expire()
         self._end_hanging()
         self._start_workers()
@@ -219,6 +226,7 @@ class Service:
             signal.set_wakeup_fd(-1)
             os.close(self._wakeup_read)
             os.close(self._wakeup_write)
+            self._streams.close()
             self._socket.close()
 
     # -- hosts
@@ -262,7 +270,8 @@ class Service:
         self._hosts[peer] = time.monotonic()
         spool = self._spool
         quotas = (spool.quota_batches, spool.quota_bytes)
-        known = {**versions(), "sensors": "1", "bad_rows": "1"}  # it answers AskSensors, and marks rows that it can't make
+        # It answers AskSensors, marks rows that it can't make, and seals parts.
+        known = {**versions(), "sensors": "1", "bad_rows": "1", **self._streams.offer}
         self._socket.send(peer, say.Welcome(known, *quotas, str(spool.directory), self._options.workers))
 
     def _ping(self, peer: bytes, message: say.Ping, _: bytes) -> None:
@@ -298,6 +307,7 @@ class Service:
         """End all that a connection has here."""
         self._hosts.pop(peer, None)
         self._file_chunks.forget(peer)
+        self._streams.forget(peer)
         self._job_service.drop_host(peer)
         if peer in self._shared_directories:  # the host may have removed it already
             self._spool.remove_host(self._shared_directories.pop(peer))

@@ -8,14 +8,15 @@ Each host gets one part a turn; between turns, the engine serves its other hosts
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import deque
-from typing import Callable, Deque, Dict, Optional, Tuple
+from typing import Callable, Deque, Dict, Iterator, Optional, Tuple
 
 from csd_engine.directory import Entry
 from csd_engine.protocol.codec import Fetch, Message, NoPart, Part, shorten
 
-__all__ = ["FileChunks"]
+__all__ = ["FileChunks", "part_of"]
 
 _MAX_ASKED = 64  # waiting requests of one host; ddlp sends a few
 _UNREAD_BYTES = 16 << 20  # a host that has read less of what it was sent gets no further part; ddlp asks for 8 MiB
@@ -82,20 +83,30 @@ class FileChunks:
 
     def _read(self, peer: bytes, message: Fetch) -> bytes:
         found = self._find(peer, message.job, message.lease)
-        if found is None:
-            raise OSError(0, f"there is no published batch of lease {message.lease}")
-        file, size = found
-        descriptor = file.directory.open(file.name, os.O_RDONLY)
-        try:
-            found_size = os.fstat(descriptor).st_size
-            if found_size != size or message.offset + message.length > size:
-                wanted = message.offset + message.length
-                raise OSError(0, f"its file has {found_size} bytes instead of {size}; the host asked for bytes up to {wanted}")
+        with part_of(found, message.lease, message.offset, message.length) as descriptor:
             part = os.pread(descriptor, message.length, message.offset)
-            if hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(descriptor, message.offset + message.length, _READAHEAD_BYTES, os.POSIX_FADV_WILLNEED)
-        finally:
-            os.close(descriptor)
         if len(part) != message.length:
             raise OSError(0, f"only {len(part)} bytes can be read at {message.offset}")
         return part
+
+
+@contextlib.contextmanager
+def part_of(found: Optional[Tuple[Entry, int]], lease: int, offset: int, length: int) -> Iterator[int]:
+    """Open the batch file of a lease (its size beside it; None: there is none) to read this part. What follows is read ahead.
+
+    Raises:
+        OSError: there is no such part.
+    """
+    if found is None:
+        raise OSError(0, f"there is no published batch of lease {lease}")
+    file, size = found
+    descriptor = file.directory.open(file.name, os.O_RDONLY)
+    try:
+        found_size, end = os.fstat(descriptor).st_size, offset + length
+        if found_size != size or end > size:
+            raise OSError(0, f"its file has {found_size} bytes instead of {size}; the host asked for bytes up to {end}")
+        yield descriptor
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(descriptor, end, _READAHEAD_BYTES, os.POSIX_FADV_WILLNEED)
+    finally:
+        os.close(descriptor)

@@ -64,6 +64,7 @@ class BatchFetcher:
         self._late = 0  # files in a row that had to be fetched over the socket
         self._late_ever = 0
         self._landing_remark = ""  # the last one that was told
+        self._sealed_remark = ""
 
     def read(
         self, path: Path, identity: str, lease: int, layout: Layout, memory: Callable[[], np.ndarray]
@@ -152,6 +153,12 @@ class BatchFetcher:
     def _over_the_socket(self, identity: str, lease: int, layout: Layout, images: np.ndarray) -> Batch:
         receiver = BatchReceiver(identity, lease, layout, images)
         try:
+            if self._handle.fetch_sealed(lease, receiver, layout.file_bytes):
+                return receiver.batch()
+            if (remark := self._handle.sealed_remark) != self._sealed_remark:
+                self._sealed_remark = remark
+                self._say(remark)
+            receiver = BatchReceiver(identity, lease, layout, images)
             with contextlib.closing(self._handle.fetch(lease, layout.file_bytes)) as parts:  # type: ignore[type-var]
                 for part in parts:
                     receiver.take(part)

@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from csd_engine.batchfile.reader import BatchReceiver
 from csd_engine.data.base import ARRAY
 from csd_engine.errors import EngineError, EngineGone
 from csd_engine.protocol import codec as say
 from csd_engine.service.uploads import read_part
 from ddlp.sources.engine.events import EngineEvent, EngineLost, LeaseFailed, LeasePublished, RanksMeasured
 from ddlp.sources.engine.part_stream import PartStream
+from ddlp.sources.engine.sealed_fetch import SealedFetch
 
 __all__ = ["JobHandle", "Probed"]
 
@@ -55,11 +57,13 @@ class Connection(Protocol):
         address: of the engine.
         welcome: the engine's first message, about itself; None before it came.
         stream: the batch files that are being fetched.
+        sealed: the same, over the connection for sealed parts.
     """
 
     address: str
     welcome: say.Welcome | None
     stream: PartStream
+    sealed: SealedFetch
 
     def submit(self, frames: list[say.Payload], at_once: bool = True) -> None:
         """Send a message. Unless ``at_once``, it goes out with the next one."""
@@ -118,6 +122,16 @@ class JobHandle:
         self._check()
         return self._link.stream.fetch(self.name, lease, size)
 
+    def fetch_sealed(self, lease: int, receiver: BatchReceiver, size: int) -> bool:
+        """Fetch a published batch file sealed, as `SealedFetch.fetch` does. False: use `fetch`."""
+        self._check()
+        return self._link.sealed.fetch(self.name, lease, size, receiver, lambda: not self._closed)
+
+    @property
+    def sealed_remark(self) -> str:
+        """Why batches do not come sealed; empty: they do, or nothing is known."""
+        return self._link.sealed.remark
+
     @property
     def open(self) -> bool:
         """False once it was closed or the engine was lost."""
@@ -158,6 +172,7 @@ class JobHandle:
         self._closed = True
         self.ask(say.CloseJob(self.name))
         self._link.stream.drop(self.name)
+        self._link.sealed.drop(self.name)
         if wait_s and not self._link.on_its_thread():
             try:
                 self.answer(wait_s)
@@ -243,6 +258,7 @@ class JobHandle:
             self._closed = True
             self.answers.put(EngineGone(event.reason))
             self._link.stream.drop(self.name)
+            self._link.sealed.drop(self.name)
         try:
             self._on_event(event)
         except Exception:

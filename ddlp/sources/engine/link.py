@@ -30,6 +30,7 @@ from csd_engine.transforms import Pipeline
 from ddlp.sources.engine.events import EngineEvent, EngineLost, EngineNote, LeaseProgress
 from ddlp.sources.engine.job import ANSWER_TIMEOUT_S, JobHandle
 from ddlp.sources.engine.part_stream import PartStream
+from ddlp.sources.engine.sealed_fetch import SealedFetch
 from ddlp.sources.engine.wakeup import Wakeup
 from ddlp.sources.engine.wire import ClientKeys, Wire
 
@@ -98,6 +99,7 @@ class EngineLink:
         self._outbox: deque[list[say.Payload]] = deque()
         self._parts: deque[list[say.Payload]] = deque()  # of files; the engine has not read what was sent before
         self.stream = PartStream(self.submit)
+        self.sealed = SealedFetch(address, self.submit)
         self._look_answers: queue.SimpleQueue[say.Seen | Exception] = queue.SimpleQueue()
         self._looking: str | None = None  # the file of a question that has no answer yet
         self._ping_due = True
@@ -142,6 +144,7 @@ class EngineLink:
                 thread.join()
                 raise greeting
             self.welcome = greeting
+            self.sealed.offered(greeting.versions.get("stream", ""))
             self.spool = Path(greeting.spool) if self.spool is None else self.spool
             return greeting
 
@@ -315,6 +318,7 @@ class EngineLink:
                 jobs = list(self._jobs.values())
                 asking, self._asking = self._asking, deque()
             self.stream.end(reason)
+            self.sealed.end(reason)
             self._look_answers.put(EngineGone(reason))
             for asked in asking:
                 asked.answers.put(None)
@@ -382,6 +386,8 @@ class EngineLink:
             self._pong(message)
         elif isinstance(message, (say.Part, say.NoPart)):
             self.stream.arrived(message, payload)
+        elif isinstance(message, (say.StreamOpen, say.NoStream)):
+            self.sealed.answered(message, payload)
         elif isinstance(message, say.NeedFile):
             if len(self._parts) >= _MOST_PARTS:
                 return f"the engine at {self.address} asks for more parts of files than it reads"

@@ -41,7 +41,8 @@ _RECEIVED_AT = 128  # of tcpi_bytes_received in Linux's struct tcp_info
 # Texts of an engine's that people read, in a terminal or a page.
 _FOR_PEOPLE: dict[type[say.Message], tuple[str, ...]] = {
     say.Welcome: ("versions",), say.Refused: ("reason",), say.ProbeDone: ("digests", "versions"), say.Failed: ("reason",),
-    say.NoPart: ("reason",), say.Pong: ("note",), say.Status: ("versions", "jobs", "note"), say.Sensors: ("readings",),
+    say.NoPart: ("reason",), say.NoStream: ("reason",), say.Pong: ("note",), say.Status: ("versions", "jobs", "note"),
+    say.Sensors: ("readings",),
 }  # fmt: skip
 
 

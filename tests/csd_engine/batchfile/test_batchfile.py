@@ -277,3 +277,32 @@ def test_a_hostile_layout_is_refused(field, value):
     with pytest.raises(EngineError, match=field):
         Layout.parse(data)
     assert Layout.parse(LAYOUTS[0].to_data()) == LAYOUTS[0]
+
+
+def test_a_receiver_hands_out_the_places_of_the_next_bytes(tmp_path):
+    """Pieces end where they like: one may hold the end of the images, the boxes and the marks."""
+    layout = Layout(5, 300, 250, 3, 2, bad_rows=True)
+    writer = BatchWriter(tmp_path, "0" * 32, 3, layout)
+    images = np.random.default_rng(1).integers(0, 256, layout.image_shape, np.uint8)
+    boxes = np.arange(40, dtype=np.int32).reshape(5, 2, 4)
+    writer.write_rows(0, images, boxes)
+    content = writer.publish().read_bytes()
+    for step in (1 << 20, 100_000, 4097):
+        receiver = batchfile.BatchReceiver("0" * 32, 3, layout)
+        for at in range(0, len(content), step):
+            piece = content[at : at + step]
+            for space in receiver.spaces(len(piece)):
+                space[:] = piece[: len(space)]
+                piece = piece[len(space) :]
+            receiver.filled(min(step, len(content) - at))
+        batch = receiver.batch()
+        assert np.array_equal(batch.images, images) and np.array_equal(batch.boxes, boxes) and not batch.bad_rows.any()
+        with pytest.raises(DamagedBatch, match="longer"):
+            receiver.spaces(1)
+    receiver = batchfile.BatchReceiver("0" * 32, 3, layout)
+    with pytest.raises(DamagedBatch, match="longer"):
+        receiver.spaces(len(content) + 1)
+    for space in receiver.spaces(5000):
+        space[:] = b"x" * len(space)
+    with pytest.raises(DamagedBatch, match="header"):
+        receiver.filled(5000)
