@@ -32,7 +32,8 @@ Where the host sees the spool directory too (a shared file system; never one dis
 reads the batches there; elsewhere they are sent over the connection.
 The engine reads only below its --root directories and SPOOL/files, and writes only below its --spool. Of users' code it
 runs only the files in its --operators directory, which come by SSH and are named by their contents' hash.
-SIGTERM or Ctrl-C ends it cleanly.
+At SIGTERM it retires: it begins nothing more, finishes the batches that it has begun, and ends when hosts have fetched them.
+A second SIGTERM, or Ctrl-C, ends it at once. It leaves nothing behind.
 """
 
 
@@ -148,6 +149,14 @@ def make_parser() -> argparse.ArgumentParser:
         help="replace a worker process that is at one sample for S seconds; default 30",
     )
     add(
+        "--retire-s",
+        type=_at_least(float, 0),
+        default=20.0,
+        metavar="S",
+        help="end S seconds after SIGTERM at the latest, even if hosts have not fetched all batches; default 20, since "
+        "Kubernetes, and systemd as ddlp deploy sets it up, kill it after 30",
+    )
+    add(
         "--slowdown",
         type=_at_least(float, 1),
         default=1.0,
@@ -247,6 +256,7 @@ def _serve(options: argparse.Namespace, members: Optional[Members]) -> None:
             operators=operators,
             sys=options.sys,
             mapped=options.mapped,
+            retire_s=options.retire_s,
         )
     )
 
@@ -261,8 +271,12 @@ def _serve(options: argparse.Namespace, members: Optional[Members]) -> None:
         except OSError:
             pass  # the process that waited for it is gone
 
+    def retires() -> None:
+        if card is not None:
+            card.withdraw()
+
     try:
-        service.run(announce)
+        service.run(announce, retires)
     finally:
         if card is not None:  # first, so that no host begins to connect
             card.remove()

@@ -29,7 +29,7 @@ __all__ = ["Supervisor", "main"]
 _LOG_BYTES = 1 << 20
 _PAUSE_S = (1.0, 60.0)  # after the first failure, and at most
 _STEADY_S = 60.0  # an engine that ran so long did not fail at its start
-_GRACE_S = 15.0  # for the engine to end its workers and clean its spool
+_GRACE_S = 28.0  # for the engine to retire, end its workers and clean its spool; less than systemd waits for this process
 _WORDS_BYTES = 2000  # of the end of its output, for the state
 
 

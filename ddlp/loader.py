@@ -489,7 +489,7 @@ class DDLPLoader(DataLoader):
             _start_attaching(source, iterator.executor)
         if pool:
             assert connections is not None
-            known = [source.name for source in sources]
+            known = [source.name for source in sources if isinstance(source, EngineSource)]
             later = partial(_attach_newcomers, connections, self._engine_source(config, connections), known, iterator.executor)
             threading.Thread(target=later, name="ddlp-pool", daemon=True).start()
         return iterator

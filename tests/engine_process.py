@@ -158,7 +158,7 @@ class EngineProcess:
 
     def end(self) -> int:
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
+            self.process.send_signal(signal.SIGINT)  # at SIGTERM it would wait for hosts to fetch their batches
         status = self.process.wait(10)
         assert self.process.stdout is not None
         self.process.stdout.close()

@@ -31,6 +31,7 @@ from csd_engine.protocol.fields import tuple_of as _tuple
 from csd_engine.protocol.fields import versions as _versions
 
 __all__ = [
+    "AskRetires",
     "AskSensors",
     "AskStatus",
     "AskStream",
@@ -64,6 +65,7 @@ __all__ = [
     "Reading",
     "Refused",
     "Release",
+    "Retires",
     "Seen",
     "Sensors",
     "Status",
@@ -361,6 +363,20 @@ class Pong(Message):
 
 
 @dataclass(frozen=True)
+class AskRetires(Message):
+    """Host: tell me once you retire. Sent only to an engine whose Welcome has `retires` among its versions."""
+
+
+@dataclass(frozen=True)
+class Retires(Message):
+    """Engine: it is about to end, and begins no more leases. It finishes those that it has begun, (job, lease) each, and ends
+    when they are released.
+    """
+
+    begun: Tuple[Tuple[str, int], ...] = _checked(_list(_tuple(_name, _count), 4096))
+
+
+@dataclass(frozen=True)
 class AskStatus(Message):
     """Host: what is the state of the device? The answer is for people; nothing depends on it."""
 
@@ -420,11 +436,11 @@ class JobClosed(Message):
 
 
 HOST_MESSAGES: Tuple[Type[Message], ...] = (
-    Hello, OpenJob, FilePart, Look, Probe, Lease, Fetch, Cancel, Release, Ping, AskStatus, AskSensors, AskStream,
+    Hello, OpenJob, FilePart, Look, Probe, Lease, Fetch, Cancel, Release, Ping, AskRetires, AskStatus, AskSensors, AskStream,
     FetchSealed, CloseJob,
 )  # fmt: skip
 ENGINE_MESSAGES: Tuple[Type[Message], ...] = (
-    Welcome, Refused, JobOpen, NeedFile, Seen, ProbeDone, Published, Measured, Part, NoPart, Failed, Cancelled, Pong, Status,
-    Sensors, StreamOpen, NoStream, JobClosed,
+    Welcome, Refused, JobOpen, NeedFile, Seen, ProbeDone, Published, Measured, Part, NoPart, Failed, Cancelled, Pong, Retires,
+    Status, Sensors, StreamOpen, NoStream, JobClosed,
 )  # fmt: skip
 MESSAGES = HOST_MESSAGES + ENGINE_MESSAGES

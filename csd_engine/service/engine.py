@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Callable, Dict, List, Optional, Type
+from typing import Any, Callable, Dict, List, Optional, Set, Type
 
 import zmq
 
@@ -70,13 +71,15 @@ class EngineOptions:
     operators: Optional[OperatorDirectory]
     sys: str
     mapped: bool
+    retire_s: float
 
 
 class Service:
     """One engine.
 
-    `run()` returns after SIGTERM or SIGINT, or when the processes that the engine serves are gone. `close()` leaves nothing
-    behind.
+    `run()` returns after SIGINT, when the processes that the engine serves are gone, or some time after SIGTERM: then the
+    engine retires. It begins nothing more, and ends once its hosts have fetched what it had begun, or after `retire_s`. A
+    second SIGTERM ends it at once. `close()` leaves nothing behind.
     """
 
     def __init__(self, options: EngineOptions) -> None:
@@ -111,6 +114,9 @@ class Service:
         ]
         self._worker_trouble = ""
         self._stop = False
+        self._told_to_retire = False  # by a signal
+        self._retire_until: Optional[float] = None  # when it ends at the latest; None: it does not retire
+        self._tell_retiring: Set[bytes] = set()  # hosts that know of retiring
         self._wakeup_read, self._wakeup_write = os.pipe()
         self._poller = zmq.Poller()
         self._poller.register(self._socket.router, zmq.POLLIN)
@@ -130,6 +136,7 @@ class Service:
             say.Fetch: self._file_chunks.ask,
             say.Release: self._job_service.release,
             say.Ping: self._ping,
+            say.AskRetires: self._ask_retires,
             say.AskStatus: self._status,
             say.AskSensors: self._sensors,
             say.AskStream: self._streams.ask,
@@ -147,14 +154,20 @@ class Service:
         """Make `run()` return soon. A signal handler may call this."""
         self._stop = True
 
-    def run(self, announce: Callable[[], None]) -> None:
-        """Serve until `stop`. `announce` is called when the engine serves and a signal can end it.
+    def _told(self, *_: Any) -> None:
+        """SIGTERM."""
+        self._stop = self._told_to_retire
+        self._told_to_retire = True
+
+    def run(self, announce: Callable[[], None], retires: Callable[[], None] = lambda: None) -> None:
+        """Serve until `stop`. `announce` is called when the engine serves and a signal can end it, `retires` when it retires.
 
         Call it from the main thread: it sets the handlers of SIGTERM and SIGINT.
         """
+        os.set_blocking(self._wakeup_read, False)
         os.set_blocking(self._wakeup_write, False)
         signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)  # else a poll goes on after a signal's handler
-        signal.signal(signal.SIGTERM, self.stop)
+        signal.signal(signal.SIGTERM, self._told)
         signal.signal(signal.SIGINT, self.stop)
         self._start_workers()
         announce()
@@ -165,7 +178,11 @@ class Service:
                 if self._orphaned(events):
                     _LOG.info("the processes that this engine serves are gone: it ends")
                     break
+                if self._told_to_retire and self._retire_until is None:
+                    self._retire(retires)
                 self._round(events)
+                if self._retire_until is not None and self._has_retired(self._retire_until):
+                    break
                 failures = 0
             except Exception as error:  # all jobs would end with the engine, whatever has failed for one of them
                 failures += 1
@@ -179,6 +196,25 @@ class Service:
         if not self._file_chunks.waiting:
             return int(_TICK_S * 1000)
         return _UNREAD_MS if self._file_chunks.held_back else 0
+
+    def _retire(self, retires: Callable[[], None]) -> None:
+        """Begin to retire. Hosts that know of it take back the leases that are not begun."""
+        self._retire_until = time.monotonic() + self._options.retire_s
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wakeup_read, 4096)  # else each poll would return at once from now on
+        self._job_service.retire("the engine retires: it was told to end (SIGTERM)")
+        retires()
+        for peer in self._tell_retiring:
+            self._say_retires(peer)
+
+    def _say_retires(self, peer: bytes) -> None:
+        self._socket.send(peer, say.Retires(tuple(self._job_service.begun(peer))))
+
+    def _has_retired(self, until: float) -> bool:
+        if time.monotonic() < until:
+            return self._job_service.drop_finished()
+        _LOG.warning("hosts have not fetched all batches within %g s: the engine ends", self._options.retire_s)
+        return True
 
     def _round(self, events: Dict[Any, int]) -> None:
         if self._socket.gate in events:
@@ -270,13 +306,18 @@ class Service:
         self._hosts[peer] = time.monotonic()
         spool = self._spool
         quotas = (spool.quota_batches, spool.quota_bytes)
-        # It answers AskSensors, marks rows that it can't make, and seals parts.
-        known = {**versions(), "sensors": "1", "bad_rows": "1", **self._streams.offer}
+        # It answers AskSensors and AskRetires, marks rows that it can't make, and seals parts.
+        known = {**versions(), "sensors": "1", "bad_rows": "1", "retires": "1", **self._streams.offer}
         self._socket.send(peer, say.Welcome(known, *quotas, str(spool.directory), self._options.workers))
 
     def _ping(self, peer: bytes, message: say.Ping, _: bytes) -> None:
         pong = self._job_service.ping(peer, message)
         self._socket.send(peer, replace(pong, note=self._add_trouble(pong.note)))
+
+    def _ask_retires(self, peer: bytes, _: say.AskRetires, __: bytes) -> None:
+        self._tell_retiring.add(peer)
+        if self._retire_until is not None:
+            self._say_retires(peer)
 
     def _add_trouble(self, note: str) -> str:
         return say.shorten("; ".join(filter(None, (note, self._worker_trouble))))
@@ -306,6 +347,7 @@ class Service:
     def _drop_host(self, peer: bytes) -> None:
         """End all that a connection has here."""
         self._hosts.pop(peer, None)
+        self._tell_retiring.discard(peer)
         self._file_chunks.forget(peer)
         self._streams.forget(peer)
         self._job_service.drop_host(peer)

@@ -103,6 +103,7 @@ class JobService:
         self._began = time.monotonic()
         build()  # read now: the files may be replaced while the engine runs
         self._meter = Meter(self._began)
+        self._retires = ""  # why the engine is about to end; empty: it is not
 
     def limit_items(self, memory_bytes: int) -> None:
         """Limit the samples whose leases wait for one host, by the memory of this computer."""
@@ -139,7 +140,7 @@ class JobService:
             self._meter.total, self._meter.per_s(now),
             *computer.process_memory([os.getpid(), *(worker.pid for worker in self._workers)]), memory.total, memory.available,
             spool.batches, spool.bytes, spool.free_bytes(), spool.quota_batches, spool.quota_bytes, spool.reserve_bytes,
-            computer.temperature_c(sys), computer.load(), say.shorten(self.note),
+            computer.temperature_c(sys), computer.load(), say.shorten(self.note or self._retires),
         )  # fmt: skip
 
     def drop_host(self, peer: bytes) -> None:
@@ -154,6 +155,8 @@ class JobService:
     def open_job(self, peer: bytes, message: say.OpenJob, _: bytes) -> None:
         """Open a job or refuse it. If a file of its data set is missing, ask the host for the file first."""
         try:
+            if self._retires:
+                raise EngineError(self._retires)
             if self._queue.find(peer, message.job) is not None:
                 raise EngineError(f"job {message.job} is open already. Close it first.")
             host = self._host_of(peer)
@@ -279,6 +282,31 @@ class JobService:
         if not job.silent:
             self._send(job.peer, say.JobClosed(job.name))
 
+    # -- the end
+
+    def retire(self, reason: str) -> None:
+        """Begin nothing more. What is begun is finished, and stays until its host has released it."""
+        self._retires = reason
+        for one in list(self._opening):
+            self.refuse(one.peer, one.message.job, reason)
+            self._set_opening([other for other in self._opening if other is not one], one.peer)
+
+    def begun(self, peer: bytes) -> List[Tuple[str, int]]:
+        """Return (job, lease) of each of a connection's leases that a worker is at."""
+        leases = [worker.lease for worker in self._workers if worker.lease is not None]
+        return [(job.name, work.lease.lease) for job, work in leases if job.peer == peer and not work.cancelled]
+
+    def drop_finished(self) -> bool:
+        """Drop the jobs of which nothing is begun, and nothing published is left to fetch. Return whether no job is left.
+
+        Their hosts make what they have leased. A host that does not know of retiring takes it that the engine is lost.
+        """
+        for job in self._queue.of():
+            if not (job.held or job.closing):
+                self.refuse(job.peer, job.name, self._retires)
+                self._end_job(job)
+        return not self._queue.of()
+
     # -- leases
 
     def probe(self, peer: bytes, message: say.Probe, _: bytes) -> None:
@@ -362,7 +390,7 @@ class JobService:
     def dispatch(self) -> None:
         """Give each idle worker the next probe or lease."""
         self.note = ""
-        for worker in self._workers:
+        for worker in () if self._retires else self._workers:
             if not worker.idle:
                 continue
             probe = self._queue.next_probe(in_turn=True)

@@ -20,7 +20,7 @@ _WILD = re.compile(r"tcp://(0\.0\.0\.0|\*|\[::\]):")
 
 
 class PostedCard:
-    """A card in a shared directory, which a thread renews until `remove`.
+    """A card in a shared directory, which a thread renews. It removes it after `withdraw` or `remove`.
 
     Args:
         path: the directory.
@@ -52,10 +52,13 @@ class PostedCard:
                 renew_card(self._path, self._name, self._card)
             except (EngineError, OSError) as error:
                 _LOG.warning("the card in %s can't be renewed, and hosts will not find this engine: %s", self._path, error)
+        remove_card(self._path, self._name)
+
+    def withdraw(self) -> None:
+        """Have the card removed, without waiting for that."""
+        self._over.set()
 
     def remove(self) -> None:
         """Remove the card."""
-        self._over.set()
+        self.withdraw()
         self._thread.join(_LAST_S)
-        if not self._thread.is_alive():
-            remove_card(self._path, self._name)

@@ -21,7 +21,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -523,7 +523,8 @@ class EpochExecutor:
                 self._published[lease] = source, handle
                 self.counts.published(position)
                 self.rates.device(name).add(busy_s, self._part(position))
-                self._messages.back(name)
+                if not self.ledger.devices[name].retiring:
+                    self._messages.back(name)
             self._act()
 
     def failed(self, name: str, lease: int, reason: str, *, fatal: bool, told: bool) -> None:
@@ -585,6 +586,18 @@ class EpochExecutor:
             self.lost(name, reason, told=True)
             return True
 
+    def retires(self, name: str, reason: str, begun: Collection[int] | None = None) -> None:
+        """Note that a device finishes what it has, and gets no more leases. ``begun``: of its leases; None: it finishes all."""
+        with self._lock:
+            account = self.ledger.devices[name]
+            if self._closing or not account.alive or (account.retiring and begun is None):
+                return
+            if not account.retiring:
+                self.hooks.retires(name, reason)
+                self._messages.retires(name, reason)
+            self.ledger.retire(name, begun)
+            self._act()
+
     def lost(self, name: str, reason: str, error: BaseException | None = None, told: bool = False) -> None:
         """Note that a device is gone: its unpublished batches go back to the host. ``error`` is raised in the training thread.
 
@@ -594,6 +607,7 @@ class EpochExecutor:
             self.hooks.lost(name, reason)
         with self._lock:
             device = self._devices[name]
+            told = told or self.ledger.devices[name].has_retired
             if self._closing or device.gone:
                 return
             device.gone = True
@@ -690,6 +704,9 @@ class EpochExecutor:
         self._drain()  # before the leases, since it gives back the space that they need
         if not self._closing:
             self._give_leases()
+            devices = self.ledger.devices
+            while (retired := next((name for name in devices if devices[name].has_retired), None)) is not None:
+                self.lost(retired, "it has retired")
         self._conditions.wake(self._error is not None)
 
     def _drain(self) -> None:

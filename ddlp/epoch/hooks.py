@@ -78,6 +78,9 @@ class EpochHooks:
     def published(self, device: str, lease: int, position: int, busy_s: float) -> None:
         """The device has made the batch. ``position`` is -1 if the lease was taken back meanwhile."""
 
+    def retires(self, device: str, reason: str) -> None:
+        """A device finishes what it has, and is gone after that: `lost` is told then as well."""
+
     def lost(self, device: str, reason: str) -> None:
         """A device is gone."""
 

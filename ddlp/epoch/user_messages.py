@@ -23,6 +23,7 @@ class UserMessages:
     notes: dict[str, str] = field(default_factory=dict)  # what a device says about itself now
     remarks: dict[tuple[str, str], str] = field(default_factory=dict)  # (device, subject) -> the remark
     _away: set[str] = field(default_factory=set)  # devices whose loss was told, and whose return was not
+    _retired: set[str] = field(default_factory=set)  # devices that retire, or have retired
 
     def __bool__(self) -> bool:
         """Whether there is a warning, due or not yet."""
@@ -48,16 +49,25 @@ class UserMessages:
         Warns with the reason, unless ``reason`` is None, or the loss was told before and the device was not `back` since.
         """
         self._vanished = [one for one in self._vanished if one[1] != device]
-        self.remarks.pop((device, _RETURN), None)
+        if reason is not None:
+            self._retired.discard(device)
+        if device not in self._retired:
+            self.remarks.pop((device, _RETURN), None)
         if reason is not None and device not in self._away:
             self._away.add(device)
             self.warn(f"device {device} is gone ({reason}); the host prepares its batches.")
 
+    def retires(self, device: str, reason: str) -> None:
+        """Note that a device finishes what it has, and goes. There is no warning for that."""
+        self._retired.add(device)
+        self.remarks[device, _RETURN] = f"it retired: {reason}"
+
     def back(self, device: str) -> None:
         """Note that a device takes part. If its loss was told, the report tells its return; there is no warning for that."""
-        if device in self._away:
-            self._away.remove(device)
-            self.remarks[device, _RETURN] = "it was gone, and is back"
+        if device in self._away | self._retired:
+            self.remarks[device, _RETURN] = "it was gone, and is back" if device in self._away else "it retired, and is back"
+            self._away.discard(device)
+            self._retired.discard(device)
 
     def take(self, now: float, over: bool) -> list[str]:
         """Return the warnings that are due, each once. If the epoch is over, all of them are due."""

@@ -67,7 +67,8 @@ _METRICS = (
         "host_cpu_seconds_total", "counter", "Processor time of the host's preparation.", _one(lambda now: now.total.host_cpu_s)
     ),
     _Metric(
-        "leases_taken_back_total", "counter", "Batches taken back from a device: the host had them first.",
+        "leases_taken_back_total", "counter",
+        "Batches taken back from a device: the host had them first, or it retired before it began them.",
         _one(lambda now: now.total.leases_taken_back),
     ),
     _Metric(

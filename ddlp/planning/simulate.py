@@ -41,7 +41,8 @@ class World:
     late_copy: Callable[[int], bool] = lambda lease: False  # a cancelled lease is published all the same
     doubled: Callable[[int], bool] = lambda lease: False  # the message that it is published comes twice
     device_dies_s: dict[str, float] = field(default_factory=dict)
-    device_returns_s: dict[str, float] = field(default_factory=dict)  # after it has died
+    device_retires_s: dict[str, float] = field(default_factory=dict)  # when it is told to
+    device_returns_s: dict[str, float] = field(default_factory=dict)  # after it has died or retired
     absent: frozenset[str] = frozenset()  # not there at the beginning, and not expected
     moves: tuple[tuple[float, str, bool], ...] = ()  # when, which device; True: it joins, False: it leaves
     sampler: tuple[int, int] | None = None  # (batches, window): the sampler is read as the epoch goes
@@ -105,6 +106,8 @@ class Simulation:
                 self._at(world.joins_s, partial(self._join, name))
         for name, when in world.device_dies_s.items():
             self._at(when, partial(self._die, name))
+        for name, when in world.device_retires_s.items():
+            self._at(when, partial(self._retire, name))
         for when, name, joins in world.moves:
             self._at(when, partial(self._return if joins else self._die, name))
         if controller is not None:
@@ -152,6 +155,8 @@ class Simulation:
             self.ledger.close()
 
     def _drain(self) -> None:
+        for name in [name for name, account in self.ledger.devices.items() if account.has_retired]:
+            self._die(name)
         effects = self.ledger.effects
         while effects:
             effect = effects.popleft()
@@ -219,6 +224,12 @@ class Simulation:
 
     def _workers(self, name: str) -> int:
         return self.world.workers_of.get(name, self.world.device_workers)
+
+    def _retire(self, name: str) -> None:
+        if self.ledger.devices[name].alive:
+            queued = {lease for lease, _ in self._queues[name]}
+            self._queues[name].clear()
+            self.ledger.retire(name, set(self.ledger.devices[name].outstanding) - queued)
 
     def _die(self, name: str) -> None:
         self._dead.add(name)

@@ -14,7 +14,7 @@ class Pool(Protocol):
     """Engines that come and go. Any thread may call the methods; they are quick, and several loaders may use one pool."""
 
     def want(self, engines: int) -> None:
-        """Ask for so many engines, 1 or more. Further ones join the epoch under way. Ones too many end after it.
+        """Ask for so many engines, 1 or more. Further ones join the epoch under way, ones too many leave it.
 
         Raises:
             ValueError: if it is another number.

@@ -43,7 +43,7 @@ class CardPool:
             raise _unfit(error) from None
 
     def want(self, engines: int) -> None:
-        """Use so many of the engines at most. Others are left alone from the next epoch on. No engine is started or ended.
+        """Use so many of the engines at most. Others finish what they have, and are left alone. No engine is started or ended.
 
         Raises:
             ValueError: if it is less than 1.

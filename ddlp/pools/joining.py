@@ -1,4 +1,4 @@
-"""Engines that come to a pool while an epoch runs join that epoch."""
+"""Engines that come to a pool while an epoch runs join that epoch; those that leave the pool retire."""
 
 from __future__ import annotations
 
@@ -6,27 +6,31 @@ from collections.abc import Iterable, Iterator
 
 from ddlp.sources.base import EpochSink
 from ddlp.sources.engine.connections import EngineConnections
+from ddlp.sources.engine.source import LOOK_S
 
 __all__ = ["newcomers"]
-
-LOOK_S = 1.0  # between two looks at the pool
 
 
 def newcomers(connections: EngineConnections, known: Iterable[str], sink: EpochSink) -> Iterator[str]:
     """Yield the name of each engine that comes after the epoch's beginning, until the epoch is over. The epoch expects it then.
 
+    One that is not in the pool any more finishes what it has, and takes no more leases.
+
     Args:
         connections: the loader's, which know its pool.
-        known: the names that the epoch knows already.
+        known: the names of engines that the epoch knows already.
         sink: the epoch.
     """
     seen, told = set(known), ""
     while not sink.over_within(LOOK_S):
-        for name in connections.names:
+        names = connections.names
+        for name in names:
             if name not in seen:
                 seen.add(name)
                 sink.expect(name)
                 yield name
+        for name in seen.difference(names):
+            sink.retires(name, "it is not in the pool any more")
         if connections.trouble != told:
             told = connections.trouble
             if told:

@@ -37,7 +37,7 @@ class LocalPool:
         self.want(engines)
 
     def want(self, engines: int) -> None:
-        """Set the number of engines. Further ones join the epoch under way. Those that are too many end after it.
+        """Set the number of engines. Further ones join the epoch under way. Those too many finish what they have, and end.
 
         Raises:
             ValueError: if it is less than 1.

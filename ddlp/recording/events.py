@@ -26,6 +26,7 @@ __all__ = [
     "Lost",
     "Published",
     "Rested",
+    "Retires",
     "Step",
     "from_line",
     "to_line",
@@ -132,6 +133,14 @@ class Published(NamedTuple):
     busy_s: float
 
 
+class Retires(NamedTuple):
+    """A device finishes what it has, and takes no more leases; after that it is lost."""
+
+    device: str
+    at: float
+    reason: str
+
+
 class Lost(NamedTuple):
     """A device is gone; its leases went back to the host."""
 
@@ -186,14 +195,14 @@ class EpochEnded(NamedTuple):
 
 
 Event = (
-    EpochBegan | HostBatch | Rested | Joined | LeaseGiven | LeaseCancelled | LeaseFailed | Published | Lost | Fetched | Step
-    | Exhausted | EpochEnded
+    EpochBegan | HostBatch | Rested | Joined | LeaseGiven | LeaseCancelled | LeaseFailed | Published | Retires | Lost | Fetched
+    | Step | Exhausted | EpochEnded
 )  # fmt: skip
 _KINDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
-        EpochBegan, HostBatch, Rested, Joined, LeaseGiven, LeaseCancelled, LeaseFailed, Published, Lost, Fetched, Step,
-        Exhausted, EpochEnded,
+        EpochBegan, HostBatch, Rested, Joined, LeaseGiven, LeaseCancelled, LeaseFailed, Published, Retires, Lost, Fetched,
+        Step, Exhausted, EpochEnded,
     )
 }  # fmt: skip
 _MOMENTS = {name: [field == "at" or field.endswith("_at") for field in kind._fields] for name, kind in _KINDS.items()}

@@ -27,6 +27,7 @@ from ddlp.recording.events import (
     Lost,
     Published,
     Rested,
+    Retires,
     Step,
 )
 from ddlp.schedule.ledger import Ledger
@@ -161,6 +162,10 @@ class Watch(EpochHooks):
     def published(self, device: str, lease: int, position: int, busy_s: float) -> None:
         """As `EpochHooks.published`."""
         self._saw(Published(device, lease, position, time.monotonic(), busy_s))
+
+    def retires(self, device: str, reason: str) -> None:
+        """As `EpochHooks.retires`."""
+        self._saw(Retires(device, time.monotonic(), reason))
 
     def lost(self, device: str, reason: str) -> None:
         """As `EpochHooks.lost`."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -58,6 +58,7 @@ class Account:
     quota: int = 0  # batches in its spool at most, including those that are being written
     window: int = 0  # unpublished leases at most
     alive: bool = False
+    retiring: bool = False  # it finishes what it has, and gets no more leases
     joining: bool = True
     expected_s: float = math.inf  # when it began to join
     left_s: float = 0.0  # when it was lost
@@ -74,18 +75,23 @@ class Account:
 
     @property
     def at_work(self) -> bool:
-        """True if it takes part, and its spool answers."""
-        return self.alive and not self.hanging
+        """True if it takes leases, and its spool answers."""
+        return self.alive and not self.retiring and not self.hanging
 
     @property
     def there(self) -> bool:
-        """True if it is at work or about to join, False if it is lost."""
+        """True if it is at work or about to join, False if it is lost or retires."""
         return self.at_work or self.joining
 
     @property
     def has_room(self) -> bool:
         """True if it may be given a lease now: there is room in its window and its spool."""
         return self.at_work and self.held < self.quota and len(self.outstanding) < self.window
+
+    @property
+    def has_retired(self) -> bool:
+        """True if it retires, and nothing of it is left to make or to fetch."""
+        return self.alive and self.retiring and not self.held
 
     @property
     def shut_out(self) -> bool:
@@ -116,6 +122,7 @@ class Ledger:
         self.ready_host = RangeSet()
         self.ready_csd = RangeSet()
         self.devices: dict[str, Account] = {}
+        self.retired = False  # a device retires, or has retired
         self.effects: deque[Effect] = deque()
         self._open: dict[int, Entry] = {}
         self._claims: dict[int, int] = {}  # claims that a worker still works on, including dropped ones -> position
@@ -124,7 +131,8 @@ class Ledger:
         self._in_memory_csd = 0
         self._in_memory_host = 0  # claims, including dropped ones, and ready batches
         self._numbers = 0
-        # Leases: in the first, the host was first; in the second, the device failed, is gone, or the file is damaged.
+        # Leases: in the first, the host was first, or the device had not begun them when it retired; in the second, the device
+        # failed, is gone, or the file is damaged.
         self.taken_back = self.came_back = 0
         position = 0
         for start, stop in [*self.delivered.ranges(), (self.length, self.length)]:
@@ -248,7 +256,21 @@ class Ledger:
         self._drop_published(device)
         account = self.devices.setdefault(device, Account())
         account.quota, account.window = quota, window
-        account.alive, account.joining = True, False
+        account.alive, account.retiring, account.joining = True, False, False
+
+    def retire(self, device: str, begun: Collection[int] | None = None) -> None:
+        """Let a device finish what it has, and give it no more leases. It may join again.
+
+        Args:
+            begun: the leases that it finishes; its others come back, since it will not begin them. None: it finishes all.
+        """
+        account = self.devices[device]
+        account.retiring, account.joining, self.retired = True, False, True
+        for lease, position in list(account.outstanding.items()):
+            if begun is not None and lease not in begun:
+                entry = self._open[position]
+                self._drop_csd(entry)
+                self._settle(entry)
 
     def leave(self, device: str, now: float) -> int:
         """Note that a device is gone. Its unpublished leases come back, and its published batches may still be read.

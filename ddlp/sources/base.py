@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -246,6 +246,13 @@ class EpochSink(Protocol):
 
     def shared(self, name: str, ranks: int) -> None:
         """Note that ``ranks`` ranks share the source."""
+
+    def retires(self, name: str, reason: str, begun: Collection[int] | None = None) -> None:
+        """Note that the source is about to end: it finishes what it has, and gets no more leases. It may join again.
+
+        ``begun``: the leases that it finishes, since it will not begin its others; None: it finishes all. Once nothing of it is
+        left to make or to fetch, it counts as lost, without a warning.
+        """
 
     def lost(self, name: str, reason: str, error: BaseException | None = None, told: bool = False) -> None:
         """Note that the source is gone. ``error`` ends the training. ``told``: the user knows of the loss."""

@@ -34,7 +34,7 @@ class EpochReport:
     rate_csd: float | None  # of the devices at work; a lost one does not count any more
     notes: tuple[str, ...] = ()  # remarks on the devices
     waiting: Mapping[str, float] = field(default_factory=dict)  # waiting_s by `CAUSES`
-    leases_taken_back: int = 0  # the host had the batch first
+    leases_taken_back: int = 0  # the host had the batch first, or the device retired before it began it
     leases_lost: int = 0  # the device failed, was gone, or its file was damaged: the host made the batch
     replaced: int = 0  # samples with bad images, which others have the place of; those before a resume included
     replaced_samples: tuple[str, ...] = ()  # the first of these, each with the reason; those before a resume are not named
@@ -149,7 +149,7 @@ class Counts:
 
     @property
     def taken_back(self) -> int:
-        """Leases of batches that the host had first."""
+        """Leases of batches that the host had first, or that a device had not begun when it retired."""
         return 0 if self.ledger is None else self.ledger.taken_back
 
     @property

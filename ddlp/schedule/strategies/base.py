@@ -27,6 +27,7 @@ GUESS = 16.0  # the host's speed divided by a device's, while either is not know
 SLACK = 0.5  # of a device's time for a batch: a batch is leased so much earlier than the device's speed demands
 STALLED_BATCHES = 4  # the limit is the time of so many batches: another lease or another job may come first
 SLOW_FETCH_S = 0.1  # a quicker fetch takes as long as this host's threads let it, and not the network
+HANDED_OVER = 4  # batches of devices that retire, in memory beside those for which there are slots
 SLOWEST_BYTES_S = 1 << 19  # of a fetch beside others: over a slower link a device is of no use
 
 
@@ -135,14 +136,16 @@ class Strategy:
     def next_fetch(self) -> int | None:
         """Return the published batch to fetch now."""
         ledger = self.ledger
-        if not ledger.in_spool or ledger.free_fetch_slots < 1:
+        if not ledger.in_spool:
             return None
         turn = self.turn()
+        if ledger.free_fetch_slots < 1:
+            return self._handed_over(turn)
         position = self.first(ledger.in_spool)
         if turn is not None and position != turn and ledger.free_fetch_slots < 2:
             entry = ledger.entry(turn)
             if entry is None or entry.csd not in (CsdCopy.FETCHING, CsdCopy.READY):
-                return None  # the last slot is for the batch whose turn it is
+                return self._handed_over(turn)  # the last slot is for the batch whose turn it is
         return position
 
     def hanging_fetch(self, now: float) -> int | None:
@@ -165,6 +168,19 @@ class Strategy:
     def first(self, positions: RangeSet) -> int:
         """Return the position that comes first in the order of delivery."""
         return positions.first()
+
+    def _handed_over(self, turn: int | None) -> int | None:
+        """Return a published batch of a device that retires, to fetch although no slot is left: the device waits for that."""
+        ledger = self.ledger
+        if not ledger.retired:
+            return None
+        if turn is not None and turn in ledger.in_spool and ledger.free_fetch_slots < 1:
+            return turn  # others that were handed over have its slot
+        retiring = {name for name, account in ledger.devices.items() if account.alive and account.retiring}
+        if not retiring or ledger.free_fetch_slots <= -HANDED_OVER:
+            return None
+        entries = (ledger.entry(position) for position in ledger.in_spool)
+        return next((entry.position for entry in entries if entry is not None and entry.device in retiring), None)
 
     def _claim_turn(self, turn: int, entry: Entry | None, now: float) -> bool:
         """True if the host should claim the batch whose turn it is. The host does not hold that batch."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -150,7 +150,7 @@ class EngineConnections:
     def epoch_began(self) -> Callable[[], None]:
         """Note that an epoch uses the devices. Return a function to call at its end, once or more often."""
         epoch = object()
-        self._end_unwanted()
+        self._end_unwanted(self.names)
         with self._lock:
             self._epochs.add(epoch)
             if self._timer is not None:
@@ -163,15 +163,26 @@ class EngineConnections:
         with self._lock:
             self._epochs.discard(epoch)
             self._end_soon()
-        self._end_unwanted()
+        self._end_unwanted(self.names)
 
-    def _end_unwanted(self) -> None:
-        """Leave the engines that are not in the pool any more, unless an epoch runs."""
+    def left(self, name: str) -> bool:
+        """Whether an engine is not in the pool any more, as of the last look. It is let go then, unless another epoch runs.
+
+        An epoch calls this that is done with the engine.
+        """
+        if name in self._known:
+            return False
+        with self._lock:
+            others = set(self._places) - {name}
+        self._end_unwanted(others, epochs=1)
+        return True
+
+    def _end_unwanted(self, wanted: Collection[str], epochs: int = 0) -> None:
+        """Leave the engines that are not wanted, unless more than so many epochs run."""
         if self._pool is None:
             return
-        wanted = self.names
         with self._lock:
-            over: set[str] = set() if self._epochs else set(self._places).difference(wanted)
+            over: set[str] = set() if len(self._epochs) > epochs else set(self._places).difference(wanted)
             places = {name: self._places.pop(name) for name in over}
             engines = [self._engines.pop(name) for name in over & set(self._engines)]
         self._leave(places, engines)

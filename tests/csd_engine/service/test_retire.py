@@ -1,0 +1,124 @@
+"""An engine that gets SIGTERM finishes what it has begun, hands it over, and ends."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+from collections.abc import Iterator
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import pytest
+
+from csd_engine.errors import EngineRefused
+from ddlp.sources.engine.events import EngineLost, EngineRetires, LeaseProgress, LeasePublished
+from ddlp.sources.engine.link import EngineLink
+from tests.ddlp.faults.scene import until
+
+SLOW = ("--slowdown", "100")  # a batch takes long enough for a signal in the midst of it
+
+
+def next_of(events: SimpleQueue[Any], *kinds: type) -> Any:
+    """The next event that is no progress."""
+    while isinstance(event := events.get(timeout=30), LeaseProgress):
+        pass
+    assert isinstance(event, kinds), event
+    return event
+
+
+def nothing_more(events: SimpleQueue[Any]) -> None:
+    with pytest.raises(Empty):
+        while isinstance(event := events.get(timeout=0.3), LeaseProgress):
+            pass
+        pytest.fail(f"{event}")
+
+
+@pytest.fixture
+def begun(recipe, start) -> Iterator[Any]:
+    """An engine with a worker that has begun lease 0; leases 1 to 3 are queued."""
+    engine, link, events, job = recipe.at_work(start, *SLOW)
+    items = [recipe.lease(job, number, number) for number in range(4)]
+    until(lambda: link.status().jobs[0].batches_queued == 3, 20, "the first batch's beginning")
+    yield engine, link, events, job, items
+    link.close()
+
+
+def test_what_is_begun_is_finished_and_fetched_and_nothing_else_is_begun(recipe, begun):
+    engine, link, events, job, items = begun
+    engine.process.send_signal(signal.SIGTERM)
+    assert next_of(events, EngineRetires).begun == {0}
+    recipe.lease(job, 9)
+    published = next_of(events, LeasePublished)
+    recipe.check(published.path, 0, items[0])
+    assert "retires" in link.status().note
+    with pytest.raises(EngineRefused, match="the engine retires"):
+        recipe.open(link, SimpleQueue())
+    nothing_more(events)  # it waits until the batch was fetched
+    assert engine.process.poll() is None
+    job.release(0)
+    assert "the engine retires" in next_of(events, EngineLost).reason
+    assert engine.process.wait(10) == 0
+
+
+def test_an_idle_engine_ends_at_once(recipe, start):
+    engine, link, events, _ = recipe.at_work(start)
+    engine.process.send_signal(signal.SIGTERM)
+    assert engine.process.wait(10) == 0
+    assert next_of(events, EngineRetires).begun == frozenset()
+    next_of(events, EngineLost)
+    link.close()
+
+
+def test_ctrl_c_ends_it_at_once(begun):
+    engine, _, events, *_ = begun
+    engine.process.send_signal(signal.SIGINT)
+    assert engine.process.wait(10) == 0
+    next_of(events, EngineLost)
+
+
+def test_a_second_sigterm_ends_it_at_once(begun):
+    engine, _, events, *_ = begun
+    engine.process.send_signal(signal.SIGTERM)
+    next_of(events, EngineRetires)
+    engine.process.send_signal(signal.SIGTERM)
+    assert engine.process.wait(10) == 0
+    next_of(events, EngineLost)
+
+
+def test_it_waits_no_longer_than_it_may(recipe, start):
+    engine, link, events, job = recipe.at_work(start, "--retire-s", "0.5")
+    recipe.lease(job, 0)
+    next_of(events, LeasePublished)
+    engine.process.send_signal(signal.SIGTERM)
+    next_of(events, EngineRetires)
+    next_of(events, EngineLost)  # nobody has fetched the batch
+    assert engine.process.wait(10) == 0 and "have not fetched all batches within 0.5 s" in engine.log
+    link.close()
+
+
+def test_a_job_that_opens_meanwhile_is_refused_and_a_host_that_comes_late_is_told(begun):
+    engine, _, events, *_ = begun
+    engine.process.send_signal(signal.SIGTERM)
+    next_of(events, EngineRetires)
+    another = engine.link()
+    assert "the engine retires" in another.status().note
+    another.close()
+
+
+def test_a_host_that_does_not_know_of_it_loses_the_job_once_what_was_begun_is_fetched(recipe, start, monkeypatch):
+    greeted = EngineLink._greeted
+
+    def of_before(link: EngineLink, wire: Any) -> Any:
+        welcome = greeted(link, wire)
+        return dataclasses.replace(welcome, versions={k: v for k, v in welcome.versions.items() if k != "retires"})
+
+    monkeypatch.setattr(EngineLink, "_greeted", of_before)
+    engine, link, events, job = recipe.at_work(start, *SLOW)
+    items = [recipe.lease(job, number, number) for number in range(3)]
+    until(lambda: link.status().jobs[0].batches_queued == 2, 20, "the first batch's beginning")
+    engine.process.send_signal(signal.SIGTERM)
+    recipe.check(next_of(events, LeasePublished).path, 0, items[0])
+    job.release(0)
+    next_of(events, EngineLost)
+    assert engine.process.wait(10) == 0
+    link.close()

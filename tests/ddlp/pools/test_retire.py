@@ -1,0 +1,105 @@
+"""Engines that retire in mid-epoch: nothing that they have begun is made again."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from ddlp import LocalPool
+from ddlp.observe.run import EpochTrace, read_epoch
+from ddlp.recording.events import HostBatch, LeaseCancelled, LeaseGiven, Lost, Published, Retires, Step
+from tests.ddlp.faults.scene import make_loader, train, until
+from tests.ddlp.pools.test_cards import cards, names, start  # noqa: F401
+from tests.ddlp.pools.test_local import BOTH, engine_pids, have_published, slow, there, wait_for  # noqa: F401
+
+SLOW = ("--slowdown", "25")
+
+
+def nothing_was_made_in_vain(trace: EpochTrace, device: str) -> None:
+    """What the device had begun when it retired, it has delivered, and the host has made none of it."""
+    (retired,) = trace.of(Retires)
+    assert retired.device == device
+    given = {event.lease: event.position for event in trace.of(LeaseGiven) if event.device == device}
+    cancelled = {event.lease for event in trace.of(LeaseCancelled) if event.device == device}
+    published = {event.lease for event in trace.of(Published) if event.device == device}
+    assert published == given.keys() - cancelled and published, "each begun one is finished, and no other"
+    assert not [event for event in trace.of(LeaseGiven) if event.device == device and event.at > retired.at]
+    late = [event for event in trace.of(Published) if event.device == device and event.at > retired.at]
+    assert len(late) == 1, "the one that its worker was at"
+    sides = {step.position: step.side for step in trace.of(Step)}
+    made = [batch.position for batch in trace.of(HostBatch) if batch.outcome == "made"]
+    assert len(made) == len(set(made))
+    for lease in published:
+        assert sides[given[lease]] == "csd" and given[lease] not in made, "made twice"
+
+
+def test_an_engine_that_is_told_to_end_delivers_what_it_has_begun(cards, start, data, truth, told, spool):  # noqa: F811
+    engine = start(*SLOW)
+    (name,) = names(cards)
+    loader = make_loader(data, "wrr", pool=str(cards), record=spool / "run")
+
+    def end() -> None:
+        wait_for({name}, have_published, loader)
+        until(lambda: len(loader._last.executor.ledger.devices[name].outstanding) == 2, 20, "leases")
+        engine.terminate()
+        until(lambda: not names(cards), 20, "its card's end")
+
+    truth.check(train(loader, 0.05, at={0: end}))
+    assert engine.wait(20) == 0 and not len(told), list(told)
+    report = loader.report()
+    assert report.leases_lost == 0
+    assert f"{name}: it retired: its engine was told to end" in report.notes
+    trace = read_epoch(spool / "run" / "0000.jsonl")
+    nothing_was_made_in_vain(trace, name)
+    assert trace.of(Lost)[0].reason == "it has retired"
+
+
+def test_a_smaller_pool_lets_an_engine_go_in_mid_epoch_and_a_larger_one_has_it_back(
+    leaves_nothing, slow, data, truth, told, tmp_path  # noqa: F811
+):
+    pool = LocalPool(2)
+    loader = make_loader(data, "wrr", pool=pool, record=tmp_path / "run")
+
+    def shrink() -> None:
+        wait_for(BOTH, have_published, loader)
+        pool.want(1)
+        until(lambda: "pool engine 2: it retired: it is not in the pool any more" in loader.report().notes, 20, "retiring")
+
+    def grow() -> None:
+        if len(engine_pids()) == 1:  # it has ended while training went on
+            pool.want(2)
+            wait_for(BOTH, there, loader)
+
+    truth.check(train(loader, 0.05, at={0: shrink, **dict.fromkeys(range(1, 39), grow)}))
+    assert not len(told), list(told)
+    report = loader.report()
+    assert report.leases_lost == 0 and "pool engine 2: it retired, and is back" in report.notes
+    (gone,) = read_epoch(tmp_path / "run" / "0000.jsonl").of(Lost)
+    assert gone.device == "pool engine 2" and gone.reason == "it has retired"
+
+
+def test_one_that_is_killed_while_it_retires_costs_time_and_no_sample(cards, start, data, truth, told):  # noqa: F811
+    engine = start("--slowdown", "200")
+    (name,) = names(cards)
+    loader = make_loader(data, "wrr", pool=str(cards))
+
+    def end() -> None:
+        account = loader._last.executor.ledger.devices[name]
+        until(lambda: account.outstanding, 20, "a lease")
+        engine.terminate()
+        until(lambda: account.retiring or not account.alive, 20, "its retiring")
+        os.kill(engine.pid, signal.SIGKILL)
+        engine.wait()
+
+    truth.check(train(loader, at={0: lambda: (wait_for({name}, have_published, loader), end())}))
+
+
+def test_a_dropped_loaders_engines_end_at_once(spool: Path, slow, data):  # noqa: F811
+    loader = make_loader(data, "wrr", pool=2)
+    iterator = iter(loader)
+    next(iterator)
+    wait_for(BOTH, have_published, loader)
+    pids = engine_pids()
+    del loader, iterator
+    until(lambda: not engine_pids(), 5, f"the end of {pids}")
