@@ -11,12 +11,13 @@ It is pure: durations come in, `Rates.resting` goes out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
 
 from ddlp.planning.agreement import Agreement
 from ddlp.planning.decide import Decision, Objective, Power, Prices, check_goal, decide
 from ddlp.planning.measured import Measured, OffloadPath, Part, Transport
+from ddlp.planning.scaling import Scaler
 from ddlp.planning.window_figures import WindowFigures
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.rates import Rate, Rates
@@ -35,6 +36,7 @@ ABORT_AFTER = 20  # batches of a repeated try: it ends if they took longer than 
 ABORT_SLOWER = 0.10  # this part
 RETRY = 1000  # batches until sources that were sent to rest are tried again; twice as many after each time
 MOVED = 0.10  # a rate that has changed by this part allows another decision before `RETRY` batches
+PAUSE = 20  # batches after the number of a pool's engines has changed that are not measured
 SLOW_WINDOWS = 2  # so many windows in a row that were slower than the host alone end the offloading
 
 
@@ -108,6 +110,9 @@ class Controller:
         part: what sources do of the pipeline: a prefix, if the host runs steps behind it that can't travel.
         stopped: what was measured has ended the offloading.
         agreement: with the other ranks; None: this one decides by itself.
+        scaler: says how many engines the pool should have, if all sources are those of a pool that can grow and shrink; None:
+            no such pool. Its engines rest all or not at all.
+        want: asks the pool for so many engines.
     """
 
     rates: Rates
@@ -119,6 +124,8 @@ class Controller:
     part: Part = "whole"
     stopped: bool = False
     agreement: Agreement | None = None
+    scaler: Scaler | None = None
+    want: Callable[[int], None] = lambda engines: None
     _ledger: Ledger | None = None
     _batches: int = 0
     _warm_up: int = WARM_UP
@@ -139,6 +146,11 @@ class Controller:
     _without: tuple[int, ...] = ()  # ranks that were missing from the last agreement
     _judged: int | None = None  # the rank whose window was judged last
     _agreed_at: int = 0
+
+    @property
+    def engines(self) -> int:
+        """How many engines the pool should have; 0 without a pool that can grow and shrink."""
+        return 0 if self.scaler is None else self.scaler.engines
 
     def begin(self, ledger: Ledger) -> None:
         """Begin an epoch. Raises ValueError if watts or prices of a source are missing."""
@@ -213,7 +225,9 @@ class Controller:
         return window.batch_s > (1 + ABORT_SLOWER) * self._alone_s(self._mean(self.rates.training, window), self._cpu_now_s())
 
     def _known_early(self, window: _Window) -> bool:
-        return self._alone is None and window.batches >= HOST_LEAST and window.times.known(HOST_ERROR, HOST_WINDOW)
+        if self._alone is not None or self.scaler is not None:  # a number of engines wants better figures than yes or no
+            return False
+        return window.batches >= HOST_LEAST and window.times.known(HOST_ERROR, HOST_WINDOW)
 
     def note(self) -> str:
         """Return a line for the report."""
@@ -277,7 +291,11 @@ class Controller:
         joined = alive - self._alive - self.rates.resting
         if alive != self._alive:
             self._alive, self._window = alive, None  # a window has the same sources from its beginning to its end
-        if joined and self._alone is not None and any(not self.rates.device(name).count for name in joined):
+            if self.scaler is not None:
+                self._warm_up = PAUSE
+        if self._alone is None:
+            self.rates.rest(joined)  # the host is measured alone first
+        elif any(not self.rates.device(name).count for name in joined):
             self._try(joined)
 
     def _try(self, names: frozenset[str]) -> None:
@@ -285,7 +303,7 @@ class Controller:
         self.rates.work(names)
         self._trial = {name: self.rates.device(name).count + TRIAL_BATCHES for name in names}
         self._trial_until = self._batches + TRIAL_WAIT
-        self._window, self._length, self._on_trial = None, TRIAL_WINDOW, True
+        self._window, self._length, self._on_trial = None, TRIAL_WINDOW if self.scaler is None else WINDOW, True
 
     def _trial_begins(self) -> bool:
         """True once all sources on trial have made some batches, or have had the time to."""
@@ -308,7 +326,10 @@ class Controller:
             return self._stop(window)
         if not window.shared:
             self._judge_alone(window)
+            if window.batches >= self._not_before:
+                self._scale(window)
             return None
+        self._scale(window)
         self.stopped = False
         slower = window.batch_s > self._alone_s(window.step_s, window.host_cpu_now_s) * (1 + window.error)
         self._slow = self._slow + 1 if slower else 0
@@ -317,6 +338,8 @@ class Controller:
             return self._stop(window)
         decision = self._decide(self.measured)
         chosen = {path.source for path in decision.chosen.paths}
+        if self.scaler is not None and (chosen or self.scaler.engines > self.scaler.least):
+            chosen = set(window.alive)
         if chosen == set(window.taking_part):
             self.decision = decision
             if window.batches - self._changed_at >= RETRY:
@@ -326,6 +349,24 @@ class Controller:
             self._rest_all_but(chosen, set(window.alive))
             self._changed(window)
         return None
+
+    def _scale(self, window: WindowFigures) -> None:
+        """Ask the pool for as many engines as the scaler wants now."""
+        if self.scaler is None:
+            return
+        assert self._alone is not None
+        before, alone_s = self.scaler.engines, max(self._alone.batch_s if self._alone.waits else 0.0, window.step_s)
+        now_s = self._alone_s(window.step_s, window.host_cpu_s)
+        if abs(now_s / alone_s - 1) > MOVED:  # else it scatters more than it has changed
+            alone_s = now_s
+        measured = replace(window.measured, loader_batches_per_s=1 / alone_s if alone_s else None)
+        if self.scaler.window(len(window.taking_part), window.taken_s, measured) != before:
+            self._scaled(self.scaler.engines)
+
+    def _scaled(self, engines: int) -> None:
+        self._warm_up = PAUSE
+        self.rates.work()
+        self.want(engines)
 
     def _judge_alone(self, window: WindowFigures) -> None:
         """Judge a window of the host alone. Sources are tried if training waits, unless they had to rest not long ago."""
@@ -353,6 +394,8 @@ class Controller:
         self.rates.rest(window.alive)
         self.stopped, self._slow = True, 0
         self._changed(window)
+        if self.scaler is not None and self.scaler.give_back():
+            self.want(self.scaler.engines)
         alone_s = self._alone_s(window.step_s, window.host_cpu_now_s)
         return (
             f"batches take {window.batch_s:.3g} s with {', '.join(sorted(names))}, and the host alone takes "
@@ -407,6 +450,7 @@ class Controller:
         assert self._ledger is not None
         window.before_s, self._trial_s = self._trial_s, 0.0
         host, cpu_s = self.rates.host, self._mean(self.rates.host_cpu, window)
+        sources = (name for name, account in self._ledger.devices.items() if self.scaler is None or account.there)
         measured = Measured(
             step_s=self._mean(self.rates.training, window) or None,
             host_cpu_s_per_batch=cpu_s or None,
@@ -418,7 +462,7 @@ class Controller:
             batch_s=window.batch_s, error=window.times.error,
             host_s=self._mean(host, window) / host.parallel, host_cpu_s=cpu_s / host.parallel, host_cpu_now_s=self._cpu_now_s(),
             shared=window.shared, trial=self._on_trial, failed=failed,
-            sources=tuple(sorted(self._ledger.devices)), alive=tuple(sorted(self._alive)),
+            sources=tuple(sorted(sources)), alive=tuple(sorted(self._alive)),
             taking_part=tuple(sorted(self._taking_part())), measured=measured,
         )  # fmt: skip
 

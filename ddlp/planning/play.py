@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ddlp.planning.decide import host_spare, ocycle_ratio
 from ddlp.planning.measured import Measured, OffloadPath
-from ddlp.planning.simulate import Simulation, World
+from ddlp.planning.simulate import Scales, Simulation, World
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.rates import Rates
 from ddlp.schedule.slots import FETCH_SLOTS, FETCHERS, host_slots
@@ -33,6 +33,7 @@ class Played:
         waiting_s: the seconds of these in which training had no batch.
         host_made: batches that the host made, also those that were not used.
         taken: batches that the host took from each source.
+        engine_s: seconds of a pool's engines, from the wish for each until it has left.
     """
 
     batches: int
@@ -40,6 +41,7 @@ class Played:
     waiting_s: float
     host_made: int
     taken: Mapping[str, int]
+    engine_s: float = 0.0
 
 
 class _Queue:
@@ -66,6 +68,9 @@ def play_epoch(
     about: Callable[[float], float] = lambda seconds: seconds,
     slots: tuple[int, int] | None = None,
     room: int = QUOTA,
+    scales: Scales | None = None,
+    starts_s: float = 0.0,
+    stop_after: int | None = None,
 ) -> Played:
     """Play an epoch.
 
@@ -85,8 +90,12 @@ def play_epoch(
         about: returns a duration near the given one.
         slots: how many batches the host may hold, made by itself and taken; None: as the loader does.
         room: places in a spool at most.
+        scales: the paths are engines of a pool, and it says while training goes on how many of them there should be. The rates
+            are not known then.
+        starts_s: seconds until an engine of the pool that is wanted is there.
+        stop_after: the epoch is played until so many batches are trained on; None: to its end.
     """
-    step_s, r_cpu = measured.step_s, measured.host_batches_per_s
+    step_s, r_cpu, p_cycle = measured.step_s, measured.host_batches_per_s, measured.host_cpu_s_per_batch
     assert step_s is not None and r_cpu is not None
     by_source = {path.source: path for path in paths}
     ratios = {path.source: ocycle_ratio(measured, path) for path in paths}
@@ -145,13 +154,23 @@ def play_epoch(
         device_s={path.source: device_s(path) for path in paths}, workers_of={path.source: path.workers for path in paths},
         quota=room, quota_of={name: min(room, count) for name, count in places.items()},
         absent=absent & by_source.keys(), moves=tuple(move for move in moves if move[1] in by_source),
+        pool=() if scales is None else tuple(by_source), starts_s=starts_s,
+        progress=World.progress if scales is None else (),  # it is quicker so
+        host_cpu_s=None if p_cycle is None else lambda position: about(p_cycle),
+        taking_cpu_s=max((path.host_cpu_s_per_batch or 0.0 for path in paths), default=0.0),
     )  # fmt: skip
     host, fetched = (host_slots(workers, _PREFETCH, bool(paths)), FETCH_SLOTS) if slots is None else slots
-    simulation = Simulation(Ledger(batches, host_slots=host, fetch_slots=fetched), world, strategy.make)
+    simulation = Simulation(
+        Ledger(batches, host_slots=host, fetch_slots=fetched), world, strategy.make, stop_after=stop_after, controller=scales
+    )
     simulation.rates.epoch_begins(workers, 1, int(max((path.bytes_per_batch or 0.0 for path in paths), default=0.0)))
-    _know(simulation.rates, measured, paths, workers)
+    if scales is None:
+        _know(simulation.rates, measured, paths, workers)
+    else:
+        scales.want = simulation.want
+        simulation.want(scales.engines)
     outcome = simulation.run()
-    return Played(batches, outcome.seconds, outcome.waiting_s, made, taken)
+    return Played(len(outcome.order), outcome.seconds, outcome.waiting_s, made, taken, outcome.engine_s)
 
 
 def _know(rates: Rates, measured: Measured, paths: tuple[OffloadPath, ...], workers: int) -> None:

@@ -12,8 +12,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
-from ddlp.planning.controller import Controller
 from ddlp.schedule.ledger import Cancel, Ledger, Side
 from ddlp.schedule.rates import Rates
 from ddlp.schedule.slots import FETCHERS
@@ -46,6 +46,9 @@ class World:
     absent: frozenset[str] = frozenset()  # not there at the beginning, and not expected
     moves: tuple[tuple[float, str, bool], ...] = ()  # when, which device; True: it joins, False: it leaves
     sampler: tuple[int, int] | None = None  # (batches, window): the sampler is read as the epoch goes
+    progress: tuple[float, ...] = (0.25, 0.5, 0.75)  # parts of a batch after which a device says how far it is
+    pool: tuple[str, ...] = ()  # devices that are there only while they are wanted (`Simulation.want`), the first ones first
+    starts_s: float = 0.0  # seconds from the wish for one of the pool until it joins
 
 
 @dataclass
@@ -57,11 +60,34 @@ class Outcome:
     seconds: float = 0.0
     waiting_s: float = 0.0
     released: set[int] = field(default_factory=set)  # leases whose space was given back
+    engine_s: float = 0.0  # seconds of the pool's engines, from the wish for one until it has left
 
     @property
     def from_csd(self) -> int:
         """Batches that a device made."""
         return sum(side is Side.CSD for side in self.sides)
+
+
+class Scales(Protocol):
+    """What decides while the epoch goes on, such as `ddlp.planning.controller.Controller`.
+
+    Attributes:
+        rates: the epoch's.
+        want: asks the pool for so many engines.
+    """
+
+    rates: Rates
+    want: Callable[[int], None]
+
+    @property
+    def engines(self) -> int:
+        """How many engines of the pool there should be."""
+
+    def begin(self, ledger: Ledger) -> None:
+        """Begin the epoch."""
+
+    def delivered(self, waited_s: float, step_s: float | None, part: float) -> str | None:
+        """Note a batch: as `ddlp.planning.controller.Controller.delivered`."""
 
 
 class Locked(RuntimeError):
@@ -78,7 +104,7 @@ class Simulation:
 
     def __init__(
         self, ledger: Ledger, world: World, make: Callable[[Ledger, Rates], Strategy], *, stop_after: int | None = None,
-        controller: Controller | None = None,
+        controller: Scales | None = None,
     ) -> None:  # fmt: skip
         self.ledger, self.world, self._controller = ledger, world, controller
         self.rates = Rates() if controller is None else controller.rates
@@ -98,7 +124,12 @@ class Simulation:
         self._training = self._looks_again = False
         self._step_s: float | None = None  # of the last training step
         self._waiting_since: float | None = 0.0
+        self._wanted: dict[str, float] = {}  # engines of the pool that are there or starting, and since when
+        self._there = [name for name in world.device_s if name not in world.pool]  # all that the ledger may give leases to
+        self._retiring: set[str] = set()  # those of them that leave once all that they have made is fetched
         for name in world.device_s:
+            if name in world.pool:
+                continue
             ledger.expect(name, self.now)
             if name in world.absent:
                 ledger.no_longer_expect(name)
@@ -123,7 +154,34 @@ class Simulation:
             happen()
             self._pump()
         self.outcome.seconds = self.now
+        self.outcome.engine_s += sum(self.now - since for since in self._wanted.values())
         return self.outcome
+
+    def want(self, engines: int) -> None:
+        """Let so many engines of the pool be there. Further ones start; those too many retire."""
+        pool = self.world.pool
+        self._retiring = set(pool[engines:]) & self._wanted.keys()
+        for name in pool[:engines]:
+            if name not in self._wanted:
+                self._wanted[name] = self.now
+                self._there.append(name)
+                self._dead.discard(name)
+                self.ledger.expect(name, self.now)
+                self._at(self.world.starts_s, partial(self._started, name, self.now))
+
+    def _started(self, name: str, since: float) -> None:
+        if self._wanted.get(name) == since:
+            self._lives[name] += 1
+            self._device_idle[name] = self._workers(name)
+            self._join(name)
+
+    def _retire(self) -> None:
+        for name in sorted(self._retiring):
+            if not self.ledger.devices[name].held:
+                self._retiring.remove(name)
+                self._there.remove(name)
+                self.outcome.engine_s += self.now - self._wanted.pop(name)
+                self._die(name)
 
     def _over(self) -> bool:
         stopped = self.stop_after is not None and len(self.outcome.order) >= self.stop_after
@@ -142,6 +200,7 @@ class Simulation:
             while (device := self.strategy.late_device(self.now)) is not None:
                 self.ledger.no_longer_expect(device)
             self._read_sampler()
+            self._retire()
             busy = self._deliver() | self._fetch() | self._lease() | self._claim()
             self._drain()
 
@@ -247,10 +306,11 @@ class Simulation:
 
     def _lease(self) -> bool:
         any_given = False
-        for name, queue in self._queues.items():
+        for name in self._there:
+            queue = self._queues[name]
             if not self.ledger.devices[name].alive:
                 continue
-            position = self.strategy.next_lease(name)
+            position = None if name in self._retiring else self.strategy.next_lease(name)
             if position is not None:
                 queue.append((self.ledger.lease(name, position, self.now), position))
                 any_given = True
@@ -269,7 +329,7 @@ class Simulation:
                 self._work_on(name, lease, position, seconds)
 
     def _work_on(self, name: str, lease: int, position: int, seconds: float) -> None:
-        for part in (0.25, 0.5, 0.75):
+        for part in self.world.progress:
             self._at(part * seconds, partial(self._progress, name, lease, part))
         life = self._lives[name]
         self._at(seconds, lambda: self._published(name, life, lease, position, seconds))

@@ -41,13 +41,14 @@ class Watched(Simulation):
         if self._host_idle and room and not strategy.needs_device:
             assert not ledger.free and not ledger.returned, "an idle worker, a slot and a batch to prepare"
         for device, account in ledger.devices.items():
-            if strategy.uses_device and account.at_work and not account.outstanding and account.held < account.quota:
+            idle = account.at_work and not account.outstanding and account.held < account.quota
+            if strategy.uses_device and idle and device not in self._retiring:
                 pays = strategy.needs_device or strategy.worth_leasing(device)
                 assert not (ledger.free and pays), "an idle device and work for it"
 
 
-def random_world(rng: random.Random, strategy: str) -> tuple[int, Ledger, World, dict]:
-    n = rng.choice([0, 1, 2, 3, 5, rng.randint(4, 30), rng.randint(20, 60)])
+def random_world(rng: random.Random, strategy: str, n: int | None = None) -> tuple[int, Ledger, World, dict]:
+    n = rng.choice([0, 1, 2, 3, 5, rng.randint(4, 30), rng.randint(20, 60)]) if n is None else n
     devices = ["a", "b", "c"][: rng.choice([0, 1, 1, 1, 2, 3])] if STRATEGIES[strategy].uses_device else []
     bad = rng.choice([0.0, 0.0, 0.1, 0.5, 1.0])
 
@@ -115,6 +116,76 @@ def test_every_batch_exactly_once_whatever_happens(name, schedules):
         assert all(account.held == len(account.outstanding) for account in ledger.devices.values())
 
     in_one()
+
+
+MOVES = 10  # joins and leaves at least, each
+
+
+class Elastic(Watched):
+    """Engines of a pool are started, retired and killed all the time, and killed ones come back."""
+
+    def __init__(self, *arguments, rng, every_s, **options):
+        super().__init__(*arguments, **options)
+        self._rng, self._every_s = rng, every_s
+        self.joins = self.leaves = self.retired = 0
+        self.want(rng.randint(0, len(self.world.pool)))
+        self._at(0.0, self._change)
+
+    def _change(self):
+        alive = sorted(name for name, account in self.ledger.devices.items() if account.alive)
+        if alive and self._rng.random() < 0.4:
+            name = self._rng.choice(alive)
+            self._die(name)
+            self._at(self._rng.uniform(0.0, 3 * self._every_s), lambda: self._come_back(name))
+        else:
+            self.want(self._rng.randint(0, len(self.world.pool)))
+        enough = min(self.joins, self.leaves) >= MOVES
+        if not self._over():
+            self._at(self._rng.uniform(0.0, 2 * self._every_s) * (20 if enough else 1), self._change)
+
+    def _come_back(self, name):
+        if name in self._wanted and name not in self._retiring and name in self._dead:
+            self._return(name)
+
+    def _join(self, name):
+        super()._join(name)
+        self.joins += 1
+
+    def _die(self, name):
+        self.leaves += self.ledger.devices[name].alive
+        self.retired += name not in self._wanted
+        super()._die(name)
+
+
+@pytest.mark.parametrize("schedules", [60, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", sorted(name for name, one in STRATEGIES.items() if one.uses_device))
+def test_every_batch_exactly_once_while_a_pools_engines_join_and_leave(name, schedules):
+    found = []
+
+    @settings(max_examples=schedules, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(seed=st.integers(0, 2**40))
+    def in_one(seed):
+        rng = random.Random(seed)
+        n, ledger, world, options = random_world(rng, name, rng.randint(40, 80))
+        pool = tuple("abcd"[: rng.randint(1, 4)])
+        speeds = {engine: rng.choice([0.3, 1.0, 3.0]) for engine in pool}
+        world.device_s = {engine: lambda _, mean=mean: mean * rng.uniform(0.5, 1.5) for engine, mean in speeds.items()}
+        world.pool, world.device_dies_s, world.device_returns_s = pool, {}, {}
+        per_s = world.host_workers + world.device_workers * sum(1 / mean for mean in speeds.values())
+        least_s = (n - len(list(ledger.delivered))) / per_s
+        world.starts_s = rng.choice([0.0, 0.005, 0.02]) * least_s
+        make = lambda led, rates: STRATEGIES[name](led, rates, **options)  # noqa: E731
+        simulation = Elastic(ledger, world, make, rng=rng, every_s=least_s / 80)
+        already = set(ledger.delivered)
+        order = simulation.run().order
+        assert sorted(order) == sorted(set(range(n)) - already), "each batch once, none lost"
+        assert all(account.held == len(account.outstanding) for account in ledger.devices.values())
+        found.append((simulation.joins, simulation.leaves, simulation.retired))
+
+    in_one()
+    enough = sum(joins >= MOVES and leaves >= MOVES for joins, leaves, _ in found)
+    assert enough >= 0.95 * len(found), f"only {enough} of {len(found)} schedules had so many joins and leaves"
+    assert any(retired for _, _, retired in found)
 
 
 class InRuns(Watched):
