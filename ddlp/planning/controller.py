@@ -152,6 +152,10 @@ class Controller:
         """How many engines the pool should have; 0 without a pool that can grow and shrink."""
         return 0 if self.scaler is None else self.scaler.engines
 
+    def asks(self, want: Callable[[int], None]) -> None:
+        """Take what asks the pool for so many engines."""
+        self.want = want
+
     def begin(self, ledger: Ledger) -> None:
         """Begin an epoch. Raises ValueError if watts or prices of a source are missing."""
         check_goal(self.goal.threshold, self.goal.objective, self.goal.max_slowdown, self.goal.prices, self.goal.power,
@@ -339,7 +343,7 @@ class Controller:
         decision = self._decide(self.measured)
         chosen = {path.source for path in decision.chosen.paths}
         if self.scaler is not None and (chosen or self.scaler.engines > self.scaler.least):
-            chosen = set(window.alive)
+            chosen = set(window.taking_part)
         if chosen == set(window.taking_part):
             self.decision = decision
             if window.batches - self._changed_at >= RETRY:

@@ -167,7 +167,7 @@ def play_epoch(
     if scales is None:
         _know(simulation.rates, measured, paths, workers)
     else:
-        scales.want = simulation.want
+        scales.asks(simulation.want)
         simulation.want(scales.engines)
     outcome = simulation.run()
     return Played(len(outcome.order), outcome.seconds, outcome.waiting_s, made, taken, outcome.engine_s)

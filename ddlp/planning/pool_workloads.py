@@ -89,6 +89,10 @@ class ByWindows:
     _ready: int = 0
     _busy_s: float = 0.0
 
+    def asks(self, want: Callable[[int], None]) -> None:
+        """Take what asks the pool for so many engines."""
+        self.want = want
+
     def begin(self, ledger: Ledger) -> None:
         """Begin an epoch."""
         self._ledger = ledger

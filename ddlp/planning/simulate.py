@@ -73,15 +73,16 @@ class Scales(Protocol):
 
     Attributes:
         rates: the epoch's.
-        want: asks the pool for so many engines.
     """
 
     rates: Rates
-    want: Callable[[int], None]
 
     @property
     def engines(self) -> int:
         """How many engines of the pool there should be."""
+
+    def asks(self, want: Callable[[int], None]) -> None:
+        """Take what asks the pool for so many engines."""
 
     def begin(self, ledger: Ledger) -> None:
         """Begin the epoch."""
