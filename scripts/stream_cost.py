@@ -203,6 +203,10 @@ class _Memory(Destination):
     def __init__(self) -> None:
         self._images = np.zeros(LAYOUT.image_shape, np.uint8)
 
+    def whole(self) -> np.ndarray:
+        """Return all of it."""
+        return self._images
+
     def place(self, part: slice) -> tuple[np.ndarray, None]:
         """See `Destination.place`."""
         return self._images[part], None
@@ -242,7 +246,7 @@ def batches(count: int, data: Path) -> None:
                 events: SimpleQueue[Any] = SimpleQueue()
                 job = link.open_job(pipeline, dataset, LAYOUT, lambda _: home / "manifest", events.put)
                 fetcher = BatchFetcher(job, False, partial(print, "  "))
-                images, times, service_s = np.zeros(LAYOUT.image_shape, np.uint8), [], 0.0
+                times, service_s = [], 0.0
                 for lease, sources in enumerate(order):
                     before_s, began = _engine_s(pid), time.process_time()
                     items = [(int(one), 0) for one in sources]
@@ -251,7 +255,7 @@ def batches(count: int, data: Path) -> None:
                     event = None
                     while not isinstance(event, LeasePublished):
                         event = events.get(timeout=60)
-                    fetcher.read(event.path, name, lease, LAYOUT, lambda images=images: images)
+                    fetcher.read(event.path, name, lease, LAYOUT, memory.whole)
                     times.append((time.process_time() - began) * 1000)
                     service_s += _engine_s(pid) - before_s
                     job.release(lease)

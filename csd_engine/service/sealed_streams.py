@@ -35,7 +35,7 @@ _MOST_STRANGERS = 16  # connections whose ticket has not come
 _MOST_OF_HOST = 64  # tickets and connections of one host
 _MOST_ASKED = 8  # waiting fetches of a connection; ddlp has one
 _PAUSE_S = 0.5  # after a connection that could not be accepted: descriptors are short
-_OPTIONS = ()
+_OPTIONS: Tuple[Tuple[int, int], ...] = ()
 if hasattr(select, "epoll"):  # the system ends a connection whose host has vanished after about two minutes
     _OPTIONS = ((socket.TCP_NODELAY, 1), (socket.TCP_KEEPIDLE, 20), (socket.TCP_KEEPINTVL, 20), (socket.TCP_KEEPCNT, 5))
 
@@ -118,7 +118,8 @@ class SealedStreams:
         """Wait for a host's ticket. It replaces what the host's connection had before."""
         self.forget(peer)
         host, ticket = self._connections.host_of(peer), bytes(payload)
-        taken = sum(one.host == host for one in (*self._tickets.values(), *self._streams.values()))
+        hosts = [one.host for one in self._tickets.values()] + [one.host for one in self._streams.values()]
+        taken = hosts.count(host)
         reason = ""
         if self._epoll is None or message.cipher not in ciphers():
             reason = f"this engine does not seal parts by {message.cipher}"

@@ -29,7 +29,7 @@ __all__ = ["SealedFetch", "choose_cipher"]
 SILENT_S = 30.0  # the heartbeat notices a lost engine long before
 _OPEN_S = 2.0  # for each step of the opening; a firewall that drops packets costs it once
 _FAILURES = 3  # in a row
-_WAKE_FOR = READ_BYTES if sys.platform == "linux" else None  # bytes; else it wakes for each few packets
+_WAKE_LATE = sys.platform == "linux"  # once the record is there, and not for each few packets of it
 
 
 def choose_cipher(told: str, here: tuple[str, ...] | None = None) -> str | None:
@@ -53,22 +53,23 @@ class _Open:
         self.head = bytearray(HEAD_BYTES)
         self._wake_for = 0
 
-    def _fill(self, space: memoryview) -> None:
+    def _fill(self, space: memoryview, rest: int) -> None:
+        """Receive bytes into ``space``. ``rest``: how many of the record are still to come, these among them."""
         while len(space):
-            if _WAKE_FOR is not None and self._wake_for != (least := min(len(space), _WAKE_FOR)):
-                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
-                self._wake_for = least
+            if _WAKE_LATE and self._wake_for != rest:
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, rest)
+                self._wake_for = rest
             try:
                 come = self.connection.recv_into(space)
             except BlockingIOError:
                 raise TimeoutError("the engine sent nothing for too long") from None
             if not come:
                 raise ConnectionError("the engine has closed it")
-            space = space[come:]
+            space, rest = space[come:], rest - come
 
     def _head(self, place: Place, kinds: tuple[int, ...]) -> int:
         """Receive the next record's head, and return its kind; then `_opener` has begun to open it."""
-        self._fill(memoryview(self.head))
+        self._fill(memoryview(self.head), HEAD_BYTES)
         kind = self.opener.kind(self.head, place)
         if kind not in kinds:
             raise NotAuthentic(f"a record of kind {kind}")
@@ -90,15 +91,17 @@ class _Open:
         """
         if self._head(place, (sealed.PART, sealed.REASON)) == sealed.REASON:
             reason = bytearray(int.from_bytes(self.head[1:5], "big"))
-            self._fill(memoryview(reason))
+            self._fill(memoryview(reason), len(reason))
             self.opener.decrypt(reason)
             self.opener.check(self.head)
             return printable(reason.decode("utf-8", "replace"), len(reason))
-        for space in receiver.spaces(part_bytes(place)):
+        rest = part_bytes(place)
+        for space in receiver.spaces(rest):
             # Decrypted and summed piece by piece while still in the cache, so that a batch crosses the memory bus once.
             for at in range(0, len(space), READ_BYTES):
                 piece = space[at : at + READ_BYTES]
-                self._fill(piece)
+                self._fill(piece, rest)
+                rest -= len(piece)
                 self.opener.decrypt(piece)
                 if place.offset:
                     receiver.filled(len(piece))

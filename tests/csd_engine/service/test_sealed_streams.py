@@ -19,15 +19,18 @@ from csd_engine.batchfile.reader import BatchReceiver
 from csd_engine.errors import DamagedBatch, EngineGone
 from csd_engine.protocol import codec as say
 from csd_engine.protocol.aead import AES, CHACHA, ciphers
+from csd_engine.protocol.keys import load_pair, load_public
 from csd_engine.protocol.sealed import HEAD_BYTES, NO_PLACE, READY, Opener
 from csd_engine.service.sealed_streams import _MOST_STRANGERS
 from ddlp.sources.engine import sealed_fetch
 from ddlp.sources.engine.events import LeasePublished
 from ddlp.sources.engine.fetch import BatchFetcher
+from ddlp.sources.engine.link import EngineLink
 from ddlp.sources.engine.sealed_fetch import choose_cipher
 from tests.at_once import at_once
 from tests.engine_process import EngineProcess, Recipe, until, wait_for
 from tests.hostile_client import HostileClient, list_client, withdraw_client
+from tests.hostile_engine import LyingEngine
 
 TCP = "tcp://127.0.0.1:*"
 pytestmark = pytest.mark.skipif(not ciphers(), reason="this Python's libcrypto can't be used")
@@ -42,10 +45,13 @@ def parts(jpegs, tmp_path):
 class Published:
     """An engine, a link, and a batch that waits in the spool: lease 1."""
 
-    def __init__(self, engine, recipe):
+    def __init__(self, engine, recipe, address=None):
         self.recipe = recipe
         self.engine = engine
-        self.link = self.engine.link(heartbeat_s=0.1, heartbeat_timeout_s=1.5)
+        pair = load_pair(engine.keys / "host.key_secret")
+        self.link = EngineLink(
+            address or engine.address, load_public(engine.keys / "server.key"), *pair, heartbeat_s=0.1, heartbeat_timeout_s=1.5
+        )
         self.job, events = None, SimpleQueue()
         self.job = recipe.open(self.link, events)
         self.items = recipe.lease(self.job, 1)
@@ -293,6 +299,32 @@ def test_a_port_that_is_closed_is_tried_once(published, parts, monkeypatch):
     for _ in range(3):
         assert np.array_equal(published.read(), parts.expected(published.items))
     assert len(tried) == 1 and len(published.told) == 1 and str(tried[0][1]) in published.told[0]
+
+
+def test_an_engine_that_lies_about_it_costs_the_way_alone(engine, parts):
+    lies = {
+        "a short key": lambda one, key: [say.encode(one, key[:31])],
+        "another key": lambda one, key: [say.encode(one, key[::-1])],
+        "its own port": lambda one, key: [say.encode(say.StreamOpen(int(engine.address.rpartition(":")[2])), key)],
+        "none": lambda one, key: [say.encode(say.NoStream("\x1b[31mno"))],
+        "twice": lambda one, key: [say.encode(one, key)] * 3,
+    }
+    expected = parts.expected(parts.items(0))
+    for name, lie in lies.items():
+
+        def told(message, payload, lie=lie):
+            return lie(message, bytes(payload)) if isinstance(message, say.StreamOpen) else None
+
+        liar = LyingEngine(engine.address, engine.keys, told)
+        try:
+            published = Published(engine, parts, liar.address)
+            for _ in range(4):
+                assert np.array_equal(published.read(), expected), name
+            assert published.link.lost is None and all(map(str.isprintable, published.told)), name
+            assert bool(published.told) is (name != "twice"), name
+            published.link.close()
+        finally:
+            liar.close()
 
 
 @pytest.mark.parametrize(

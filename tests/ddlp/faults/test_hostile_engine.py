@@ -27,9 +27,11 @@ ESCAPES = "\x1b[2Jrm -rf\x07\u202e\n/"
 
 @pytest.fixture(scope="module")
 def engine(images: Path) -> Iterator[EngineProcess]:
-    """The real engine behind the lying one."""
+    """The real engine behind the lying one. It sends parts through it, and none sealed, past it."""
     home = Path(tempfile.mkdtemp(prefix="h-", dir="/tmp"))
-    one = EngineProcess(home, "--root", str(images), "--lease-timeout", "2", listen="tcp://127.0.0.1:0")
+    with pytest.MonkeyPatch.context() as while_it_starts:
+        while_it_starts.setenv("DDLP_STREAM_CIPHER", "curve")
+        one = EngineProcess(home, "--root", str(images), "--lease-timeout", "2", listen="tcp://127.0.0.1:0")
     yield one
     one.end()
     assert "Traceback" not in one.log, one.log

@@ -118,8 +118,9 @@ def test_a_cut_network(namespace, spool, data, truth, told, images, tmp_path):
 
 
 def fetched(loader) -> list[int]:
-    """The number of batches from each device, over its socket."""
-    return [loader._connections._places[device.address].link.stream._fetches for device in LoaderConfig.of(loader).devices]
+    """The number of batches from each device, over its sockets."""
+    links = [loader._connections._places[device.address].link for device in LoaderConfig.of(loader).devices]
+    return [link.stream._fetches + link.sealed._fetches for link in links]
 
 
 def test_two_devices_share_a_tail_each_at_its_own_speed(engines, data, truth, told, images, tmp_path):
