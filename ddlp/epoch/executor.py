@@ -32,7 +32,7 @@ from csd_engine.errors import WrongPixels
 from ddlp.epoch.conditions import Conditions
 from ddlp.epoch.device_state import DeviceState
 from ddlp.epoch.gpu_prefetch import GpuPrefetcher, PendingTransfer, pending_transfer
-from ddlp.epoch.hooks import EpochHooks
+from ddlp.epoch.hooks import RETIRED, EpochHooks
 from ddlp.epoch.prepared import Delivered
 from ddlp.epoch.step_clock import EventClock
 from ddlp.epoch.threads import Threads
@@ -45,7 +45,8 @@ from ddlp.schedule.rates import Rates
 from ddlp.schedule.slots import FETCHERS
 from ddlp.schedule.strategies import STALLED_AT_LEAST_S, Strategy
 from ddlp.sources.base import AttachedSource, BatchState, Capacity, EpochSpec, HostSource, PreparedBatch, Unwanted
-from ddlp.stats.live import Life, Live, devices_live
+from ddlp.stats.engines import devices_live
+from ddlp.stats.live import Life, Live
 from ddlp.stats.replaced import ReplacedSamples
 from ddlp.stats.report import Counts, EpochReport
 from ddlp.stats.thread_cpu import thread_cpu_s, thread_queued_s
@@ -119,6 +120,7 @@ class EpochExecutor:
         self._prefetcher = None if spec.gpu_transfer is None else GpuPrefetcher(self._ready, ledger, strategy)
         self._conditions = Conditions(ledger, strategy, self._chunks, self._prefetcher)
         self._lock = self._conditions.lock
+        self._began_with = frozenset(ledger.devices)
         self._devices: dict[str, DeviceState] = {device: DeviceState() for device in ledger.devices}
         self._published: dict[int, tuple[AttachedSource, Any]] = {}  # lease -> the source that fetches it, and its handle
         self._ends = threading.Condition(self._lock)  # notified when a device's part in the epoch ends, or the epoch
@@ -507,7 +509,10 @@ class EpochExecutor:
                 self.rates.joined(name, capacity.workers)
                 if self._controller is not None:
                     self._controller.transports[name] = capacity.transport
-                self.ledger.join(name, quota=capacity.batches, window=capacity.workers + 1)
+                came = name not in self._began_with or device.source is not None
+                self.ledger.join(name, quota=capacity.batches, window=capacity.workers + 1, node=capacity.node)
+                if came:
+                    self.counts.changed(name, "it is back" if before is not None else "it came")
                 self._drain()  # so that the previous source gets the releases of the batches that it has published
                 device.source = source
                 self._act()
@@ -592,10 +597,12 @@ class EpochExecutor:
             account = self.ledger.devices[name]
             if self._closing or not account.alive or (account.retiring and begun is None):
                 return
-            if not account.retiring:
+            is_news = not account.retiring
+            self.ledger.retire(name, begun)
+            if is_news:
                 self.hooks.retires(name, reason)
                 self._messages.retires(name, reason)
-            self.ledger.retire(name, begun)
+                self.counts.changed(name, f"it retires: {reason}")
             self._act()
 
     def lost(self, name: str, reason: str, error: BaseException | None = None, told: bool = False) -> None:
@@ -614,7 +621,10 @@ class EpochExecutor:
             self._ends.notify_all()
             self._messages.gone(name, None if told or error is not None else reason)
             self._messages.notes.pop(name, None)
+            was_there = self.ledger.devices[name].alive and not self.ledger.devices[name].retiring
             self.ledger.leave(name, time.monotonic())
+            if was_there:
+                self.counts.changed(name, reason)
             if error is not None:
                 device.barred = True
                 self._error = error
@@ -706,7 +716,7 @@ class EpochExecutor:
             self._give_leases()
             devices = self.ledger.devices
             while (retired := next((name for name in devices if devices[name].has_retired), None)) is not None:
-                self.lost(retired, "it has retired")
+                self.lost(retired, RETIRED)
         self._conditions.wake(self._error is not None)
 
     def _drain(self) -> None:

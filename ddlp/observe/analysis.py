@@ -6,11 +6,23 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ddlp.epoch.hooks import RETIRED
 from ddlp.observe.engine_time import DeviceTime, device_times
 from ddlp.observe.profile import Profile
 from ddlp.observe.run import EpochTrace, training_spans
 from ddlp.observe.spans import Span, both, clip, length, less, union, within
-from ddlp.recording.events import Exhausted, Fetched, HostBatch, LeaseCancelled, LeaseGiven, Lost, Published, Rested, Step
+from ddlp.recording.events import (
+    Exhausted,
+    Fetched,
+    HostBatch,
+    LeaseCancelled,
+    LeaseGiven,
+    Lost,
+    Published,
+    Rested,
+    Retires,
+    Step,
+)
 from ddlp.stats.waiting import WaitingVerdict, judge
 
 __all__ = ["ADVICE", "Analysis", "Resource", "StageRates", "analyse", "by_size"]
@@ -376,13 +388,18 @@ class _Epoch:
             travels=self.trace.began.travels,
         )
 
+    @property
+    def _lost(self) -> list[Lost]:
+        return [event for event in self.trace.of(Lost) if event.reason != RETIRED]
+
     def _counts(self) -> dict[str, int]:
         return {
             "leases given": len(self.trace.of(LeaseGiven)),
             "leases taken back": len(self.trace.of(LeaseCancelled)),
             "host batches dropped": sum(b.outcome == "dropped" for b in self.host),
             "files not used": sum(bool(f.trouble) for f in self.fetched),
-            "devices lost": len(self.trace.of(Lost)),
+            "devices retired": len(self.trace.of(Retires)),
+            "devices lost": len(self._lost),
         }
 
     def _notes(self) -> Iterable[str]:
@@ -390,7 +407,9 @@ class _Epoch:
             yield "the epoch's end was not recorded: its process ended before, or is still at it"
         if self.trace.left_out:
             yield f"{self.trace.left_out} events were left out: they came faster than they could be written"
-        for lost in self.trace.of(Lost):
+        for one in self.trace.of(Retires):
+            yield f"{one.device} retired after {one.at:.1f} s: {one.reason}"
+        for lost in self._lost:
             yield f"{lost.device} was lost after {lost.at:.1f} s: {lost.reason}"
         if self.profile is not None and self.busy is None:
             yield f"{self.profile.path} is not of this epoch's time"

@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from ddlp.epoch.hooks import RETIRED
 from ddlp.observe.run import EpochTrace
-from ddlp.recording.events import Fetched, HostBatch, Joined, LeaseCancelled, LeaseFailed, Lost, Step
+from ddlp.recording.events import Fetched, HostBatch, Joined, LeaseCancelled, LeaseFailed, Lost, Retires, Step
 
 __all__ = ["Happened", "happened"]
 
@@ -16,7 +17,7 @@ class Happened(NamedTuple):
     """A moment (seconds since the epoch's beginning), and what it was."""
 
     at: float
-    kind: str  # joined, lost, taken back, failed, not used, not needed
+    kind: str  # joined, retires, lost, taken back, failed, not used, not needed
     text: str
 
 
@@ -30,9 +31,12 @@ def happened(trace: EpochTrace) -> Iterator[Happened]:
             reason = f": {event.reason}" if event.reason else ""
             yield Happened(event.at, "failed", f"lease {event.lease} failed on {event.device}{reason}")
         elif isinstance(event, Joined):
-            yield Happened(event.at, "joined", f"{event.device} joined")
+            where = f" on {event.node}" if event.node else ""
+            yield Happened(event.at, "joined", f"{event.device} joined{where}")
+        elif isinstance(event, Retires):
+            yield Happened(event.at, "retires", f"{event.device} retires: {event.reason}")
         elif isinstance(event, Lost):
-            yield Happened(event.at, "lost", f"{event.device} lost: {event.reason}")
+            yield Happened(event.at, "lost", f"{event.device} {'gone' if event.reason == RETIRED else 'lost'}: {event.reason}")
         elif isinstance(event, Fetched) and event.trouble and delivered.get(event.position, math.inf) < event.ended_at:
             # The host's copy was delivered while this one was being fetched, so its file was released.
             text = f"batch {event.position} of {event.device} was not needed any more: the host's was first"

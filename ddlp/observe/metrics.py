@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from ddlp.loader import DDLPLoader
 from ddlp.observe.pace import Live, live
 from ddlp.process.ranks import here
 from ddlp.process.version import __version__
+from ddlp.stats.engines import STATES
 
 __all__ = ["CONTENT_TYPE", "MetricsServer", "prometheus_text", "serve_metrics"]
 
@@ -47,6 +49,11 @@ def _each_device(value: Callable[[Any], float]) -> Callable[[Live], Samples]:
 
 def _one(value: Callable[[Live], float | None]) -> Callable[[Live], Samples]:
     return lambda now: [({}, value(now))]
+
+
+def _by_state(now: Live) -> Samples:
+    states = Counter(one.state for one in now.devices)
+    return [({"state": state}, states[state]) for state in STATES] if states else []
 
 
 _METRICS = (
@@ -92,6 +99,11 @@ _METRICS = (
     ),
     _Metric(
         "device_up", "gauge", "1 while the device is at work for the epoch, else 0.", _each_device(lambda one: int(one.alive))
+    ),
+    _Metric("engines", "gauge", "Devices and engines of pools, by what they do.", _by_state),
+    _Metric(
+        "device_samples_per_second", "gauge", "What the device can prepare, as seen so far.",
+        lambda now: [({"device": one.name, "node": one.node}, one.rate) for one in now.devices],
     ),
     _Metric(
         "spool_batches", "gauge", "Batches in the device's spool, those being written included.",

@@ -95,6 +95,7 @@ class Joined(NamedTuple):
     workers: int
     quota: int  # batches in its spool
     ranks: int  # that share it
+    node: str = ""  # the computer of an engine that is a pool's
 
 
 class LeaseGiven(NamedTuple):

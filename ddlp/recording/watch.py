@@ -145,7 +145,7 @@ class Watch(EpochHooks):
 
     def joined(self, device: str, capacity: Capacity, ranks: int) -> None:
         """As `EpochHooks.joined`."""
-        self._saw(Joined(device, time.monotonic(), capacity.workers, capacity.batches, ranks))
+        self._saw(Joined(device, time.monotonic(), capacity.workers, capacity.batches, ranks, capacity.node))
 
     def lease_given(self, device: str, lease: int, position: int) -> None:
         """As `EpochHooks.lease_given`."""

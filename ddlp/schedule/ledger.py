@@ -57,6 +57,7 @@ class Account:
 
     quota: int = 0  # batches in its spool at most, including those that are being written
     window: int = 0  # unpublished leases at most
+    node: str = ""  # the computer that it runs on, for people
     alive: bool = False
     retiring: bool = False  # it finishes what it has, and gets no more leases
     joining: bool = True
@@ -248,14 +249,14 @@ class Ledger:
         """Stop waiting for a device that takes too long to join. It may still join."""
         self.devices[device].joining = False
 
-    def join(self, device: str, *, quota: int, window: int) -> None:
+    def join(self, device: str, *, quota: int, window: int, node: str = "") -> None:
         """Let a device have leases: at most ``quota`` batches in its spool, and ``window`` of them unpublished.
 
         A lost device may join again. Batches that it had published, and that nobody has read, were lost with it.
         """
         self._drop_published(device)
         account = self.devices.setdefault(device, Account())
-        account.quota, account.window = quota, window
+        account.quota, account.window, account.node = quota, window, node
         account.alive, account.retiring, account.joining = True, False, False
 
     def retire(self, device: str, begun: Collection[int] | None = None) -> None:

@@ -168,11 +168,13 @@ class Capacity:
         batches: published and not released at most.
         workers: that work at once.
         transport: how its batches come: by a file system that this host sees, or over a socket.
+        node: the computer that an engine of a pool runs on, for people; empty: it is no pool's.
     """
 
     batches: int
     workers: int = 1
     transport: Transport = "stream"
+    node: str = ""
 
 
 class AttachedSource(Protocol):

@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddlp.schedule.ledger import Ledger, Side
+from ddlp.schedule.ledger import Side
 from ddlp.schedule.rates import Rates
+from ddlp.stats.engines import DeviceLive
 from ddlp.stats.report import CAUSES, Counts, EpochReport
 from ddlp.stats.waiting import Ceiling
 
-__all__ = ["DeviceLive", "Life", "Live", "Sums", "counted", "devices_live", "length"]
+__all__ = ["Life", "Live", "Sums", "counted", "length"]
 
 
 @dataclass(frozen=True)
@@ -50,27 +51,6 @@ class Sums:
 
 
 @dataclass(frozen=True)
-class DeviceLive:
-    """A device at this moment.
-
-    Attributes:
-        name: its name.
-        alive: it is at work.
-        held: batches of its ``quota`` in use, those being written included.
-        quota: batches that its spool, or a source of the user's own, can hold; 0: it has not joined.
-        rate: samples a second, as far as they are this rank's; None: not known yet.
-        workers: at work at once; 0: it has not joined.
-    """
-
-    name: str
-    alive: bool
-    held: int
-    quota: int
-    rate: float | None
-    workers: int = 0
-
-
-@dataclass(frozen=True)
 class Live:
     """A loader at one moment: the epoch under way, or the last one."""
 
@@ -88,17 +68,6 @@ class Live:
         """Samples a second that both sides can prepare together, as far as their rates are known: r_cpu + r_csd."""
         rates = [rate for rate in (self.report.rate_cpu, self.report.rate_csd) if rate]
         return sum(rates) if rates else None
-
-
-def devices_live(ledger: Ledger, rates: Rates, full_batch: int) -> tuple[DeviceLive, ...]:
-    """Each device of an epoch. The caller holds the epoch's lock."""
-    found = []
-    for name, account in ledger.devices.items():
-        speed = rates.devices.get(name)
-        rate = None if speed is None or speed.per_s is None else speed.per_s * full_batch
-        workers = speed.parallel if speed is not None and account.quota else 0
-        found.append(DeviceLive(name, account.alive, account.held, account.quota, rate, workers))
-    return tuple(found)
 
 
 class Life:

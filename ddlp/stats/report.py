@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from html import escape
 
 from ddlp.schedule.ledger import Ledger, Side
 from ddlp.schedule.rates import Rates
+from ddlp.stats.engines import MOST_CHANGES, Change, DeviceLive, devices_live
+from ddlp.stats.engines import rows as engine_rows
 from ddlp.stats.replaced import ReplacedSamples
 from ddlp.stats.thread_cpu import thread_cpu_s
 from ddlp.stats.waiting import Ceiling, WaitingVerdict, judge
@@ -43,6 +46,8 @@ class EpochReport:
     processors: int | None = None  # of this computer, for this rank's process; None: not known
     ceiling: Ceiling | None = None  # by `DDLPLoader.replay`
     travels: bool = True  # a device could prepare the samples; False: only torch's own workers can, as of user code
+    engines: tuple[DeviceLive, ...] = ()  # devices and engines of pools, at this moment or at the epoch's end
+    changes: tuple[Change, ...] = ()  # of their number since the epoch began, the last 64; the first to join are no change
 
     @property
     def bound_s(self) -> float | None:
@@ -104,6 +109,7 @@ class EpochReport:
         if self.replaced:
             first = f", the first {self.replaced_samples[0]}" if self.replaced_samples else ""
             rows.append(("replaced", f"{self.replaced:,} samples that could not be prepared, by others{first}"))
+        rows += engine_rows(self.engines, self.changes)
         rows.append(("verdict", str(self.verdict)))
         return rows + [("note", text) for text in self.notes]
 
@@ -133,6 +139,7 @@ class Counts:
     batch_bytes: int | None = None  # of the first batch's tensors, if torch's own workers prepare; None: not known
     asked_s: float | None = None  # since when training waits for a batch; None: it does not
     replaced: ReplacedSamples = field(default_factory=ReplacedSamples)
+    changes: deque[Change] = field(default_factory=lambda: deque(maxlen=MOST_CHANGES))
     _published: dict[int, float] = field(default_factory=dict)  # position -> when
     _cpu_before_s: float | None = None  # the process's, when the first batch was delivered
 
@@ -167,6 +174,12 @@ class Counts:
         if self.ended_s is None:
             return self.ledger.devices_there
         return [name for name, account in self.ledger.devices.items() if account.alive]
+
+    def changed(self, device: str, reason: str) -> None:
+        """A device has come or goes: the number of those at work is another one."""
+        assert self.ledger is not None
+        engines = sum(account.alive and not account.retiring for account in self.ledger.devices.values())
+        self.changes.append(Change(time.monotonic() - self.started_s, engines, device, reason))
 
     def over(self) -> None:
         """All batches are delivered, or the epoch is broken off."""
@@ -235,4 +248,6 @@ class Counts:
             replaced_samples=tuple(self.replaced.named),
             devices=devices,
             travels=self.ledger is not None,
+            engines=() if self.ledger is None else devices_live(self.ledger, rates, full_batch),
+            changes=tuple(self.changes),
         )

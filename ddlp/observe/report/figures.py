@@ -11,8 +11,9 @@ from ddlp.observe.report import series, svg
 from ddlp.observe.report.series import DEVICE, HOST, TRAINING, TRANSFER, UNUSED, Curve, Track
 from ddlp.observe.report.words import Cell, bar, number, percent, seconds, table
 from ddlp.observe.run import EpochTrace
+from ddlp.recording.events import Joined, Lost, Retires
 
-__all__ = ["FAR", "KINDS", "QUOTA_FAR", "buffers", "prongs", "rates", "resources", "timeline"]
+__all__ = ["FAR", "KINDS", "QUOTA_FAR", "buffers", "engines", "prongs", "rates", "resources", "timeline"]
 
 KINDS = {
     HOST: "host makes a batch",
@@ -23,6 +24,7 @@ KINDS = {
 }
 _LANE, _GAP, _HIGH = 22.0, 6.0, 220.0  # pixels: of a lane, between two, of a plot with an axis
 FAR, QUOTA_FAR = 3.0, 8.0  # a bound is not drawn above so many times the highest value
+_CHANGES = 20  # of an engine, in the table
 _SAMPLES = 12  # moments in the tables under curves
 
 
@@ -68,7 +70,7 @@ def timeline(trace: EpochTrace) -> str:
     height = _LANE * len(found)
     x = svg.time_axis(trace.wall_s)
     marks = [mark for number, track in enumerate(found) for mark in _lane(track, x.limit, number * _LANE)]
-    moments = [one.at for one in happened(trace) if one.kind in ("joined", "lost")]
+    moments = [one.at for one in happened(trace) if one.kind in ("joined", "retires", "lost")]
     marks += [svg.upright(at, x.limit, height, "moment") for at in moments]
     exact = not any(track.shares for track in found)
     says = "Each box is a piece of work; a lane that is empty waits or has nothing to do."
@@ -76,7 +78,7 @@ def timeline(trace: EpochTrace) -> str:
         says = f"A lane's height is the part of each {seconds(trace.wall_s / series.BINS)} at work; what is missing is waiting."
     used = [kind for kind in KINDS if any(kind in track.pieces or kind in track.shares for track in found)]
     keys = [(f"box {kind}", KINDS[kind]) for kind in used]
-    keys += [("moment", "a device joined or was lost: see Events")] if moments else []
+    keys += [("moment", "a device joined, retires or was lost: see Events")] if moments else []
     rows: list[list[Cell]] = []
     for track in found:
         for kind in KINDS:
@@ -178,6 +180,38 @@ def buffers(trace: EpochTrace) -> str:
         "buffers", title, says, keys, svg.plot(marks, height=_HIGH, x=x, y=y, label=f"Batches over time: {means}."),
         _curves_table(curves, trace.wall_s, "batches"), "Figures over time",
     )  # fmt: skip
+
+
+def engines(trace: EpochTrace, analysis: Analysis) -> str:
+    """How many engines were at work over time, and each one's node, rate, and why it came or went."""
+    curves = series.engines(trace)
+    if not curves:
+        return ""
+    most = max(max(curve.high) for curve in curves)
+    x, y = svg.time_axis(trace.wall_s), svg.upwards("engines", most)
+    styled = list(zip(["device", "held"], curves, strict=True))
+    marks = [svg.band(curve.low, curve.high, y.limit, _HIGH, f"band {style}") for style, curve in styled]
+    marks += [svg.line(curve.mean, y.limit, _HIGH, f"curve {style}") for style, curve in styled]
+    keys = [("curve device", "at work"), ("curve held", "retiring: they finish what they have")]
+    nodes = {event.device: event.node for event in trace.of(Joined)}
+    changes = series.changes(trace)
+    rows: list[list[Cell]] = []
+    for name in dict.fromkeys(event.device for event in changes):
+        told = [_change(event) for event in changes if event.device == name][:_CHANGES]
+        rows.append([name, nodes.get(name) or "-", number(analysis.rates.devices.get(name)), "; ".join(told)])
+    says = "Engines that take work, and engines that finish what they have before they go."
+    means = ", ".join(f"{curve.name} {sum(curve.mean) / len(curve.mean):.1f} on average" for curve in curves)
+    told_all = table(["engine", "node", "images/s", "came and went"], rows, "wrapped")
+    return figure(
+        "engines", "Engines over time", says, keys, svg.plot(marks, height=_HIGH, x=x, y=y, label=f"Engines: {means}."),
+        told_all + _curves_table(curves, trace.wall_s, "engines"), "Each engine, and figures over time",
+    )  # fmt: skip
+
+
+def _change(event: Joined | Retires | Lost) -> str:
+    if isinstance(event, Joined):
+        return f"{event.at:.1f} s joined"
+    return f"{event.at:.1f} s {'retires: ' if isinstance(event, Retires) else ''}{event.reason}"
 
 
 def _curves_table(curves: Sequence[Curve], wall_s: float, unit: str) -> str:

@@ -70,6 +70,7 @@ def _epoch(report: RunReport, summary: EpochSummary, trace: EpochTrace) -> Itera
     yield f'<ul class="notes">{"".join(f"<li>{escape(note)}</li>" for note in notes)}</ul>' if notes else ""
     yield figures.prongs(trace)
     yield figures.timeline(trace)
+    yield figures.engines(trace, analysis)
     yield figures.rates(trace, analysis)
     yield figures.buffers(trace)
     yield figures.resources(analysis)

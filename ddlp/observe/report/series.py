@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from ddlp.observe.engine_time import DeviceTime, device_times, on_workers
 from ddlp.observe.run import EpochTrace, training_spans
 from ddlp.observe.spans import Span
-from ddlp.recording.events import Fetched, HostBatch, Published, Step
+from ddlp.recording.events import Fetched, HostBatch, Joined, Lost, Published, Retires, Step
 
-__all__ = ["Curve", "Track", "buffers", "made_where", "rates_over_time", "tracks"]
+__all__ = ["Curve", "Track", "buffers", "changes", "engines", "made_where", "rates_over_time", "tracks"]
 
 HOST, DEVICE, TRANSFER, TRAINING, UNUSED = "host", "device", "transfer", "training", "unused"
 MOST_PIECES = 300  # a track draws so many one by one; of more it draws the part of the time that they take
@@ -158,6 +158,30 @@ def buffers(trace: EpochTrace) -> list[Curve]:
         values["spool held, those being written included"] = [max(step.held, step.in_spool) for step in steps]
     at = [step.got_at for step in steps]
     return [_curve(name, at, counts, trace.wall_s) for name, counts in values.items()]
+
+
+def changes(trace: EpochTrace) -> list[Joined | Retires | Lost]:
+    """Devices that came or went, in the order of time."""
+    found = [event for event in trace.events if isinstance(event, (Joined, Retires, Lost))]
+    return sorted(found, key=lambda event: event.at)
+
+
+def engines(trace: EpochTrace) -> list[Curve]:
+    """How many engines take leases, and how many finish what they have; nothing where there is one device that stays."""
+    there, retiring = set[str](), set[str]()
+    at, working, finishing = [0.0], [0], [0]
+    for event in changes(trace):
+        there.discard(event.device)
+        retiring.discard(event.device)
+        if not isinstance(event, Lost):
+            (there if isinstance(event, Joined) else retiring).add(event.device)
+        at.append(min(event.at, trace.wall_s))
+        working.append(len(there))
+        finishing.append(len(retiring))
+    of_a_pool = any(event.node for event in trace.of(Joined))
+    if trace.wall_s <= 0 or not (of_a_pool or max(working) > 1 or any(finishing)):
+        return []
+    return [_curve("at work", at, working, trace.wall_s), _curve("retiring", at, finishing, trace.wall_s)]
 
 
 def _curve(name: str, at: Sequence[float], values: Sequence[int], wall_s: float) -> Curve:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -50,7 +51,7 @@ class EngineConnection:
     ``shared``: batches come through a spool that host and device both see; otherwise over the socket. ``remark``: the reason,
     for the report. ``operators``: the directory in which this process puts the user's operator files for an engine of its own.
     None: the files are there already because they came by SSH, or they are missing. ``mapped``: batch files may be mapped, see
-    `ddlp.transfer.mapped_batch`.
+    `ddlp.transfer.mapped_batch`. ``node``: the computer of an engine that is a pool's, else empty.
     """
 
     name: str
@@ -60,6 +61,7 @@ class EngineConnection:
     remark: str = ""
     operators: Path | None = None
     mapped: bool = False
+    node: str = ""
 
     def member(self, rank_after_rank: bool) -> tuple[Member, int]:
         """This process's place among the ranks that share the device, and the number of those ranks.
@@ -227,8 +229,16 @@ class EngineConnections:
             if at is None:
                 raise EngineGone("it has left the pool")
             if isinstance(at, EmbeddedOptions):
-                return self._own(name, replace(at, spool=self._options.spool, quota_bytes=self._options.quota_bytes))
-            return self._named(name, at)
+                own = replace(at, spool=self._options.spool, quota_bytes=self._options.quota_bytes)
+                return replace(self._own(name, own), node=self._node(name, at))
+            return replace(self._named(name, at), node=self._node(name, at))
+
+    def _node(self, name: str, at: EngineAt) -> str:
+        if name in self._given:
+            return ""
+        if isinstance(at, EmbeddedOptions) or at.address.startswith("ipc://"):
+            return socket.gethostname() or "this computer"
+        return at.address.removeprefix("tcp://").rpartition(":")[0]
 
     def check_embedded(self) -> None:
         """Start an embedded engine that is the loader's only device, if it never started. Raise if it does not start."""

@@ -340,7 +340,8 @@ class EngineSource:
             job.handle.close()
             raise
         return job, Capacity(
-            max(1, quota // ranks), min(max(1, welcome.workers), MOST_WORKERS), "spool" if place.shared else "stream"
+            max(1, quota // ranks), min(max(1, welcome.workers), MOST_WORKERS), "spool" if place.shared else "stream",
+            place.node,
         )
 
 

@@ -14,8 +14,10 @@ from ddlp.recording.events import (
     Joined,
     LeaseCancelled,
     LeaseGiven,
+    Lost,
     Published,
     Rested,
+    Retires,
     Step,
     to_line,
 )
@@ -45,6 +47,15 @@ TWO_SIDES = [
     Exhausted(17.0, 17.0),
     EpochEnded(18.0, 0),
 ]
+
+
+# The same, with engines of a pool that come and go: one from 1 to 6 and from 12 s on, one from 3 s until it is lost at 9 s.
+A_POOL = [
+    *TWO_SIDES[:-1], Joined("pool engine 1", 1.0, 1, 2, 1, "node7"), Joined("pool engine 2", 3.0, 1, 2, 1, "node8"),
+    Retires("pool engine 1", 6.0, "it is not in the pool any more"), Lost("pool engine 1", 7.0, "it has retired"),
+    Lost("pool engine 2", 9.0, "<killed>"), Lost("pool engine 2", 10.0, "it has left the pool"),
+    Joined("pool engine 1", 12.0, 1, 2, 1, "node7"), TWO_SIDES[-1],
+]  # fmt: skip
 
 
 def written(path: Path, events: list, began: EpochBegan = BEGAN) -> Path:

@@ -18,7 +18,7 @@ from ddlp.errors import DDLPError
 from ddlp.observe import analyse, read_epoch, read_run
 from ddlp.observe.energy import load
 from ddlp.observe.engine_time import device_times, on_workers
-from ddlp.observe.report import read_report, write_report
+from ddlp.observe.report import read_report, series, write_report
 from ddlp.recording.events import (
     EpochEnded,
     Exhausted,
@@ -32,7 +32,7 @@ from ddlp.recording.events import (
     Published,
     Step,
 )
-from tests.ddlp.observe.by_hand import BEGAN, TWO_SIDES, written
+from tests.ddlp.observe.by_hand import A_POOL, BEGAN, TWO_SIDES, written
 
 RUNS = ("wrr", "mte", "alone", "taken back", "lost", "broken off")
 
@@ -184,6 +184,23 @@ def test_what_happened_is_listed(recorded: Path, tmp_path: Path) -> None:
     assert [f"{gone.at:.3f} s", f"embedded engine lost: {gone.reason}"] in page.tables["Events"]
     assert f"embedded engine was lost after {gone.at:.1f} s" in page.text
     assert "None: no lease was taken back" in Page(write_report(recorded / "alone", tmp_path)).text
+
+
+def test_engines_over_time(tmp_path: Path) -> None:
+    trace = read_epoch(written(tmp_path / "0000.jsonl", A_POOL))
+    at_work, retiring = series.engines(trace)
+    moments = (0.5, 2, 4, 6.5, 8, 9.5, 11, 17)
+    assert [at_work.mean[int(at / 18 * series.BINS)] for at in moments] == pytest.approx([0, 2, 3, 2, 2, 1, 1, 2])
+    assert [retiring.mean[int(at / 18 * series.BINS)] for at in moments] == pytest.approx([0, 0, 0, 1, 0, 0, 0, 0])
+    page = Page(write_report(tmp_path))
+    (of_2,) = [row for row in page.tables["Engines over time"] if row[0] == "pool engine 2"]
+    assert of_2[1] == "node8" and of_2[3].startswith("3.0 s joined; 9.0 s <killed>")
+    assert ["6.000 s", "pool engine 1 retires: it is not in the pool any more"] in page.tables["Events"]
+    assert ["1.000 s", "pool engine 1 joined on node7"] in page.tables["Events"]
+    analysis = analyse(trace)
+    assert analysis.counts["devices retired"] == 1 and analysis.counts["devices lost"] == 2
+    assert "pool engine 1 retired after 6.0 s: it is not in the pool any more" in analysis.notes
+    assert series.engines(read_epoch(written(tmp_path / "one.jsonl", TWO_SIDES))) == []  # one device, which stays
 
 
 def test_events_of_every_kind(tmp_path: Path) -> None:

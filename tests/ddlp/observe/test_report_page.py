@@ -11,6 +11,7 @@ import pytest
 from ddlp.cli import main
 from ddlp.observe.report import write_report
 from tests.ddlp.observe.browser import CHROMIUM, DRIVER, Browser
+from tests.ddlp.observe.by_hand import A_POOL, written
 
 if not os.environ.get("CI"):  # in CI, selenium must be there
     pytest.importorskip("selenium", reason="selenium is not installed: pip install 'ddlp[test]'")
@@ -30,6 +31,15 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 @pytest.mark.parametrize("run", RUNS)
 def test_it_can_be_read(browser: Browser, recorded: Path, tmp_path: Path, run: str) -> None:
     page = write_report(recorded / run, tmp_path)
+    for width in (1280, 400):
+        for scheme in ("light", "dark"):
+            assert browser.look(page, width, scheme) == [], (width, scheme)
+
+
+def test_a_pools_page_can_be_read(browser: Browser, tmp_path: Path) -> None:
+    written(tmp_path / "0000.jsonl", A_POOL)
+    page = write_report(tmp_path, tmp_path)
+    assert 'data-plot="engines"' in page.read_text()
     for width in (1280, 400):
         for scheme in ("light", "dark"):
             assert browser.look(page, width, scheme) == [], (width, scheme)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from pathlib import Path
 
 from ddlp import LocalPool
+from ddlp.observe.metrics import prometheus_text
 from ddlp.observe.run import EpochTrace, read_epoch
 from ddlp.recording.events import HostBatch, LeaseCancelled, LeaseGiven, Lost, Published, Retires, Step
 from tests.ddlp.faults.scene import make_loader, train, until
@@ -65,6 +67,11 @@ def test_a_smaller_pool_lets_an_engine_go_in_mid_epoch_and_a_larger_one_has_it_b
         wait_for(BOTH, have_published, loader)
         pool.want(1)
         until(lambda: "pool engine 2: it retired: it is not in the pool any more" in loader.report().notes, 20, "retiring")
+        states = {one.name: one.state for one in loader.report().engines}
+        assert states["pool engine 1"] == "at work" and states["pool engine 2"] in ("retiring", "gone")
+        told = prometheus_text(loader)
+        assert 'ddlp_engines{state="at work"} 1.0' in told and f'ddlp_engines{{state="{states["pool engine 2"]}"}} 1.0' in told
+        assert f'ddlp_device_samples_per_second{{device="pool engine 2",node="{socket.gethostname()}"}}' in told
 
     def grow() -> None:
         if len(engine_pids()) == 1:  # it has ended while training went on
@@ -75,6 +82,11 @@ def test_a_smaller_pool_lets_an_engine_go_in_mid_epoch_and_a_larger_one_has_it_b
     assert not len(told), list(told)
     report = loader.report()
     assert report.leases_lost == 0 and "pool engine 2: it retired, and is back" in report.notes
+    changes = [(one.engines, one.device, one.reason) for one in report.changes]
+    assert changes == [
+        (1, "pool engine 2", "it retires: it is not in the pool any more"), (2, "pool engine 2", "it is back"),
+    ]
+    assert "2 at work" in str(report) and f"pool engine 1 on {socket.gethostname()}: at work, " in str(report)
     (gone,) = read_epoch(tmp_path / "run" / "0000.jsonl").of(Lost)
     assert gone.device == "pool engine 2" and gone.reason == "it has retired"
 
