@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from tests import huge_pages
 from tests.forks import Forks
 
 # A shell makes its background processes ignore Ctrl-C, and so the processes that our tests interrupt.
@@ -87,10 +88,15 @@ def hard_limit() -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
-def pytest_collection_finish() -> None:
-    """The garbage collector sees the tests' objects only: with torch's 400,000 a run takes 0.15 s, and some tests need five."""
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """The garbage collector sees the tests' objects only: with torch's 400,000 a run takes 0.15 s, and some tests need five.
+
+    A run of many tests, which forks often, does so from huge pages.
+    """
     gc.collect()
     gc.freeze()
+    if len(session.items) > 60:
+        huge_pages.take()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
