@@ -37,9 +37,9 @@ from ddlp import DDLPLoader, ImageFiles, RayPool
 from scripts.ray_cluster import RayCluster
 from tests.small_images import make_images
 
-IMAGES, BATCH = 480, 4
+IMAGES, BATCH = 320, 4
 NODES = (1, 4)  # at least and at most
-STEP_S = 0.25  # of training: an engine needs seconds to start, and an epoch should see some join
+STEP_S = 0.5  # of training: an engine needs seconds to start, and an epoch should see some join
 
 
 class Churn:
@@ -54,17 +54,19 @@ class Churn:
         self.pool = RayPool(0, NODES[1], cluster.address, 1)
         self.random = random.Random(seed)
         self.events: Counter[str] = Counter()
-        self._nodes = [cluster.add() for _ in range(3)]
+        for _ in range(3):
+            cluster.add()
         self._alive: set[str] = set()
 
     def one_more(self) -> None:
-        """Let something happen, drawn from what can happen now."""
-        possible: list[Callable[[], str]] = [self._want]
+        """Let something happen, drawn from what can happen now. Nothing happens while no engine is there: it would hit none."""
+        if not self._engines():
+            return
+        possible: list[Callable[[], str]] = [self._want, self._kill_engine, self._kill_engine]
         if self.cluster.actors():
             possible += [self._kill_actor, self._kill_actor]
-        if self._engines():
-            possible += [self._kill_engine, self._kill_engine]
-        possible += [self._remove] * (len(self._nodes) > NODES[0]) + [self._add] * (len(self._nodes) < NODES[1])
+        nodes = len(self.cluster.nodes())
+        possible += [self._remove] * (nodes > NODES[0]) + [self._add] * (nodes < NODES[1])
         self.events[self.random.choice(possible)()] += 1
 
     def look(self, loader: DDLPLoader) -> None:
@@ -93,11 +95,11 @@ class Churn:
         return "engine killed"
 
     def _remove(self) -> str:
-        self.cluster.remove(self._nodes.pop(self.random.randrange(len(self._nodes))))
+        self.cluster.remove(self.random.choice(self.cluster.nodes()))
         return "node removed"
 
     def _add(self) -> str:
-        self._nodes.append(self.cluster.add())
+        self.cluster.add_soon()
         return "node added"
 
     def _want(self) -> str:
@@ -141,12 +143,11 @@ def run(churn: Churn, paths: list[str], epochs: int, events: int) -> int:
     """Train; print a line for each epoch. Return the exit status."""
     loader, status, by_engines, began = loader_of(paths, strategy="wrr", pool=churn.pool), 0, 0, time.monotonic()
     for epoch in range(epochs):
-        due = (events - churn.events.total()) / (epochs - epoch)
-        each, batches = max(1, round(len(loader) / max(1.0, due))), []
+        batches = []
         for step, batch in enumerate(loader):
             batches.append(batch)
             churn.look(loader)
-            if step % each == each - 1 and churn.events.total() < events:
+            if churn.events.total() < events * (epoch + (step + 1) / len(loader)) / epochs:
                 churn.one_more()
             time.sleep(STEP_S)
         made = loader.report().batches_csd

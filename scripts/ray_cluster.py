@@ -6,6 +6,7 @@ removes. Nothing is reported to anybody: Ray's usage statistics are off.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +35,11 @@ class RayCluster:
 
     def __init__(self) -> None:
         self.home = Path(tempfile.mkdtemp(prefix="ddlp-ray-"))
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "scripts.ray_cluster"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            cwd=Path(__file__).resolve().parents[1], start_new_session=True, env=_environment(self.home),
-        )  # fmt: skip
+        with open(self.home / "log", "wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "scripts.ray_cluster"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                cwd=Path(__file__).resolve().parents[1], start_new_session=True, env=_environment(self.home), text=True,
+            )  # fmt: skip
         try:
             self.address: str = self._answer()
         except BaseException:
@@ -47,7 +50,8 @@ class RayCluster:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError("the Ray cluster's process has ended: what it said is above")
+            said = (self.home / "log").read_text(errors="replace").strip().splitlines()[-20:]
+            raise RuntimeError("the Ray cluster's process has ended: " + "\n".join(said))
         return json.loads(line)
 
     def _ask(self, *words: str) -> Any:
@@ -57,8 +61,16 @@ class RayCluster:
         return self._answer()
 
     def add(self) -> str:
-        """Add a node with one CPU; return its number."""
+        """Add a node with one CPU, and wait for it; return its name."""
         return str(self._ask("add"))
+
+    def add_soon(self) -> None:
+        """Begin to add a node with one CPU."""
+        self._ask("add soon")
+
+    def nodes(self) -> list[str]:
+        """Return the names of the nodes that were added and not removed."""
+        return list(self._ask("nodes"))
 
     def remove(self, node: str) -> None:
         """Kill a node's processes, its actors' too."""
@@ -101,6 +113,14 @@ def main() -> None:
     cluster = Cluster(initialize_head=True, head_node_args={**_NODE, "num_cpus": 0})
     nodes: dict[str, Any] = {}
 
+    def add() -> str:
+        for _ in range(3):  # on a busy machine the first processes of a node may take longer than Ray waits for them
+            with contextlib.suppress(Exception):
+                node = cluster.add_node(**_NODE)
+                nodes[node.unique_id] = node
+                return str(node.unique_id)
+        raise RuntimeError("no node starts")
+
     def answer(what: Any) -> None:
         answers.write(json.dumps(what) + "\n")
         answers.flush()
@@ -111,11 +131,14 @@ def main() -> None:
         for line in sys.stdin:
             match json.loads(line):
                 case ["add"]:
-                    name = str(len(nodes))
-                    nodes[name] = cluster.add_node(**_NODE)
-                    answer(name)
+                    answer(add())
+                case ["add soon"]:
+                    threading.Thread(target=add, daemon=True).start()
+                    answer(None)
+                case ["nodes"]:
+                    answer(sorted(nodes))
                 case ["remove", name]:
-                    answer(cluster.remove_node(nodes[name], allow_graceful=False))
+                    answer(cluster.remove_node(nodes.pop(name), allow_graceful=False))
                 case ["actors"]:
                     answer(ray.util.list_named_actors())
                 case ["kill", name]:

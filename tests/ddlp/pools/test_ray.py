@@ -123,7 +123,7 @@ def test_killed_engines_are_replaced_and_nodes_come_and_go(cluster, pool, data, 
 
     def remove() -> None:
         wait_for(BOTH, there, loader)
-        cluster.remove("1")
+        cluster.remove(cluster.nodes()[0])
         until(lambda: len(there(loader)) == 1, START_S, "the loss of an engine")
 
     truth.check(train(loader, at={1: remove}), 1)
