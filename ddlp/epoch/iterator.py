@@ -186,14 +186,14 @@ class EpochIterator(_BaseDataLoaderIter):
         self._whole = is_built_in(self._index_sampler)
         order, delivered = self._read_plan(loader, start, given)
         seed = int(self._base_seed) if given.seed is None else given.seed
-        rest, self._own_steps, user_code = given.portable.rest, None, None
+        rest = given.portable.rest
         elsewhere = rest is not None and own_steps.in_processes(given.own_steps, loader.num_workers)
         pinned = given.gpu_transfer is not None and given.gpu_transfer.pinned
         pool = SharedPool(SPARE_BLOCKS) if elsewhere else MemoryPool(SPARE_BLOCKS, pinned)
         base = int(self._base_seed)  # processes must start before any thread of the epoch
-        if given.user_code is not None:
-            self._own_steps = user_code = given.user_code(loader, base)
-        elif rest is not None:
+        user_code = None if given.user_code is None else given.user_code(loader, base)
+        self._own_steps: StepRunner | None = user_code
+        if rest is not None:
             self._own_steps = own_steps.start(given.own_steps, loader, rest, given.portable.epilogue, base, pool)
         self.spec = _spec(given, seed, self._plan, pool, self._own_steps)
         length = len(self._plan) if self._whole or given.resume.finished else None

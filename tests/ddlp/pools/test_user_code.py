@@ -272,7 +272,7 @@ def test_single_batches_that_are_no_trees_are_made_by_the_host(limited, pool, to
         (Records(), dict(record="unused"), "record="),
         (Records(), dict(sampler=["a"]), "list is your own sampler"),
         (Records(), dict(sampler=SubsetRandomSampler([-1])), "SubsetRandomSampler has indices that are no numbers from 0"),
-        (Records(), dict(batch_size=None, sampler=BatchSampler(SequentialSampler("abc"), 2, False)), "a sampler that gives lists"),
+        (Records(), dict(batch_size=None, sampler=BatchSampler(SequentialSampler("abc"), 2, False)), "that gives lists"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:ddlp")
