@@ -76,6 +76,7 @@ class Chosen:
         engines: True: engines take part, not only sources of the user's own.
         sources: the sources of the user's own.
         pool: the pool, in words; None: there is none.
+        at_home: why that pool takes no part in user code; "": it does; None: it runs none in any case.
         own_steps: where the unknown steps of a transform run, `DDLPLoader`'s argument.
         workers: how many workers ``num_workers="auto"`` has found, and why; None: a number is given.
     """
@@ -88,6 +89,7 @@ class Chosen:
     engines: bool
     sources: tuple[OwnSource, ...]
     pool: str | None
+    at_home: str | None
     own_steps: str
     workers: str | None = None
 
@@ -106,7 +108,7 @@ def _lines(loader: Any, chosen: Chosen, found: Portable | Untranslatable) -> lis
         stream = isinstance(loader.dataset, IterableDataset)
         lines += [
             f"travels    nothing: {len(found_all)} obstacle{'s' * (len(found_all) > 1)}, listed below",
-            "so         torch's own workers prepare everything on this host, as in DataLoader",
+            *_who_runs_it(chosen),
             *(f"source     {one.name} ({one.kind}, yours): takes no part, since nothing travels" for one in chosen.sources),
             *(SEEDING if loader.worker_init_fn is not None and not stream else ()),
             *_postponed(loader, found),
@@ -170,6 +172,20 @@ def _lines(loader: Any, chosen: Chosen, found: Portable | Untranslatable) -> lis
     else:
         lines.append("device     none is used; strategy='wrr', csd=... or pool=... brings one in")
     return lines
+
+
+def _who_runs_it(chosen: Chosen) -> list[str]:
+    """Return the lines about who runs user code."""
+    host_alone = "so         torch's own workers prepare everything on this host, as in DataLoader"
+    if chosen.at_home is None:
+        return [host_alone]
+    if chosen.at_home:
+        return [host_alone, f"pool       takes no part in your code: {chosen.at_home}"]
+    return [
+        "so         your code prepares everything: in torch's own workers on this host, and on the pool",
+        f"pool       {chosen.pool}: gets the data set, the transform and the collate_fn as a pickle, and sends back tensors, "
+        "arrays, numbers, strings, bytes, None, tuples, lists and dicts; a batch with anything else is made on this host",
+    ]
 
 
 def _capacity(source: OwnSource) -> str:

@@ -34,9 +34,9 @@ from ddlp.planning.controller import Controller, Goal
 from ddlp.planning.decide import Decision
 from ddlp.planning.measured import Measured
 from ddlp.planning.scaling import Scaler
-from ddlp.pools.base import Pool, range_of
+from ddlp.pools.base import Pool, nodes_of, range_of
 from ddlp.pools.given import pool_of
-from ddlp.pools.joining import newcomers
+from ddlp.pools.joining import Members, newcomers
 from ddlp.process.finalizers import when_dropped
 from ddlp.process.platforms import OtherSystem, warn_once
 from ddlp.process.ranks import here
@@ -58,6 +58,10 @@ from ddlp.sources.host.dali import Graphs
 from ddlp.sources.host.keyed_samples import KeyedSamples
 from ddlp.sources.host.own_steps import WorkerProcesses
 from ddlp.sources.host.torch_workers import KeyedView, UserCodeIterator
+from ddlp.sources.usercode.host import UserCodeHost, indexed, why_at_home
+from ddlp.sources.usercode.nodes import Nodes
+from ddlp.sources.usercode.source import UserCodeSource
+from ddlp.sources.usercode.work import Work, pickled
 from ddlp.stats.live import Life, Live, counted, length
 from ddlp.stats.report import EpochReport
 from ddlp.transfer.choose_transfer import transfer_to
@@ -71,6 +75,7 @@ from ddlp.translate.self_described import other_structure
 _TORCH_HAS_IN_ORDER = "in_order" in inspect.signature(DataLoader).parameters  # since 2.6
 _SHARED_BY_EPOCHS = {  # attributes that are made once for all epochs, and the arguments that each is made from
     "_connections": ("csd", "pool", "transfer", "spool", "spool_bytes"),
+    "_nodes": ("pool",),
     "_gpu_transfer": ("device", "transfer"),
 }
 
@@ -260,6 +265,7 @@ class DDLPLoader(DataLoader):
         self._controller: Controller | None = None
         self._remembered: Remembered | None = None
         self._connections: EngineConnections | None = None
+        self._nodes: Nodes | None = None
         self._handles: list[SharedHandle] = []
         self._gpu_transfer: GpuTransfer | None = None
         self._graphs: Graphs | None = None
@@ -338,8 +344,9 @@ class DDLPLoader(DataLoader):
         cut = resuming.cut(self, portable=now is not None)
         resume.check(cut)
         seed = config.seed if resume.seed is None else resume.seed
+        work = None if now is not None else self._work_for_pool(config)
         iterator: EpochIterator | UserCodeIterator
-        if now is None:
+        if now is None and work is None:
             iterator = self._user_code(config, kept, seed, epoch, resume)
         else:
             base_seed = resume.seed
@@ -347,7 +354,8 @@ class DDLPLoader(DataLoader):
                 kept._shutdown_workers()
                 if base_seed is None:  # as DataLoader: it draws the base seed once while its workers persist
                     base_seed = int(kept._base_seed)
-            iterator = self._epoch_iterator(config, now, seed, base_seed, epoch, resume)
+            found = indexed(self) if now is None else now
+            iterator = self._epoch_iterator(config, found, seed, base_seed, epoch, resume, work)
         self._last = iterator.memory
         self._next_epoch, self._resume, self._loaded, self._cut = epoch + 1, resuming.Resume(), None, cut
         self._dealt = resuming.dealt(self, resume)
@@ -367,7 +375,8 @@ class DDLPLoader(DataLoader):
             found = self._translated(config)
             return self._as_described(found) if compare else found
         except Untranslatable as error:
-            if self._wanted_strategy(config).needs_device:
+            at_home = self._why_at_home(config)
+            if at_home and self._wanted_strategy(config).needs_device:
                 raise
             if config.changes_images or config.backend != "native":
                 text = "output=, memory_format=, decode='fast' and backend='dali' need a pipeline that ddlp runs itself"
@@ -380,15 +389,41 @@ class DDLPLoader(DataLoader):
             error.__traceback__ = None  # else the frames and the error form a cycle, which keeps the caller's iterator
             if isinstance(error, OtherSystem):
                 warn_once(error.operator)
+            elif not at_home:
+                pass  # the pool prepares them too
             elif (self._wanted_strategy(config).uses_device or self._otherwise is not None) and str(error) not in self._warned:
                 self._warned.add(str(error))
-                warn_user(f"ddlp: the host prepares all batches: {error}")
+                more = "" if nodes_of(pool_of(config.pool)) is None else f" The pool takes no part in your code: {at_home}."
+                warn_user(f"ddlp: the host prepares all batches: {error}{more}")
             elif compare and not self._warned and has_images(self.dataset):  # an epoch begins that could be faster
                 self._warned.add(str(error))
                 warn_user(
                     "ddlp: torch's own workers prepare this loader's batches, which ddlp could do faster, for "
                     f"{error.operator}: {error.why}. loader.explain() lists all that is in the way, and what to write instead."
                 )
+            return None
+
+    def _why_at_home(self, config: LoaderConfig) -> str:
+        """Return why the pool takes no part in user code, if that prepares the samples; "": it does."""
+        if nodes_of(pool_of(config.pool)) is None:
+            return "there is no pool with user_code=True"
+        return why_at_home(self)
+
+    def _work_for_pool(self, config: LoaderConfig) -> Work | None:
+        """Return the user's code for the pool's nodes; None if the host prepares the epoch alone.
+
+        Raises DDLPError if the code can't be pickled, and only the pool may prepare batches.
+        """
+        if self._why_at_home(config):
+            return None
+        try:
+            return pickled(self)
+        except DDLPError as error:
+            if self._wanted_strategy(config).needs_device:
+                raise
+            if str(error) not in self._warned:
+                self._warned.add(str(error))
+                warn_user(f"ddlp: the host prepares all batches, the pool takes no part in your code: {error}")
             return None
 
     def _as_described(self, found: Portable) -> Portable:
@@ -437,17 +472,29 @@ class DDLPLoader(DataLoader):
         base_seed: int | None,
         epoch: int,
         resume: resuming.Resume,
+        work: Work | None,
     ) -> EpochIterator:
-        """Return ddlp's own iterator. Its sources join it in threads of their own."""
+        """Return ddlp's own iterator. Its sources join it in threads of their own.
+
+        ``work``: user code that the host and the pool prepare; None: ddlp's own code makes the batches.
+        """
         strategy = self._wanted_strategy(config)
-        gpu_transfer = self._gpu_transfer_for_target(config) if now.rest is None else None
+        gpu_transfer = self._gpu_transfer_for_target(config) if now.rest is None and work is None else None
         graphs = self._graphs_for(config, now, gpu_transfer)
-        sources = self._lease_sources(config) if strategy.uses_device else ()
-        pool = config.pool is not None and strategy.uses_device
+        nodes = None if work is None else self._nodes_of_pool(config)
+        sources: tuple[LeaseSource, ...]
+        if nodes is not None:
+            sources = tuple(UserCodeSource(name, nodes) for name in nodes.names)
+        else:
+            sources = self._lease_sources(config) if strategy.uses_device else ()
+        pool = config.pool is not None and strategy.uses_device and nodes is None
         connections = self._connections if pool or any(isinstance(source, EngineSource) for source in sources) else None
-        controller = self._controller_for(config, strategy, now, tuple(source.name for source in sources))
+        controller = self._controller_for(config, strategy, now, tuple(source.name for source in sources), work)
         exchange = None if controller is None or controller.agreement is None else RankExchange(controller.agreement)
-        ended = (lambda: None) if connections is None else connections.epoch_began()
+        if nodes is not None:
+            ended = nodes.end_unwanted
+        else:
+            ended = (lambda: None) if connections is None else connections.epoch_began()
         observers, self._observers = self._observers, ()
         hooks: EpochHooks | None = None
         try:
@@ -465,13 +512,14 @@ class DDLPLoader(DataLoader):
                     strategy=partial(strategy.make, ratio=config.ratio),
                     rank_after_rank=strategy.rank_after_rank,
                     sources=sources,
-                    may_join=pool,
+                    may_join=pool or nodes is not None,
                     gpu_transfer=gpu_transfer,
                     graphs=graphs,
                     life=self._life,
                     target=config.target,
                     batch_transform=config.batch_transform,
                     own_steps=config.own_steps,
+                    user_code=None if work is None else partial(UserCodeHost, work),
                     most_replaced=config.most_replaced,
                     hooks=hooks,
                     controller=controller,
@@ -491,12 +539,13 @@ class DDLPLoader(DataLoader):
         if pool:
             assert connections is not None
             known = [source.name for source in sources if isinstance(source, EngineSource)]
-            later = partial(_attach_newcomers, connections, self._engine_source(config, connections), known, iterator.executor)
-            threading.Thread(target=later, name="ddlp-pool", daemon=True).start()
+            _attach_later(connections, self._engine_source(config, connections), known, iterator.executor)
+        if nodes is not None:
+            _attach_later(nodes, partial(UserCodeSource, nodes=nodes), nodes.names, iterator.executor)
         return iterator
 
     def _controller_for(
-        self, config: LoaderConfig, strategy: type[Strategy], now: Portable, sources: tuple[str, ...]
+        self, config: LoaderConfig, strategy: type[Strategy], now: Portable, sources: tuple[str, ...], work: Work | None
     ) -> Controller | None:
         """Return what decides for a strategy that wants that, else None. All epochs share it."""
         if not strategy.decides:
@@ -506,7 +555,8 @@ class DDLPLoader(DataLoader):
         if self._controller is None or self._controller.goal != goal:
             agreement = agreement_of(repr((now.pipeline.digest, self.batch_size, goal)), sources)
             self._controller = Controller(self._life.rates, goal, processors(), agreement=agreement)
-            self._remembered = Remembered.of(self, config, now, goal.model) if goal.remember else None
+            known = goal.remember and work is None  # nobody knows user code by a name
+            self._remembered = Remembered.of(self, config, now, goal.model) if known else None
             if self._remembered is not None and (agreement is None or agreement.leads):
                 self._remembered.recall(self._controller)
                 if agreement is not None:
@@ -594,6 +644,16 @@ class DDLPLoader(DataLoader):
             self._handles.append(SharedHandle())
             when_dropped(self._handles[-1], self._connections.close)
         return self._connections
+
+    def _nodes_of_pool(self, config: LoaderConfig) -> Nodes:
+        """Return the pool's nodes for user code. All epochs share them."""
+        if self._nodes is None or self._nodes.pid != os.getpid():  # after a fork they are the parent's
+            pool = nodes_of(pool_of(config.pool))
+            assert pool is not None
+            self._nodes = Nodes(pool)
+            self._handles.append(SharedHandle())
+            when_dropped(self._handles[-1], self._nodes.close)
+        return self._nodes
 
     def replay(self, steps: int = 100) -> Iterator[Any]:
         """Give one batch ``steps`` times, to measure how fast training is without loading.
@@ -709,6 +769,7 @@ class DDLPLoader(DataLoader):
             engines=bool(config.engine_devices) or config.pool is not None or not config.own_sources,
             sources=tuple(self._own_source(source) for source in config.own_sources),
             pool=None if config.pool is None else repr(pool_of(config.pool)),
+            at_home=None if nodes_of(pool_of(config.pool)) is None else self._why_at_home(config),
             own_steps=config.own_steps,
             workers=None if self._auto_workers is None else self._auto_workers.line,
         )
@@ -731,7 +792,7 @@ class DDLPLoader(DataLoader):
         """Return the state for pickle, without connections and running iterations."""
         left = dict.fromkeys(
             (
-                "_iterator", "_prepared", "_before", "_last", "_connections", "_gpu_transfer", "_graphs", "_samples",
+                "_iterator", "_prepared", "_before", "_last", "_connections", "_nodes", "_gpu_transfer", "_graphs", "_samples",
                 "_own_processes", "_controller", "_remembered",
             )  # fmt: skip
         )
@@ -780,11 +841,18 @@ def _start_attaching(source: LeaseSource, sink: EpochSink) -> None:
     threading.Thread(target=_attach, args=(source, sink), name=f"ddlp-attach-{source.name}", daemon=True).start()
 
 
-def _attach_newcomers(
-    connections: EngineConnections, source_of: Callable[[str], LeaseSource], known: Iterable[str], sink: EpochSink
+def _attach_later(
+    members: Members, source_of: Callable[[str], LeaseSource], known: Iterable[str], sink: EpochSink
 ) -> None:
-    """Attach each engine that comes to the pool while the epoch runs."""
-    for name in newcomers(connections, known, sink):
+    """Attach, in a thread, each engine that comes to the pool while the epoch runs."""
+    arguments = members, source_of, known, sink
+    threading.Thread(target=_attach_newcomers, args=arguments, name="ddlp-pool", daemon=True).start()
+
+
+def _attach_newcomers(
+    members: Members, source_of: Callable[[str], LeaseSource], known: Iterable[str], sink: EpochSink
+) -> None:
+    for name in newcomers(members, known, sink):
         _start_attaching(source_of(name), sink)
 
 

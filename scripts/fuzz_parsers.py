@@ -48,6 +48,7 @@ from csd_engine.transforms import Pipeline
 from ddlp import DDLPLoader, ImageArrays
 from ddlp.sampling.state_schema import check_state
 from ddlp.schema import Misfit
+from ddlp.sources.usercode.tree import DamagedTree, Encoded, decode, encode
 
 _SIZE = (40, 30)  # (width, height) of the images for which a pipeline draws
 _HEX = "0123456789abcdef" * 2
@@ -371,7 +372,21 @@ def _read_record(_: Path, content: bytes) -> None:
     assert bytes(body) == {READY: b"", PART: b"7" * 100, REASON: b"there is none"}[kind]
 
 
+def _trees(_: Path) -> list[Any]:
+    images = torch.arange(24, dtype=torch.uint8).reshape(2, 3, 4)
+    batch = {"x": [images, images.numpy()], 3: ("a", b"bytes", -1, 1.5, 1j, None), True: {}}
+    made = [encode(batch), encode(images)]
+    return [b"|".join([one.header, *(bytes(part.numpy()) for part in one.buffers)]) for one in made]
+
+
+def _read_tree(_: Path, content: bytes) -> None:
+    header, *parts = content.split(b"|")
+    buffers = [torch.frombuffer(bytearray(part), dtype=torch.uint8) for part in parts if part]
+    encode(decode(Encoded(header, buffers)))
+
+
 PARSERS = {
+    "tree": Parser((DamagedTree,), _trees, _read_tree, changed_bytes),
     "record": Parser((NotAuthentic,), _records, _read_record, changed_bytes),
     "card": Parser((BadMessage,), _cards, _read_card, changed_bytes),
     "state": Parser((Misfit,), _states, _read_state),

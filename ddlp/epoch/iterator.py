@@ -39,6 +39,7 @@ from ddlp.sources.base import BatchState, EpochSpec, HostSource, LeaseSource, Pr
 from ddlp.sources.host import own_steps
 from ddlp.sources.host.dali import DaliHost, Graphs
 from ddlp.sources.host.native import NativeHost
+from ddlp.sources.usercode.host import UserCodeHost
 from ddlp.stats.live import Life
 from ddlp.stats.replaced import ReplacedSamples
 from ddlp.transfer.gpu_transfer import GpuTransfer
@@ -122,6 +123,8 @@ class EpochArguments:
         target: where batches are delivered; None: as CPU tensors.
         batch_transform: called with each finished batch.
         own_steps: where the unknown steps of the transform run, `DDLPLoader`'s argument.
+        user_code: starts the host's part of user code that a pool prepares too, by the loader and its base seed; None: ddlp's
+            own code makes the batches.
         most_replaced: the share of the samples that may be replaced, if their images are bad; None: a bad image raises.
         hooks: watch the epoch.
         controller: decides which sources take part, for a strategy that wants that.
@@ -143,6 +146,7 @@ class EpochArguments:
     target: torch.device | None
     batch_transform: Callable[[Any], Any] | None
     own_steps: str
+    user_code: Callable[[Any, int], UserCodeHost] | None
     most_replaced: float | None
     hooks: EpochHooks
     controller: Controller | None
@@ -182,12 +186,14 @@ class EpochIterator(_BaseDataLoaderIter):
         self._whole = is_built_in(self._index_sampler)
         order, delivered = self._read_plan(loader, start, given)
         seed = int(self._base_seed) if given.seed is None else given.seed
-        rest, self._own_steps = given.portable.rest, None
+        rest = given.portable.rest
         elsewhere = rest is not None and own_steps.in_processes(given.own_steps, loader.num_workers)
         pinned = given.gpu_transfer is not None and given.gpu_transfer.pinned
         pool = SharedPool(SPARE_BLOCKS) if elsewhere else MemoryPool(SPARE_BLOCKS, pinned)
-        if rest is not None:  # its processes must start before any thread of the epoch
-            base = int(self._base_seed)
+        base = int(self._base_seed)  # processes must start before any thread of the epoch
+        user_code = None if given.user_code is None else given.user_code(loader, base)
+        self._own_steps: StepRunner | None = user_code
+        if rest is not None:
             self._own_steps = own_steps.start(given.own_steps, loader, rest, given.portable.epilogue, base, pool)
         self.spec = _spec(given, seed, self._plan, pool, self._own_steps)
         length = len(self._plan) if self._whole or given.resume.finished else None
@@ -199,7 +205,11 @@ class EpochIterator(_BaseDataLoaderIter):
         strategy = given.strategy(ledger, given.life.rates)
         if given.controller is not None:
             given.controller.begin(ledger)
-        host: HostSource = NativeHost(self.spec) if given.graphs is None else DaliHost(self.spec, given.graphs)
+        host: HostSource
+        if user_code is not None:
+            host = user_code
+        else:
+            host = NativeHost(self.spec) if given.graphs is None else DaliHost(self.spec, given.graphs)
         self.executor = EpochExecutor(
             self.spec,
             ledger,

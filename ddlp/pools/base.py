@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from ddlp.sources.engine.connections import EngineAt
+from ddlp.sources.usercode.executor import Starter
 
-__all__ = ["Pool", "check_number", "is_pool", "range_of"]
+__all__ = ["Pool", "check_number", "is_pool", "nodes_of", "range_of"]
 
 
 class Pool(Protocol):
-    """Engines that come and go. Any thread may call the methods; they are quick, and several loaders may use one pool."""
+    """Engines that come and go. Any thread may call the methods; they are quick, and several loaders may use one pool.
+
+    A pool that runs the user's own code too has an attribute ``user_code``, which is true, and a method ``nodes() ->
+    Mapping[str, Starter]``: what starts each node of this moment, by the node's name (`ddlp.sources.usercode.executor`).
+    """
 
     def want(self, engines: int) -> None:
         """Ask for so many engines, 1 or more. Further ones join the epoch under way, ones too many leave it.
@@ -36,6 +41,12 @@ def range_of(pool: Any) -> tuple[int, int] | None:
     """
     least, most = getattr(pool, "min", None), getattr(pool, "max", None)
     return (least, most) if isinstance(least, int) and isinstance(most, int) and 0 <= least < most else None
+
+
+def nodes_of(pool: Pool | None) -> Callable[[], Mapping[str, Starter]] | None:
+    """Return what tells a pool's nodes for user code. None: there is no pool, or it runs none."""
+    nodes: Callable[[], Mapping[str, Starter]] | None = getattr(pool, "nodes", None)
+    return nodes if getattr(pool, "user_code", False) else None
 
 
 def check_number(engines: int, given_as: str) -> None:

@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Protocol
 
 from ddlp.sources.base import EpochSink
-from ddlp.sources.engine.connections import EngineConnections
 from ddlp.sources.engine.source import LOOK_S
 
 __all__ = ["newcomers"]
 
 
-def newcomers(connections: EngineConnections, known: Iterable[str], sink: EpochSink) -> Iterator[str]:
+class Members(Protocol):
+    """The engines that a loader's pool has at this moment."""
+
+    trouble: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Their names."""
+
+
+def newcomers(members: Members, known: Iterable[str], sink: EpochSink) -> Iterator[str]:
     """Yield the name of each engine that comes after the epoch's beginning, until the epoch is over. The epoch expects it then.
 
     One that is not in the pool any more finishes what it has, and takes no more leases.
 
     Args:
-        connections: the loader's, which know its pool.
+        members: of the loader's pool.
         known: the names of engines that the epoch knows already.
         sink: the epoch.
     """
     seen, told = set(known), ""
     while not sink.over_within(LOOK_S):
-        names = connections.names
+        names = members.names
         for name in names:
             if name not in seen:
                 seen.add(name)
@@ -31,7 +41,7 @@ def newcomers(connections: EngineConnections, known: Iterable[str], sink: EpochS
                 yield name
         for name in seen.difference(names):
             sink.retires(name, "it is not in the pool any more")
-        if connections.trouble != told:
-            told = connections.trouble
+        if members.trouble != told:
+            told = members.trouble
             if told:
                 sink.warn(f"no engine can join now: {told}")

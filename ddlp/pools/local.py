@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from ddlp.pools.base import check_number
 from ddlp.sources.engine.connections import EngineAt
 from ddlp.sources.engine.embedded import EmbeddedOptions
+from ddlp.sources.usercode.executor import Starter
+from ddlp.sources.usercode.process import ProcessNode
 
 __all__ = ["LocalPool"]
 
@@ -23,17 +26,22 @@ class LocalPool:
         workers: number of worker processes in each engine, 1 or more. Each prepares one batch at a time.
         cpus: the CPUs of each engine, e.g. ``["0,1,2,3", "4,5,6,7"]`` for one engine on each of two NUMA nodes. The entries are
             used again if there are more engines. None: all CPUs of this process.
+        user_code: if the samples can't travel, since only your own data set, transform or collate_fn can make them, processes
+            of the pool run that code (docs/pools.md). They are of this loader alone, ``engines * workers`` of them.
 
     Raises:
         ValueError: if a number is less than 1, or ``cpus`` is no list of such entries.
     """
 
-    def __init__(self, engines: int, *, workers: int = 1, cpus: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, engines: int, *, workers: int = 1, cpus: Sequence[str] | None = None, user_code: bool = False
+    ) -> None:
         if not isinstance(workers, int) or workers < 1:
             raise ValueError(f"workers={workers!r}: the number of worker processes in each engine, 1 or more")
         if cpus is not None and (isinstance(cpus, str) or not cpus):
             raise ValueError(f'cpus={cpus!r}: the CPUs of each engine, such as ["0,1", "2,3"], or None')
         self._workers, self._cpus = workers, (None,) if cpus is None else tuple(cpus)
+        self.user_code = user_code
         self.want(engines)
 
     def want(self, engines: int) -> None:
@@ -55,5 +63,16 @@ class LocalPool:
             for number in range(1, count + 1)
         }
 
+    def nodes(self) -> Mapping[str, Starter]:
+        """Return what starts the processes that run user code, by their names."""
+        cpus = self._cpus
+        places = [""] if self._workers == 1 else [f".{worker}" for worker in range(1, self._workers + 1)]
+        return {
+            f"pool engine {number}{place}": partial(ProcessNode, cpus[(number - 1) % len(cpus)])
+            for number in range(1, self._engines + 1)
+            for place in places
+        }
+
     def __repr__(self) -> str:
-        return f"{self._engines} engine{'s' * (self._engines != 1)} in processes on this machine"
+        more = ", also for user code" if self.user_code else ""
+        return f"{self._engines} engine{'s' * (self._engines != 1)} in processes on this machine{more}"

@@ -1,11 +1,11 @@
 """The interfaces of sources: one that prepares batches on this host, and one that takes leases and prepares elsewhere.
 
     HostSource    `prepare`, in threads of this process: `ddlp.sources.host.native`, `ddlp.sources.host.dali`
-    LeaseSource   `attach` brings it into an epoch, which then gives it leases: `ddlp.sources.engine`
+    LeaseSource   `attach` brings it into an epoch, which then gives it leases: `ddlp.sources.engine`, `ddlp.sources.usercode`
 
 An epoch (`EpochSink`) decides which source makes which batch. In mid-epoch, a lease source may join late, may be lost, and may
 come back: the epoch has the missing batches prepared elsewhere. If only the user's code can make the samples, torch's own
-workers (`ddlp.sources.host.torch_workers`) prepare whole epochs; then no lease source takes part.
+workers (`ddlp.sources.host.torch_workers`) prepare whole epochs, without any lease source, unless a pool runs user code.
 """
 
 from __future__ import annotations

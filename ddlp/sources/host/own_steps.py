@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -49,7 +49,9 @@ from ddlp.transfer.memory_pool import MemoryPool
 from ddlp.transfer.shared_pool import Block, BlockOnItsWay, ReceivedBlocks, SentBlocks, SharedPool
 from ddlp.translate.cut import Rest
 
-__all__ = ["Here", "OwnSteps", "Processes", "Threads", "in_processes", "start"]
+__all__ = [
+    "Here", "OwnSteps", "Processes", "Threads", "WorkerEpoch", "WorkerProcesses", "in_processes", "start", "worker_processes",
+]  # fmt: skip
 
 _TAKES_A_LIST = "dataset_holder" in inspect.signature(_utils.worker._worker_loop).parameters  # since torch 2.13
 _TRIED = 8  # in threads, so many samples are watched for draws from the global generators
@@ -387,7 +389,7 @@ class Processes(_Beside):
 
     def __init__(self, workers: WorkerProcesses, pool: SharedPool, persistent: bool) -> None:
         super().__init__()
-        self._workers, self._persistent, self._epoch = workers, persistent, _Epoch(pool)
+        self._workers, self._persistent, self._epoch = workers, persistent, WorkerEpoch(pool)
         workers.epoch = self._epoch
         for one in workers.all:
             self._free.put(functools.partial(one.run, self._epoch))
@@ -400,18 +402,33 @@ class Processes(_Beside):
 
 
 @dataclass
-class _Epoch:
-    """What the processes need to know of an epoch: the memory of its batches, and whether it is over."""
+class WorkerEpoch:
+    """What the processes need to know of an epoch: the memory of its batches, if they are sent any, and whether it is over."""
 
-    pool: SharedPool
+    pool: SharedPool | None
     closed: bool = False
 
 
+class WorkerSteps(Protocol):
+    """What worker processes run: torch's worker loop uses it as a data set."""
+
+    dataset: Any  # the user's data set
+
+    def same_as(self, other: Any) -> bool:
+        """Return whether ``other`` would make the same."""
+
+    def begin_worker(self, init: Callable[[], None]) -> None:
+        """Run the user's worker_init_fn."""
+
+    def __getitems__(self, message: bytes) -> tuple[float, float, bytes]:
+        """Return the processor seconds that this took, the seconds of waiting for a processor, and the answer."""
+
+
 class WorkerProcesses:
-    """torch's worker processes with the user's steps.
+    """torch's worker processes with the user's code.
 
     Args:
-        steps: the steps.
+        steps: the code.
         processes: the number of processes.
         context: the loader's multiprocessing context; None: torch.multiprocessing, with Python's default.
         init: the user's worker_init_fn, or None.
@@ -419,11 +436,11 @@ class WorkerProcesses:
     """
 
     def __init__(
-        self, steps: OwnSteps, processes: int, context: Any, init: Callable[[int], None] | None, base_seed: int
+        self, steps: WorkerSteps, processes: int, context: Any, init: Callable[[int], None] | None, base_seed: int
     ) -> None:
         kernel()  # found and checked once here, so that forked processes have it
         self._steps, self._context, self._init, self._pid = steps, context, init, os.getpid()
-        self.epoch: _Epoch | None = None  # the last one that they work for
+        self.epoch: WorkerEpoch | None = None  # the last one that they work for
         self.all: list[_Process] = []
         context = torch.multiprocessing if context is None else context
         try:
@@ -439,7 +456,7 @@ class WorkerProcesses:
         """Whether an epoch of this process uses them."""
         return self._pid == os.getpid() and self.epoch is not None and not self.epoch.closed
 
-    def fit(self, steps: OwnSteps, processes: int, context: Any, init: Callable[[int], None] | None) -> bool:
+    def fit(self, steps: WorkerSteps, processes: int, context: Any, init: Callable[[int], None] | None) -> bool:
         """Return whether they can go on with these steps: no epoch uses them, all are alive, and nothing has changed."""
         if self._pid != os.getpid():  # a fork has the loader; they are its parent's
             return False
@@ -465,7 +482,7 @@ def _end(processes: list[_Process]) -> None:
 
 class _Process:
     def __init__(
-        self, steps: OwnSteps, number: int, of: int, context: Any, init: Callable[[int], None] | None, base_seed: int
+        self, steps: WorkerSteps, number: int, of: int, context: Any, init: Callable[[int], None] | None, base_seed: int
     ) -> None:
         self._sent = SentBlocks()
         self._result_bytes = 0  # the size of a batch's images in a result; 0: not known yet
@@ -488,11 +505,12 @@ class _Process:
         """Whether the process runs."""
         return self._process.is_alive()
 
-    def run(self, epoch: _Epoch, batch: Bytes) -> Any:
+    def run(self, epoch: WorkerEpoch, batch: Bytes) -> Any:
         """Return the finished batch. Raises the user's error as torch's workers do; RuntimeError if the process died."""
         with self._lock:
             if self._lent:  # by an epoch that was broken off
                 self._answer(epoch)
+            assert epoch.pool is not None
             block, lent = epoch.pool.block_of(batch.images), None
             holds: Any = batch.images
             if block is None:
@@ -506,12 +524,7 @@ class _Process:
             self._asked.put((0, bytes(ForkingPickler.dumps(sent))))
             self._lent = holds, lent
             answer = self._answer(epoch)
-        if isinstance(answer, ExceptionWrapper):
-            answer.reraise()
-        cpu_s, queued_s, content = answer
-        ELSEWHERE.seconds += cpu_s
-        ELSEWHERE.queued_s += queued_s
-        made = pickle.loads(content)
+        made = pickle.loads(_content(answer))
         if isinstance(made, _Placed):
             assert lent is not None
             images = _in_block(torch.from_numpy(lent), made.dtype, made.shapes)
@@ -523,7 +536,17 @@ class _Process:
             self._result_bytes = max(self._result_bytes, sum(view.numel() * view.element_size() for view in views))
         return made
 
-    def _answer(self, epoch: _Epoch) -> Any:
+    def ask(self, epoch: WorkerEpoch, message: bytes) -> bytes:
+        """Return the answer to a message without memory in it. Raises as `run` does."""
+        with self._lock:
+            if self._lent:
+                self._answer(epoch)
+            self._asked.put((0, message))
+            self._lent = (message,)
+            answer = self._answer(epoch)
+        return _content(answer)
+
+    def _answer(self, epoch: WorkerEpoch) -> Any:
         """Wait for the batch in work, in an epoch that needs it or the process; a wrapped error if a sample failed."""
         while not epoch.closed:
             multiprocessing.connection.wait([self._made._reader, self._process.sentinel], timeout=0.2)
@@ -532,8 +555,8 @@ class _Process:
             except queue.Empty:
                 if not self._process.is_alive() and not epoch.closed:
                     raise RuntimeError(
-                        f"DataLoader worker {self._number} (pid {self._process.pid}) of own_steps='processes' exited "
-                        f"unexpectedly, with code {self._process.exitcode}"
+                        f"DataLoader worker {self._number} (pid {self._process.pid}) exited unexpectedly, "
+                        f"with code {self._process.exitcode}"
                     ) from None
                 continue
             self._lent = ()
@@ -554,6 +577,17 @@ class _Process:
             self._process.terminate()
             self._process.join(_ENDS_S)
         self._made.close()
+
+
+def _content(answer: Any) -> bytes:
+    """Return what a process has made, and count its seconds. Raises the user's error as torch's workers do."""
+    if isinstance(answer, ExceptionWrapper):
+        answer.reraise()
+    cpu_s, queued_s, content = answer
+    ELSEWHERE.seconds += cpu_s
+    ELSEWHERE.queued_s += queued_s
+    made: bytes = content
+    return made
 
 
 def _as_it_is(batch: Any) -> Any:
@@ -591,15 +625,21 @@ def start(how: str, loader: Any, rest: Rest, epilogue: Epilogue, base_seed: int,
     if not in_processes(how, loader.num_workers):
         return Here(steps)
     assert isinstance(pool, SharedPool)
+    workers, persistent = worker_processes(loader, steps, base_seed)
+    return Processes(workers, pool, persistent)
+
+
+def worker_processes(loader: Any, steps: WorkerSteps, base_seed: int) -> tuple[WorkerProcesses, bool]:
+    """Return a loader's worker processes for one epoch, and whether they are left to the next one."""
     given = steps, loader.num_workers, loader.multiprocessing_context, loader.worker_init_fn
     if not loader.persistent_workers:
-        return Processes(WorkerProcesses(*given, base_seed), pool, persistent=False)
+        return WorkerProcesses(*given, base_seed), False
     kept: WorkerProcesses | None = loader._own_processes
     if kept is None or not kept.fit(*given):
         workers = WorkerProcesses(*given, base_seed)
         if kept is not None:
             if kept.in_use:  # by another iterator of the loader
-                return Processes(workers, pool, persistent=False)
+                return workers, False
             kept.end()
         loader._own_processes = kept = workers
-    return Processes(kept, pool, persistent=True)
+    return kept, True

@@ -1,0 +1,9 @@
+"""User code on the pool: other processes make batches of samples that only the user's own data set can make.
+
+    tree       a finished batch as a header and buffers, and back: no pickle in results
+    work       what a node is sent (the data set and the collate_fn once, then tasks), and what it answers
+    executor   the interface of a node: a process of this machine (`process`), or a Ray actor (`ray_actor`)
+    host       the host's part: torch's worker processes, which make the rest
+    source     the lease source over an executor
+    nodes      the loader's nodes, kept between epochs
+"""

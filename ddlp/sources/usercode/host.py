@@ -1,0 +1,197 @@
+"""The host's part of an epoch of user code whose batches the pool makes too.
+
+Torch's worker processes make the host's batches, one for each of its threads, as they do without a pool. The epoch runs under
+ddlp's own ledger, as one of portable batches does, because torch's iterator can't take back a batch that a node has lost.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import operator
+import pickle
+import queue
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import BatchSampler, IterableDataset, SubsetRandomSampler
+
+from csd_engine.transforms import Pipeline
+from ddlp import postponed
+from ddlp.sampling.checkpoint import is_stateful, sampler_of
+from ddlp.sampling.epoch_plan import is_built_in
+from ddlp.sources.base import BatchState, EpochSink, EpochSpec, PreparedBatch
+from ddlp.sources.host.hand_over import Blocks, HandOver
+from ddlp.sources.host.keyed_samples import KeyedBatch, KeyedSamples
+from ddlp.sources.host.own_steps import WorkerEpoch, WorkerProcesses, worker_processes
+from ddlp.sources.usercode.tree import Encoded, encode
+from ddlp.sources.usercode.work import Work
+from ddlp.stats.live import length
+from ddlp.stats.thread_cpu import thread_queued_s
+from ddlp.transfer.epilogue import Epilogue
+from ddlp.translate.datasets import PortableSet
+from ddlp.translate.portable import Portable
+
+__all__ = ["UserCodeHost", "indexed", "why_at_home"]
+
+
+def why_at_home(loader: Any) -> str:
+    """Return why the pool takes no part in a loader's user code, which the host runs alone then; "": it takes part."""
+    dataset, sampler = loader.dataset, loader._index_sampler
+    if isinstance(dataset, IterableDataset):
+        return "an IterableDataset has no indices, so no batch of it can be made elsewhere"
+    if not loader.num_workers:
+        return "with num_workers=0 your code runs in the training thread, as in DataLoader; give the host a worker at least"
+    if loader.worker_init_fn is not None:
+        return "worker_init_fn prepares the host's own workers, and what it changes there no node would have"
+    if is_stateful(dataset):
+        return "the data set has a state (state_dict, load_state_dict), which only the host's workers keep"
+    if loader.record is not None:
+        return "record= does not know user code on a pool yet"
+    single = sampler_of(loader)
+    if not is_built_in(sampler):
+        return f"{type(single).__name__} is your own sampler, whose indices may be anything"
+    if not loader._auto_collation and isinstance(loader.sampler, BatchSampler):
+        return "batch_size=None with a sampler that gives lists: pass it as batch_sampler="
+    count = length(dataset)
+    if count is None:
+        return "the data set has no length"
+    if type(single) is SubsetRandomSampler:
+        try:
+            indices = np.asarray(single.indices)
+        except ValueError:  # of tuples, say
+            indices = np.empty((1, 1))
+        numbers = indices.dtype.kind in "iu" and indices.ndim == 1
+        if indices.size and not (numbers and 0 <= indices.min() <= indices.max() < count):
+            return "SubsetRandomSampler has indices that are no numbers from 0 to the data set's length"
+    return ""
+
+
+def indexed(loader: Any) -> Portable:
+    """Return a loader's data set for an epoch's plan: as many samples, of which nothing is known but their indices."""
+    samples = PortableSet([])
+    samples.starts = [0, len(loader.dataset)]
+    nothing = Pipeline.parse({"format": 1, "order": "pillow13", "mode": "RGB", "ops": []})
+    return Portable(samples, nothing, Epilogue(None, torch.zeros(0, 3), torch.uint8), (0, 0, 0))
+
+
+class _Batches:
+    """Runs in the host's worker processes: makes whole batches by the user's code."""
+
+    def __init__(self, loader: Any) -> None:
+        self.dataset, self.collate_fn, self._postpone = loader.dataset, loader.collate_fn, loader.postpone_decoding
+        self._keyed = KeyedSamples(self.dataset, self.collate_fn, loader._auto_collation)
+        self.blocks: Blocks | None = Blocks()  # as long as the processes live
+        self._hand_over = HandOver(_as_it_is, self.blocks.token)
+        self._began = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "blocks": None}
+
+    def same_as(self, other: Any) -> bool:
+        """Return whether ``other`` has the same objects."""
+        ours, theirs = ((one.dataset, one.collate_fn, one._postpone) for one in (self, other) if isinstance(one, _Batches))
+        return all(map(operator.is_, ours, theirs))
+
+    def begin_worker(self, init: Callable[[], None]) -> None:
+        """Do nothing: a loader with a worker_init_fn has no such processes (`why_at_home`)."""
+
+    def __getitems__(self, message: bytes) -> tuple[float, float, bytes]:
+        """Return the processor seconds, the seconds of waiting for a processor, and the pickled batch."""
+        if not self._began:
+            self._began = True
+            gc.freeze()  # as in torch_workers
+            if self._postpone:
+                postponed.install()
+        before_s, queued_s = time.process_time(), thread_queued_s()
+        made = bytes(ForkingPickler.dumps(self._hand_over(self._keyed.__getitems__(pickle.loads(message)))))
+        return time.process_time() - before_s, thread_queued_s() - queued_s, made
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+class UserCodeHost:
+    """The host's source in one epoch, and what its nodes need to know: the work, the tasks, and a batch to be compared by.
+
+    It is the epoch's `StepRunner` as well: its batches, and the nodes', are whole.
+    """
+
+    def __init__(self, work: Work, loader: Any, base_seed: int) -> None:
+        self.work = work
+        self._batched = loader._auto_collation
+        self._workers: WorkerProcesses
+        self._workers, self._persistent = worker_processes(loader, _Batches(loader), base_seed)
+        self._epoch = self._workers.epoch = WorkerEpoch(None)
+        self._free: queue.SimpleQueue[Callable[[bytes], bytes]] = queue.SimpleQueue()
+        for one in self._workers.all:
+            self._free.put(functools.partial(one.ask, self._epoch))
+        self._comparing = threading.Lock()
+        self._expected: Encoded | None = None
+
+    # -- for the nodes ---------------------------------------------------------------------------------------------------
+
+    def task(self, spec: EpochSpec, position: int, samples: int | None = None) -> KeyedBatch:
+        """Return what a worker or a node needs to make a batch; of its first ``samples`` alone, if that is given."""
+        indices, items = spec.plan.indices(position)[:samples], spec.plan.items(position)[:samples]
+        return KeyedBatch(indices if self._batched else indices[0], items, spec.seed, spec.epoch)
+
+    def probe(self, spec: EpochSpec) -> KeyedBatch:
+        """Return the task by which a node is compared with the host: the epoch's first sample, as a batch of its own."""
+        return self.task(spec, 0, 1)
+
+    def expected(self, spec: EpochSpec) -> Encoded:
+        """Return what the host makes of `probe`. It is made once.
+
+        Raises:
+            NotATree: the batch can't be sent.
+            Exception: the user's code raises an error.
+        """
+        with self._comparing:
+            if self._expected is None:
+                self._expected = encode(self._ask(self.probe(spec)))
+            return self._expected
+
+    # -- the HostSource --------------------------------------------------------------------------------------------------
+
+    def begin(self, sink: EpochSink) -> None:
+        """Note the epoch's spec."""
+        self._spec = sink.spec
+
+    def prepare(self, position: int, wanted: Callable[[], bool], finished: bool) -> PreparedBatch:
+        """Have a free worker make the batch at this position."""
+        return whole(self._ask(self.task(self._spec, position)))
+
+    def _ask(self, batch: KeyedBatch) -> Any:
+        worker = self._free.get()
+        try:
+            return pickle.loads(worker(pickle.dumps(batch)))
+        finally:
+            self._free.put(worker)
+
+    # -- the StepRunner --------------------------------------------------------------------------------------------------
+
+    def finish(self, spec: EpochSpec, position: int, batch: PreparedBatch) -> PreparedBatch:
+        """Return the batch: it is whole."""
+        return batch
+
+    def whole(self, spec: EpochSpec, position: int, batch: PreparedBatch) -> Any:
+        """Return what the training loop gets."""
+        return batch.whole
+
+    def close(self) -> None:
+        """Drop the batches in work. End the processes unless they are kept."""
+        self._epoch.closed = True
+        if not self._persistent:
+            self._workers.end()
+
+
+def whole(batch: Any) -> PreparedBatch:
+    """Return a batch of the user's code as the epoch takes it."""
+    return PreparedBatch(torch.empty(0), None, BatchState.WHOLE, whole=batch)

@@ -1,0 +1,103 @@
+"""What a node is sent, and what it answers; and `Maker`, which makes batches in the node's process.
+
+The user's data set and collate_fn go to the node as a pickle, once for each epoch in which they have changed. Then come tasks.
+An answer is a batch as `tree` encodes it, or the reason why there is none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import pickle
+import time
+from typing import Any, NamedTuple
+
+import torch
+
+from ddlp import postponed
+from ddlp.errors import DDLPError
+from ddlp.sources.host.keyed_samples import KeyedBatch, KeyedSamples
+from ddlp.sources.usercode.tree import Encoded, NotATree, encode
+
+__all__ = ["FAILED", "MADE", "NO_TREE", "Answer", "Maker", "Work", "pickled"]
+
+MADE, FAILED, NO_TREE = "made", "failed", "no tree"
+
+
+class Work(NamedTuple):
+    """The user's code of an epoch.
+
+    Attributes:
+        digest: of the content.
+        content: a pickle of (data set, collate_fn, whether the loader makes batches, torch's default dtype, whether JPEGs are
+            decoded late).
+    """
+
+    digest: str
+    content: bytes
+
+
+class Answer(NamedTuple):
+    """A node's answer to a task.
+
+    Attributes:
+        task: its number.
+        kind: `MADE`; `FAILED`, the user's code has raised an error; or `NO_TREE`, the batch can't be sent.
+        text: why, if it was not made.
+        batch: the batch, if it was made.
+        busy_s: the seconds that it took.
+    """
+
+    task: int
+    kind: str
+    text: str
+    batch: Encoded
+    busy_s: float
+
+
+def pickled(loader: Any) -> Work:
+    """Return the work of an epoch that begins now. By cloudpickle, if that is installed: it takes lambdas and local classes.
+
+    Raises:
+        DDLPError: the data set or the collate_fn can't be pickled; the text says what to do.
+    """
+    try:
+        pickler: Any = importlib.import_module("cloudpickle")
+    except ImportError:
+        pickler = pickle
+    dataset, collate_fn = loader.dataset, loader.collate_fn
+    given = dataset, collate_fn, loader._auto_collation, torch.get_default_dtype(), loader.postpone_decoding
+    more = "" if pickler is not pickle else ". cloudpickle takes more than pickle: pip install cloudpickle"
+    if more and "__main__" in (type(dataset).__module__, getattr(collate_fn, "__module__", "")):
+        raise DDLPError(f"pickle can't take along code of the script itself{more}, or move it into a module")
+    try:
+        content = pickler.dumps(given, protocol=pickle.HIGHEST_PROTOCOL)
+    except Exception as error:
+        raise DDLPError(f"the data set or the collate_fn can't be pickled: {type(error).__name__}: {error}{more}") from error
+    return Work(hashlib.blake2b(content, digest_size=16).hexdigest(), content)
+
+
+class Maker:
+    """Makes batches of one `Work`. It is used in the node's process, in one thread."""
+
+    def __init__(self, content: bytes) -> None:
+        torch.set_num_threads(1)  # as in DataLoader's workers: sums of floats depend on the number of threads
+        dataset, collate_fn, batched, dtype, postpone = pickle.loads(content)
+        torch.set_default_dtype(dtype)
+        if postpone:
+            postponed.install()
+        else:
+            postponed.uninstall()
+        self._samples = KeyedSamples(dataset, collate_fn, batched)
+
+    def make(self, task: int, batch: KeyedBatch) -> Answer:
+        """Return the batch, or why there is none. It raises nothing that the user's code raises."""
+        began = time.monotonic()
+        kind, text, made = MADE, "", Encoded(b"", [])
+        try:
+            made = encode(self._samples.__getitems__(batch))
+        except NotATree as error:
+            kind, text = NO_TREE, str(error)
+        except Exception as error:
+            kind, text = FAILED, f"{type(error).__name__}: {error}"
+        return Answer(task, kind, text[:2000], made, time.monotonic() - began)
