@@ -127,7 +127,7 @@ class Simulation:
         self._waiting_since: float | None = 0.0
         self._wanted: dict[str, float] = {}  # engines of the pool that are there or starting, and since when
         self._there = [name for name in world.device_s if name not in world.pool]  # all that the ledger may give leases to
-        self._retiring: set[str] = set()  # those of them that leave once all that they have made is fetched
+        self._unwanted: set[str] = set()  # those of them that leave once all that they have made is fetched
         for name in world.device_s:
             if name in world.pool:
                 continue
@@ -161,7 +161,7 @@ class Simulation:
     def want(self, engines: int) -> None:
         """Let so many engines of the pool be there. Further ones start; those too many retire."""
         pool = self.world.pool
-        self._retiring = set(pool[engines:]) & self._wanted.keys()
+        self._unwanted = set(pool[engines:]) & self._wanted.keys()
         for name in pool[:engines]:
             if name not in self._wanted:
                 self._wanted[name] = self.now
@@ -176,10 +176,10 @@ class Simulation:
             self._device_idle[name] = self._workers(name)
             self._join(name)
 
-    def _retire(self) -> None:
-        for name in sorted(self._retiring):
+    def _end_unwanted(self) -> None:
+        for name in sorted(self._unwanted):
             if not self.ledger.devices[name].held:
-                self._retiring.remove(name)
+                self._unwanted.remove(name)
                 self._there.remove(name)
                 self.outcome.engine_s += self.now - self._wanted.pop(name)
                 self._die(name)
@@ -201,7 +201,7 @@ class Simulation:
             while (device := self.strategy.late_device(self.now)) is not None:
                 self.ledger.no_longer_expect(device)
             self._read_sampler()
-            self._retire()
+            self._end_unwanted()
             busy = self._deliver() | self._fetch() | self._lease() | self._claim()
             self._drain()
 
@@ -311,7 +311,7 @@ class Simulation:
             queue = self._queues[name]
             if not self.ledger.devices[name].alive:
                 continue
-            position = None if name in self._retiring else self.strategy.next_lease(name)
+            position = None if name in self._unwanted else self.strategy.next_lease(name)
             if position is not None:
                 queue.append((self.ledger.lease(name, position, self.now), position))
                 any_given = True
