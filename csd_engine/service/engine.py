@@ -25,7 +25,7 @@ from csd_engine.protocol import codec as say
 from csd_engine.protocol.keys import KeyPair
 from csd_engine.service.auth_socket import AuthSocket
 from csd_engine.service.file_chunks import FileChunks
-from csd_engine.service.job_service import JobService
+from csd_engine.service.job_service import RETIRES, JobService
 from csd_engine.service.members import Members
 from csd_engine.service.sealed_streams import SealedStreams
 from csd_engine.service.spool import Spool
@@ -202,7 +202,7 @@ class Service:
         self._retire_until = time.monotonic() + self._options.retire_s
         with contextlib.suppress(BlockingIOError):
             os.read(self._wakeup_read, 4096)  # else each poll would return at once from now on
-        self._job_service.retire("the engine retires: it was told to end (SIGTERM)")
+        self._job_service.retire(f"{RETIRES}: it was told to end (SIGTERM)")
         retires()
         for peer in self._tell_retiring:
             self._say_retires(peer)

@@ -31,8 +31,9 @@ from csd_engine.service.spool import Spool
 from csd_engine.service.uploads import FileCache, needed_files
 from csd_engine.service.worker_process import WorkerProcess
 
-__all__ = ["JobService"]
+__all__ = ["RETIRES", "JobService"]
 
+RETIRES = "the engine retires"  # how the note of its status begins then
 _LOG = logging.getLogger("csd_engine")
 _FULL_DISK_PAUSE_S = 1.0
 _MAX_OPEN_JOBS = 256

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -16,18 +17,20 @@ from csd_engine.machine.build import build
 from csd_engine.machine.sensors import Reading, whole
 from csd_engine.machine.sizes import size_text
 from csd_engine.protocol import codec as say
+from csd_engine.service.job_service import RETIRES
 from ddlp.deploy.advice import upgrade
 from ddlp.deploy.options import add_json
 from ddlp.devices import address_book as book
 from ddlp.devices.device import Device
 from ddlp.errors import DDLPError
-from ddlp.sources.engine.device_link import link_to
+from ddlp.sources.engine.carded import carded_engines
+from ddlp.sources.engine.device_link import CardedEngine, link_to
 
 TIMEOUT_S = 5.0
 _WATCH_S = 2.0
 _CLEAR = "\x1b[H\x1b[J"
 _COLUMNS = (
-    "device", "state", "version", "kernel", "jobs", "images/s", "memory", "free", "spool", "disk free",
+    "device", "node", "state", "version", "kernel", "jobs", "images/s", "memory", "free", "spool", "disk free",
     "temperature", "power", "load",
 )  # fmt: skip
 
@@ -44,6 +47,11 @@ class Answer:
     sensors: tuple[Reading, ...] = ()  # of power and energy
 
     @property
+    def node(self) -> str:
+        """The computer that it is on, as its address names it."""
+        return "here" if self.address.startswith("ipc://") else self.address.removeprefix("tcp://").rpartition(":")[0] or "-"
+
+    @property
     def power_w(self) -> float | None:
         """The power that the device draws now; None if no sensor tells."""
         watts = [one.watts for one in whole(self.sensors) if one.watts is not None]
@@ -55,19 +63,22 @@ class Answer:
         if self.status is not None:
             status = {**asdict(self.status), "jobs": [job._asdict() for job in self.status.jobs]}
         return {
-            "name": self.name, "address": self.address, "reachable": status is not None, "error": self.error,
+            "name": self.name, "address": self.address, "node": self.node, "reachable": status is not None, "error": self.error,
             "warnings": list(self.warnings), "status": status, "sensors": [one._asdict() for one in self.sensors],
             "power_w": self.power_w,
         }  # fmt: skip
 
 
-def ask(name: str, timeout_s: float = TIMEOUT_S) -> Answer:
-    """Ask the device of that name, or the engine at that address. A failure of the device is in the answer, and not raised."""
-    address = name
+def ask(name: str, timeout_s: float = TIMEOUT_S, carded: CardedEngine | None = None) -> Answer:
+    """Ask the device of that name, or the engine at that address. A failure of the device is in the answer, and not raised.
+
+    ``carded``: how an engine is reached that is known by a card of that name.
+    """
+    address = name if carded is None else carded.address
     try:
-        device = replace(Device.at(name), connect_timeout_s=timeout_s)
+        device = carded or replace(Device.at(name), connect_timeout_s=timeout_s)
         address = device.address
-        link = link_to(device)
+        link = link_to(device, timeout_s)
         try:
             status = link.status(timeout_s)
             sensors = link.sensors(timeout_s) or ()
@@ -79,11 +90,18 @@ def ask(name: str, timeout_s: float = TIMEOUT_S) -> Answer:
 
 
 def ask_all(names: Sequence[str], timeout_s: float = TIMEOUT_S) -> list[Answer]:
-    """Ask all at once; answers in the order of the names."""
-    if not names:
+    """Ask all at once; answers in the order of the names. A directory of cards stands for the engines of that pool.
+
+    Raises:
+        EngineError, OSError: a directory of cards can't be used.
+    """
+    all_of: list[tuple[str, CardedEngine | None]] = []
+    for name in names:
+        all_of += carded_engines(name).items() if os.path.isdir(name) else [(name, None)]
+    if not all_of:
         return []
-    with ThreadPoolExecutor(len(names), thread_name_prefix="ddlp-status") as pool:
-        return list(pool.map(lambda name: ask(name, timeout_s), names))
+    with ThreadPoolExecutor(len(all_of), thread_name_prefix="ddlp-status") as pool:
+        return list(pool.map(lambda one: ask(one[0], timeout_s, one[1]), all_of))
 
 
 def _own_build(status: say.Status) -> bool:
@@ -110,10 +128,11 @@ def _rate(images_per_s: float) -> str:
 def _row(answer: Answer) -> tuple[str, ...]:
     status = answer.status
     if status is None:
-        return (answer.name, "not reachable", *("-" for _ in _COLUMNS[2:]))
+        return (answer.name, answer.node, "not reachable", *("-" for _ in _COLUMNS[3:]))
     version = status.versions.get("csd_engine", "?") + ("" if _own_build(status) else " (other build)")
+    state = "retiring" if status.note.startswith(RETIRES) else "up " + _duration(status.uptime_s)
     return (
-        answer.name, "up " + _duration(status.uptime_s), version, status.versions.get("kernel") or "-",
+        answer.name, answer.node, state, version, status.versions.get("kernel") or "-",
         str(len(status.jobs)), _rate(status.images_per_s),
         f"{size_text(status.resident_bytes)} of {size_text(status.memory_total_bytes)}",
         size_text(status.memory_available_bytes),
@@ -154,7 +173,10 @@ def table(answers: Sequence[Answer]) -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("names", nargs="*", metavar="NAME", help="devices, or engines' addresses; default: all devices known")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME",
+        help="devices, engines' addresses, or a pool's directory of cards; default: all devices known",
+    )  # fmt: skip
     add_json(parser, "the answers, one line each time,")
     parser.add_argument("--watch", action="store_true", help=f"ask again every {_WATCH_S:g} s until Ctrl-C")
     parser.add_argument(
@@ -170,7 +192,11 @@ def run(options: argparse.Namespace) -> int:
               "name an engine's address, tcp://HOST:PORT.", file=sys.stderr)  # fmt: skip
         return 2
     while True:
-        answers = ask_all(names, options.timeout)
+        try:
+            answers = ask_all(names, options.timeout)
+        except (EngineError, OSError) as error:
+            print(f"ddlp status: {error}", file=sys.stderr)
+            return 2
         if options.json:
             print(json.dumps([answer.to_data() for answer in answers]), flush=True)
         else:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping
-from pathlib import Path
 
 from csd_engine.errors import EngineError
-from csd_engine.machine.file_locks import fcntl
-from csd_engine.protocol.cards import allow_host, open_cards, read_cards
-from csd_engine.protocol.keys import load_public, make_pair
-from ddlp.devices.address_book import ddlp_home
+from csd_engine.protocol.cards import open_cards
 from ddlp.errors import DDLPError
 from ddlp.pools.base import check_number
+from ddlp.sources.engine.carded import carded_engines
 from ddlp.sources.engine.connections import EngineAt
-from ddlp.sources.engine.device_link import CardedEngine
 
-__all__ = ["CardPool", "own_pair"]
+__all__ = ["CardPool"]
 
 
 class CardPool:
@@ -59,11 +54,7 @@ class CardPool:
                 left there.
         """
         try:
-            pair = own_pair()
-            public = pair.with_suffix(".key")
-            name = f"host-{hashlib.blake2b(load_public(public), digest_size=6).hexdigest()}"
-            allow_host(self.directory, name, public.read_text())
-            cards = sorted(read_cards(self.directory).items())[: self._at_most]
+            engines = list(carded_engines(self.directory).items())[: self._at_most]
         except EngineError as error:
             raise _unfit(error) from None
         except OSError as error:
@@ -71,7 +62,7 @@ class CardPool:
                 f"pool={self.directory!r}: the directory of cards can't be used now: {error}. This user must be able to read "
                 "and write it."
             ) from None
-        return {name: CardedEngine(card.address, card.key.encode("ascii"), pair) for name, card in cards}
+        return dict(engines)
 
     def __repr__(self) -> str:
         return f"the engines whose cards are in {self.directory}"
@@ -79,16 +70,3 @@ class CardPool:
 
 def _unfit(error: EngineError) -> DDLPError:
     return DDLPError(f"pool=: {error}")
-
-
-def own_pair() -> Path:
-    """Return the file of this user's pair for engines that are known by cards. It is made at the first call."""
-    home = ddlp_home() / "pool"
-    pair = home / "host.key_secret"
-    if not pair.exists():
-        home.mkdir(parents=True, exist_ok=True)
-        with open(home / ".lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # other ranks make it too
-            if not pair.exists():
-                make_pair(home, "host")
-    return pair

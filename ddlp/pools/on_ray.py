@@ -21,9 +21,9 @@ from typing import Any
 from csd_engine.errors import EngineError
 from csd_engine.service.worker_process import child_environment
 from ddlp.errors import DDLPError
-from ddlp.pools.cards import own_pair
 from ddlp.pools.ray_keeper import Settings, next_pause_s
 from ddlp.process.user_warnings import warn_user
+from ddlp.sources.engine.carded import own_pair
 from ddlp.sources.engine.connections import EngineAt
 from ddlp.sources.engine.device_link import CardedEngine
 from ddlp.sources.engine.embedded import EmbeddedOptions

@@ -30,10 +30,12 @@ class CardedEngine:
     pair: Path
 
 
-def link_to(device: Device | CardedEngine) -> EngineLink:
-    """A connection, not yet opened. Raises DDLPError where the keys can't be read."""
+def link_to(device: Device | CardedEngine, connect_timeout_s: float = 10.0) -> EngineLink:
+    """A connection, not yet opened. Raises DDLPError where the keys can't be read.
+
+    ``connect_timeout_s``: of an engine that is known by its card.
+    """
     spool: str | os.PathLike[str] | None = None
-    connect_timeout_s = 10.0
     try:
         if isinstance(device, Device):
             pair = load_pair(Path(device.keys) / "host.key_secret")

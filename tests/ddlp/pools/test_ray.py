@@ -21,9 +21,9 @@ import pytest
 from csd_engine.kernels.build import LIBRARY
 from csd_engine.protocol.keys import load_pair
 from ddlp import DDLPLoader, RayPool
-from ddlp.pools.cards import own_pair
 from ddlp.pools.given import pool_of
 from ddlp.pools.ray_keeper import next_pause_s
+from ddlp.sources.engine.carded import own_pair
 from scripts.ray_cluster import RayCluster
 from tests.ddlp.faults.scene import REPOSITORY, make_loader, processes, train, until
 from tests.ddlp.pools.test_local import have_published, there

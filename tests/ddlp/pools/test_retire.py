@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 
 from ddlp import LocalPool
+from ddlp.deploy.status import ask_all, table
 from ddlp.observe.metrics import prometheus_text
 from ddlp.observe.run import EpochTrace, read_epoch
 from ddlp.recording.events import HostBatch, LeaseCancelled, LeaseGiven, Lost, Published, Retires, Step
@@ -43,9 +44,13 @@ def test_an_engine_that_is_told_to_end_delivers_what_it_has_begun(cards, start, 
 
     def end() -> None:
         wait_for({name}, have_published, loader)
+        (answer,) = ask_all([str(cards)])
+        assert answer.name == name and answer.node == "127.0.0.1" and len(answer.status.jobs) == 1
+        assert "127.0.0.1  up" in table([answer])
         until(lambda: len(loader._last.executor.ledger.devices[name].outstanding) == 2, 20, "leases")
         engine.terminate()
         until(lambda: not names(cards), 20, "its card's end")
+        assert ask_all([str(cards)]) == []
 
     truth.check(train(loader, 0.05, at={0: end}))
     assert engine.wait(20) == 0 and not len(told), list(told)
