@@ -14,9 +14,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def set_up(venv: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def set_up(venv: Path, extra: str = "quickstart", **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [ROOT / "scripts/setup_venv.sh", "quickstart"],
+        [ROOT / "scripts/setup_venv.sh", extra],
         env={**os.environ, "DDLP_VENV": str(venv), **environment},
         capture_output=True,
         text=True,
@@ -59,6 +59,21 @@ def test_broken_environment_of_another_maker_is_left_alone(tmp_path: Path) -> No
     assert done.returncode == 1
     assert "did not make it" in done.stderr
     assert Path(python).exists()
+
+
+def test_ddlp_is_installed_once_and_then_what_further_extras_need(tmp_path: Path) -> None:
+    """scripts/test.sh installs some of them while tests run. To install ddlp again would take its kernel away from them."""
+    (tmp_path / "venv/bin").mkdir(parents=True)
+    (tmp_path / "venv/.ddlp-made").touch()
+    said = tmp_path / "said"
+    pip = f'case "$2" in pip) echo "$*" >>{said}; exit;; "import torch") exit;; esac; exec {sys.executable} "$@"'
+    interpreter(tmp_path / "venv/bin/python", pip)
+    for extra in ("quickstart", "docs", "docs"):
+        assert set_up(tmp_path / "venv", extra).returncode == 0
+    whole, further = said.read_text().splitlines()
+    constraints = f"-m pip install -c {ROOT}/constraints.txt"
+    assert whole == f"{constraints} -e .[quickstart]"
+    assert further.startswith(f"{constraints} mkdocs") and "mkdocstrings[python]" in further and "extra" not in further
 
 
 @pytest.mark.parametrize("script", ["setup_venv.sh", "test.sh"])

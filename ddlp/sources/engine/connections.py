@@ -258,7 +258,7 @@ class EngineConnections:
             self._engines.pop(name, None)
         if engine is not None:
             engine.release()
-        engine = acquire(options)
+        engine = acquire(options, self._check_open)  # dropped loaders' threads may wait in there, one after another
         try:
             files = engine.directory / FILES
             files.mkdir(exist_ok=True)

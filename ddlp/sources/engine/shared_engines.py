@@ -7,7 +7,7 @@ import contextlib
 import functools
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ddlp.process.ranks import here
 from ddlp.sources.engine.embedded import EmbeddedEngine, EmbeddedOptions
@@ -22,8 +22,10 @@ _running: dict[_Key, EmbeddedEngine] = {}
 _starting: dict[_Key, threading.Lock] = {}  # held while an engine is looked for and started: those of a pool start at once
 
 
-def acquire(options: EmbeddedOptions | None = None) -> EmbeddedEngine:
+def acquire(options: EmbeddedOptions | None = None, check: Callable[[], None] = lambda: None) -> EmbeddedEngine:
     """Return the embedded engine of this process, or of its run, for these options. Start it if there is none.
+
+    ``check`` is called just before one is started, which may be long after the call: what it raises keeps that from happening.
 
     Raises:
         EngineUnreachable: it does not start; holds the end of its log.
@@ -40,6 +42,7 @@ def acquire(options: EmbeddedOptions | None = None) -> EmbeddedEngine:
     with starting:
         if (running := _running_one(key)) is not None:
             return running
+        check()
         engine = EmbeddedEngine(wanted, _let_go) if ranks is None else JointEngine(wanted, _let_go, ranks)
         with _lock:
             _running[key] = engine

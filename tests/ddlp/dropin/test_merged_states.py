@@ -109,11 +109,12 @@ def test_nothing_is_left_where_all_was_delivered():
     assert sum(len(targets) for _, targets in loader) == SAMPLES
 
 
-def test_any_ranks_at_any_step():
+@pytest.mark.parametrize("epochs", [10, pytest.param(25, marks=pytest.mark.slow)])
+def test_any_ranks_at_any_step(epochs: int) -> None:
     """Against an unbroken run. Ranks, batch sizes, steps, and states that the same ranks load in between are random."""
     data, draw = arrays(), random.Random(1)
     expected = unbroken(data)
-    for _ in range(25):
+    for _ in range(epochs):
         delivered, used, over, state = [], [], False, None
         while not over:
             ranks, batch_size = draw.choice([1, 2, 3, 5, 8]), draw.choice([None, 1, 2, 4])

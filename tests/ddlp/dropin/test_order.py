@@ -20,6 +20,7 @@ from torch.utils.data import (
 
 from ddlp import DDLPLoader, ImageArrays
 from ddlp.sampling.checkpoint import sampler_of
+from tests.covering import covering
 from tests.ddlp.dropin.small_sets import (
     RANDOM,
     SAMPLES,
@@ -109,11 +110,11 @@ def test_persistent_workers_draw_as_dataloaders(paths, workers, user_code):
     assert seen[0] == seen[1]
 
 
-@pytest.mark.parametrize("after", [1, 6, 9, 10, 11])
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("batch_size", [4, 41])
+@pytest.mark.parametrize(
+    ("batch_size", "drop_last", "workers", "after"), covering([4, 41], [False, True], [0, 2], [1, 6, 9, 10, 11])
+)
 def test_a_broken_off_epoch_leaves_the_generator_where_dataloader_does(paths, after, workers, drop_last, batch_size):
+    """A quick run has each pair of these values, a slow one all combinations."""
     seen = []
     for kind in KINDS:
         generator = seeded(3)
@@ -231,11 +232,11 @@ LONG = {
 }
 
 
-@pytest.mark.parametrize("after", [0, 1, 9, 12, 20, 21, 50])
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("strategy", ["cpu", "wrr"])
-@pytest.mark.parametrize("name", LONG)
+@pytest.mark.parametrize(
+    ("name", "strategy", "workers", "after"), covering(LONG, ["cpu", "wrr"], [0, 2], [0, 1, 9, 12, 20, 21, 50])
+)
 def test_a_long_sampler_broken_off_leaves_the_generator_where_dataloader_does(paths, engine, name, strategy, workers, after):
+    """A quick run has each pair of these values, a slow one all combinations."""
     seen = []
     for kind in KINDS:
         generator, dataset = seeded(3), numbered(paths)

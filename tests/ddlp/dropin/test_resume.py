@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, WeightedRandomSampler
 
 from ddlp import DDLPLoader
+from tests.covering import covering
 from tests.ddlp.dropin.small_sets import (
     RANDOM,
     SAMPLES,
@@ -151,10 +152,10 @@ def test_any_order_goes_on(paths, name, user_code):
     assert samples(epoch_in_parts(make, 1, parts)) == expected
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("after", STRATEGIES)
-@pytest.mark.parametrize("before", STRATEGIES)
+@pytest.mark.parametrize(("before", "after", "workers"), covering(STRATEGIES, STRATEGIES, [0, 2]))
 def test_any_strategy_goes_on_after_any(paths, engine, before, after, workers):
+    """A quick run has each pair of these values, a slow one all combinations."""
+
     def make(strategy="cpu", **options):
         dataset = numbered(paths, RANDOM)
         spool = None if strategy == "cpu" else engine
@@ -240,12 +241,15 @@ def trained(batches: Any, count: int | None = None) -> list[Any]:
     return got
 
 
-@pytest.mark.parametrize("take", [1, 9, 10, 11])
-@pytest.mark.parametrize("options", [{}, dict(num_workers=2), dict(num_workers=1, persistent_workers=True)])
-@pytest.mark.parametrize("name", AFTER)
-@pytest.mark.parametrize("user_code", [False, True])
-def test_the_epochs_after_a_resumed_one_are_the_same(paths, user_code, name, options, take):
-    """The generators are restored once, as a checkpoint of a whole training run does it."""
+@pytest.mark.parametrize(
+    ("user_code", "name", "workers", "take"), covering([False, True], AFTER, ["none", "two", "one that stays"], [1, 9, 10, 11])
+)
+def test_the_epochs_after_a_resumed_one_are_the_same(paths, user_code, name, workers, take):
+    """The generators are restored once, as a checkpoint of a whole training run does it.
+
+    A quick run has each pair of these values, a slow one all combinations.
+    """
+    options = {"none": {}, "two": dict(num_workers=2), "one that stays": dict(num_workers=1, persistent_workers=True)}[workers]
 
     def make() -> DDLPLoader:
         return DDLPLoader(Draws() if user_code else numbered(paths, RANDOM), 4, **AFTER[name](), **options)

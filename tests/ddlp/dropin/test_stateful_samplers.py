@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from ddlp import DDLPLoader
+from tests.covering import covering
 from tests.ddlp.dropin.small_sets import SAMPLES, Draws, numbered, order
 
 
@@ -118,12 +119,13 @@ def as_saved(loader: DDLPLoader) -> dict[str, Any]:
     return json.loads(json.dumps(loader.state_dict()))
 
 
-@pytest.mark.parametrize("user_code", [False, True])
-@pytest.mark.parametrize("kind", SAMPLERS)
-@pytest.mark.parametrize("before", ["nothing", "an epoch", "an epoch left early"])
-@pytest.mark.parametrize(("take", "workers"), [(1, 0), (5, 2), (11, 0)])
-def test_the_order_goes_on(paths, take, before, kind, user_code, workers):
-    """Over two more processes, and with the epoch after it."""
+@pytest.mark.parametrize(
+    ("user_code", "kind", "before", "taken"),
+    covering([False, True], SAMPLERS, ["nothing", "an epoch", "an epoch left early"], [(1, 0), (5, 2), (11, 0)]),
+)
+def test_the_order_goes_on(paths, taken, before, kind, user_code):
+    """Over two more processes, and with the epoch after it. A quick run has each pair of these values, a slow one all."""
+    take, workers = taken
     torch.manual_seed(7)
     loader = make(paths, user_code, kind, num_workers=workers)
     if before == "an epoch":

@@ -17,7 +17,7 @@ import pytest
 
 from csd_engine.errors import EngineGone, EngineUnreachable, SpoolError
 from ddlp.process.system import PREFIX, own_prefix
-from ddlp.sources.engine import embedded
+from ddlp.sources.engine import embedded, shared_engines
 from ddlp.sources.engine.embedded import EmbeddedOptions
 from ddlp.sources.engine.events import EngineLost, LeasePublished
 from ddlp.sources.engine.shared_engines import acquire
@@ -205,3 +205,16 @@ def test_errors_say_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setenv("DDLP_ENGINE_WORKERS", "none")
     with pytest.raises(Exception, match="none"):
         acquire(EmbeddedOptions(spool=str(tmp_path / "s")))
+
+
+def test_no_engine_is_started_for_a_loader_that_was_dropped_while_it_waited(monkeypatch):
+    """Threads of dropped loaders would each start one, one after another, and keep the process from its end."""
+    started = []
+    monkeypatch.setattr(shared_engines, "EmbeddedEngine", lambda *_: started.append(1))
+
+    def dropped() -> None:
+        raise EngineGone("the loader was dropped")
+
+    with pytest.raises(EngineGone):
+        acquire(EmbeddedOptions(workers=3), dropped)
+    assert not started
