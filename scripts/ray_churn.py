@@ -39,7 +39,7 @@ from tests.small_images import make_images
 
 IMAGES, BATCH = 320, 4
 NODES = (1, 4)  # at least and at most
-STEP_S = 0.5  # of training: an engine needs seconds to start, and an epoch should see some join
+STEP_S = 0.35  # of training: an engine needs seconds to start, and an epoch should see some join
 
 
 class Churn:
