@@ -59,8 +59,8 @@ class Churn:
         self._alive: set[str] = set()
 
     def one_more(self) -> None:
-        """Let something happen, drawn from what can happen now. Nothing happens while no engine is there: it would hit none."""
-        if not self._engines():
+        """Let something happen, drawn from what can happen now. Nothing happens while no engine takes part: it would hit none."""
+        if not self._alive or not self._engines():
             return
         possible: list[Callable[[], str]] = [self._want, self._kill_engine, self._kill_engine]
         if self.cluster.actors():
@@ -147,7 +147,7 @@ def run(churn: Churn, paths: list[str], epochs: int, events: int) -> int:
         for step, batch in enumerate(loader):
             batches.append(batch)
             churn.look(loader)
-            if churn.events.total() < events * (epoch + (step + 1) / len(loader)) / epochs:
+            if step % 4 == 0 and churn.events.total() < events * (epoch + (step + 1) / len(loader)) / epochs:
                 churn.one_more()
             time.sleep(STEP_S)
         made = loader.report().batches_csd
