@@ -39,7 +39,7 @@ from tests.small_images import make_images
 
 IMAGES, BATCH = 320, 4
 NODES = (1, 4)  # at least and at most
-STEP_S = 0.5  # of training: an engine needs seconds to start, and an epoch should see some join
+STEP_S = 0.35  # of training: an engine needs seconds to start, and an epoch should see some join
 
 
 class Churn:
@@ -59,8 +59,8 @@ class Churn:
         self._alive: set[str] = set()
 
     def one_more(self) -> None:
-        """Let something happen, drawn from what can happen now. Nothing happens while no engine is there: it would hit none."""
-        if not self._engines():
+        """Let something happen, drawn from what can happen now. Nothing does while no engine takes part that it could hit."""
+        if not self._alive or not self._engines():
             return
         possible: list[Callable[[], str]] = [self._want, self._kill_engine, self._kill_engine]
         if self.cluster.actors():
@@ -140,28 +140,32 @@ def truth_of(paths: list[str], epoch: int) -> dict[int, torch.Tensor]:
 
 
 def run(churn: Churn, paths: list[str], epochs: int, events: int) -> int:
-    """Train; print a line for each epoch. Return the exit status."""
-    loader, status, by_engines, began = loader_of(paths, strategy="wrr", pool=churn.pool), 0, 0, time.monotonic()
-    for epoch in range(epochs):
-        batches = []
-        for step, batch in enumerate(loader):
-            batches.append(batch)
-            churn.look(loader)
-            if churn.events.total() < events * (epoch + (step + 1) / len(loader)) / epochs:
-                churn.one_more()
-            time.sleep(STEP_S)
-        made = loader.report().batches_csd
-        by_engines += made
-        found = wrong(batches, truth_of(paths, epoch))
-        status |= bool(found)
-        told = ", ".join(f"{count} {kind}" for kind, count in found.items()) or "each sample once, with the host's bits"
-        print(
-            f"epoch {epoch + 1:2} of {epochs}: {churn.events.total():3} of {events} events, {made} of {len(loader)} batches by "
-            f"engines, {told}; {time.monotonic() - began:.0f} s",
-            flush=True,
-        )
-    print("; ".join(f"{kind}: {count}" for kind, count in sorted(churn.events.items())))
-    print(f"{epochs} epochs, {churn.events.total()} events, {by_engines} of {epochs * len(loader)} batches by engines")
+    """Train; print a line for each epoch, and at the end, or at Ctrl-C, what has happened. Return the exit status."""
+    loader, status, by_engines, done = loader_of(paths, strategy="wrr", pool=churn.pool), 0, 0, 0
+    began = time.monotonic()
+    try:
+        for epoch in range(epochs):
+            batches = []
+            for step, batch in enumerate(loader):
+                batches.append(batch)
+                churn.look(loader)
+                if step % 4 == 0 and churn.events.total() < events * (epoch + (step + 1) / len(loader)) / epochs:
+                    churn.one_more()
+                time.sleep(STEP_S)
+            made = loader.report().batches_csd
+            by_engines, done = by_engines + made, epoch + 1
+            found = wrong(batches, truth_of(paths, epoch))
+            status |= bool(found)
+            told = ", ".join(f"{count} {kind}" for kind, count in found.items()) or "each sample once, with the host's bits"
+            print(
+                f"epoch {epoch + 1:2} of {epochs}: {churn.events.total():3} of {events} events, {made} of {len(loader)} "
+                f"batches by engines, {told}; {time.monotonic() - began:.0f} s",
+                flush=True,
+            )
+    finally:
+        print("; ".join(f"{kind}: {count}" for kind, count in sorted(churn.events.items())))
+        made = f"{by_engines} of {done * len(loader)} batches by engines"
+        print(f"{done} of {epochs} epochs, {churn.events.total()} events, {made}", flush=True)
     return status
 
 

@@ -94,7 +94,7 @@ class RayPool:
         _warn_of_strangers(address)
 
     def want(self, engines: int) -> None:
-        """Set the number of engines. Further ones join the epoch under way. Ones too many end after it.
+        """Set the number of engines. Further ones join the epoch under way. Those too many finish what they have, and end.
 
         Raises:
             ValueError: if it is less than ``min`` or more than ``max``.

@@ -4,7 +4,8 @@ Ray gets this class by value, so a node needs no ddlp: only numpy, Pillow and py
 goes back: the engine makes its pair of keys in its memory, the host's public key comes, and the engine's public key goes back.
 
 Ray kills an actor's child processes with it, and a killed engine leaves its files. So the engine is no child. It ends, and
-removes its directory, once nobody holds the lock in it: the system releases that however the actor ends.
+removes its directory, once nobody holds the lock in it: the system releases that however the actor ends. If there is no engine
+that could do so, not yet or since it was killed too, a small process removes the directory that waits for the same.
 """
 
 from __future__ import annotations
@@ -24,12 +25,22 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 __all__ = ["EngineOnNode"]
 
 _END_TIMEOUT_S = 10.0
 _RUN_TIMEOUT_S = 300.0  # a compiler on a slow computer
+_REMOVER = """
+import fcntl, shutil, sys, time
+try:
+    with open(sys.argv[1] + "/lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    time.sleep(5)  # the engine ends by itself meanwhile
+except OSError:
+    pass
+shutil.rmtree(sys.argv[1], ignore_errors=True)
+"""
 
 
 class EngineOnNode:
@@ -62,6 +73,7 @@ class EngineOnNode:
         self._home = Path(tempfile.mkdtemp(prefix=_prefix()))
         self._lock = os.open(self._home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_SH)
+        _detached([sys.executable, "-I", "-S", "-c", _REMOVER, str(self._home)])
         try:
             return self._start(f"[{address}]" if ":" in address else address)
         except BaseException:
@@ -87,14 +99,9 @@ class EngineOnNode:
         command += ["--spool", str(home / "spool"), "--members", str(home), "--quota-bytes", str(min(2 << 30, free // 8))]
         command += ["--reserve-bytes", str(min(1 << 30, free // 8)), *self._arguments]
         self._log = tempfile.TemporaryFile(dir=home)  # without a name: the engine removes the directory at its end
-        shell = subprocess.Popen(
-            ["sh", "-c", '"$@" < /dev/null &', "sh", *command],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._log, cwd="/", env=environment,
-            start_new_session=True,
-        )  # fmt: skip
-        assert shell.stdout is not None
-        self._said = shell.stdout
-        shell.wait()
+        said = _detached(command, stdout=subprocess.PIPE, stderr=self._log, env=environment).stdout
+        assert said is not None
+        self._said = said
         ready = self._ready()
         self._pid = int(ready["pid"])
         (card,) = (home / "cards").glob("*.card")
@@ -149,6 +156,14 @@ class EngineOnNode:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)
         shutil.rmtree(self._home, ignore_errors=True)
+
+
+def _detached(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a process that is no child of this one; return the shell that has done so, which is over."""
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, **options}
+    shell = subprocess.Popen(["sh", "-c", '"$@" < /dev/null &', "sh", *command], cwd="/", start_new_session=True, **streams)
+    shell.wait()
+    return shell
 
 
 def _run(module: str, environment: Mapping[str, str]) -> bytes:
