@@ -42,6 +42,11 @@ class Actors:
         return self.begun[-1]
 
 
+@pytest.fixture
+def limited() -> None:
+    """A Ray instance on a busy machine takes longer than other tests may."""
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
