@@ -42,10 +42,16 @@ class Actors:
         return self.begun[-1]
 
 
+@pytest.fixture
+def limited() -> None:
+    """A Ray instance on a busy machine takes longer than other tests may."""
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_raylet_start_wait_time_s", "120")  # on a busy machine
         ray.init(
             num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1", object_store_memory=100 << 20,
             log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": str(REPOSITORY)}},
