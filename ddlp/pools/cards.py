@@ -12,6 +12,7 @@ from csd_engine.machine.file_locks import fcntl
 from csd_engine.protocol.cards import allow_host, open_cards, read_cards
 from csd_engine.protocol.keys import load_public, make_pair
 from ddlp.devices.address_book import ddlp_home
+from ddlp.devices.device import Data, check_data
 from ddlp.errors import DDLPError
 from ddlp.pools.base import check_number
 from ddlp.sources.engine.connections import EngineAt
@@ -29,13 +30,17 @@ class CardPool:
 
     Args:
         directory: it must belong to this user, and nobody else may write to it.
+        data: "there": the engines see the data set's files. "carried": this host sends the files of each batch, as for
+            `ddlp.Device`.
 
     Raises:
+        ValueError: ``data`` is something else.
         DDLPError: the directory is missing, another user's, or others may write to it.
     """
 
-    def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self.directory = os.path.abspath(directory)
+    def __init__(self, directory: str | os.PathLike[str], *, data: Data = "there") -> None:
+        check_data(data)
+        self.directory, self._data = os.path.abspath(directory), data
         self._at_most: int | None = None
         try:
             open_cards(self.directory)
@@ -71,7 +76,7 @@ class CardPool:
                 f"pool={self.directory!r}: the directory of cards can't be used now: {error}. This user must be able to read "
                 "and write it."
             ) from None
-        return {name: CardedEngine(card.address, card.key.encode("ascii"), pair) for name, card in cards}
+        return {name: CardedEngine(card.address, card.key.encode("ascii"), pair, self._data) for name, card in cards}
 
     def __repr__(self) -> str:
         return f"the engines whose cards are in {self.directory}"
