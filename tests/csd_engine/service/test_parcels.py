@@ -112,12 +112,15 @@ def test_a_hosts_share_and_that_of_all(office):
     jobs = [office.job(host, 3) for host in "abc"]
     office.ask()
     share = most_bytes(QUOTA)
-    for job in jobs[:2]:
-        office.whole(job, 0, share)
+    office.whole(jobs[0], 0, share)
+    office.ask()
+    office.send(jobs[0], 1, 0, 5)  # its share is used up, and not that of all
+    office.ask()
+    assert jobs[0].can_begin and not jobs[0].work[1].parcel.complete
+    office.whole(jobs[1], 0, share)
     assert [job.can_begin for job in jobs] == [True, True, False]
     assert office.spool.parcel_bytes == 2 * share == QUOTA // 4
     office.send(jobs[2], 0, 0, 5)  # there is no room for its 5 bytes, and no more is asked for
-    office.send(jobs[0], 1, 0, 5)
     office.ask()
     assert not jobs[2].can_begin and not jobs[0].work[1].parcel.complete
     assert office.ask() == []
