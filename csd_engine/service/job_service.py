@@ -417,7 +417,7 @@ class JobService:
 
     def dispatch(self) -> None:
         """Give each idle worker the next probe or lease. Ask hosts for the samples' bytes of those that come then."""
-        carried = [job for job in self._queue.of() if job.carried and not job.closing]
+        carried = [job for job in self._queue.of() if job.carried and not (job.closing or self._retires)]
         for job, lease, reason in self._parcels.ask(carried, len(self._workers) + 1):
             self._without_parcel(job, lease, reason)
         self.note = ""
