@@ -15,6 +15,7 @@ import contextlib
 import copy
 import itertools
 import json
+import os
 import random
 import sys
 import tempfile
@@ -33,12 +34,15 @@ from csd_engine.batchfile.reader import BatchReceiver, Layout, read_batch
 from csd_engine.batchfile.writer import BatchWriter
 from csd_engine.data.arrays import ArraySet
 from csd_engine.data.base import fingerprint
+from csd_engine.data.carried import CarriedReader, CarriedSet, pack_parcel
 from csd_engine.data.concat import ConcatSet
 from csd_engine.data.files import FileSet
+from csd_engine.data.image_files import content as file_content
 from csd_engine.data.kinds import parse_dataset
 from csd_engine.data.manifest import Manifest, write_manifest
 from csd_engine.data.parts import PartSet
-from csd_engine.errors import BadMessage, DamagedBatch, DatasetError, EngineError, PipelineError
+from csd_engine.data.safe_open import OpenFile
+from csd_engine.errors import BadMessage, DamagedBatch, DatasetError, EngineError, PipelineError, SampleError
 from csd_engine.keyed import Keyed
 from csd_engine.protocol import codec as say
 from csd_engine.protocol.aead import CHACHA, NotAuthentic
@@ -185,7 +189,9 @@ def _read_pipeline(_: Path, data: Any) -> None:
 def _datasets(_: Path) -> list[Any]:
     files = FileSet("/data/images", _HEX, 7)
     array, table = ArraySet("/data/a.npy", _HEX, (5, 32, 32, 3)), ArraySet("/data/t.npy", _HEX, (9, 1, 24))
-    sets = (files, array, table, PartSet(files, table, True), ConcatSet((files, array, PartSet(files, table))))
+    sets = (
+        files, array, table, PartSet(files, table, True), ConcatSet((files, array, PartSet(files, table))), CarriedSet(_HEX, 7),
+    )  # fmt: skip
     return [one.to_data() for one in sets]
 
 
@@ -227,7 +233,8 @@ def _changed_message(rng: random.Random, data: Any) -> Any:
 
 
 def _read_message(_: Path, content: bytes) -> None:
-    two = any(b'"%s"' % kind in content for kind in (b"FilePart", b"Part", b"AskStream", b"StreamOpen"))
+    kinds = (b"FilePart", b"ParcelPart", b"Part", b"AskStream", b"StreamOpen")
+    two = any(b'"%s"' % kind in content for kind in kinds)
     frames: list[bytes] = [content, b"payload"][: 2 if two else 1]
     message, payload = say.decode(frames)
     again = say.encode(message, payload if len(frames) == 2 else None)
@@ -279,6 +286,32 @@ def _read_array(path: Path) -> None:
             for index in range(len(reader)):
                 assert np.asarray(reader.open(index)).shape == shape[1:]
             reader.close()
+
+
+def _parcels(directory: Path) -> list[Any]:
+    for number in range(3):
+        (directory / str(number)).write_bytes(b"image" * number)
+    write_manifest(directory / "m", [str(number) for number in range(3)])
+    reader = FileSet(str(directory), _HEX, 3).open(str, lambda _: directory / "m", None)
+    try:
+        return [pack_parcel(reader, indices, 1 << 20) for indices in ((0, 1, 2), (2, 1), ())]
+    finally:
+        reader.close()
+
+
+def _read_parcel(path: Path) -> None:
+    reader = CarriedReader(CarriedSet(_HEX, 3).open(str, str, None))
+    try:
+        reader.take(os.open(path, os.O_RDONLY), str(path))
+        for index in range(3):
+            with contextlib.suppress(SampleError):
+                source = reader.open(index)
+                assert isinstance(source, OpenFile) and 0 <= len(file_content(source)) <= path.stat().st_size
+        places = reader.places([0, 1, 2])
+        if places is not None and places.parts is not None:
+            assert int((places.parts.offsets + places.parts.sizes).max()) <= path.stat().st_size
+    finally:
+        reader.close()
 
 
 _LAYOUT = Layout(3, 4, 5, 3, 2)
@@ -395,6 +428,7 @@ PARSERS = {
     "dataset": Parser((DatasetError,), _datasets, _read_dataset),
     "layout": Parser((EngineError,), lambda _: [_LAYOUT.to_data()], _read_layout),
     "manifest": Parser((DatasetError,), _manifests, _of_file("manifest", _read_manifest), changed_bytes),
+    "parcel": Parser((DatasetError,), _parcels, _of_file("parcel", _read_parcel), changed_bytes),
     "npy": Parser((DatasetError,), _arrays, _of_file("a.npy", _read_array), changed_bytes),
     "batch": Parser((DamagedBatch,), _batches, _of_file("batch", _read_batch), changed_bytes),
 }

@@ -108,6 +108,11 @@ class Dataset(ABC):
         """
         return []
 
+    @property
+    def carried(self) -> bool:
+        """Whether the host sends the bytes of some of its samples with each lease (`csd_engine.data.carried`)."""
+        return False
+
     def image_size(self) -> Optional[Tuple[int, int]]:
         """Return (width, height) in pixels if all samples have the same size and the description tells it, else None."""
         return None

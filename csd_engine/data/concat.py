@@ -56,6 +56,11 @@ class ConcatSet(Dataset):
         """See `Dataset.uploads`."""
         return [one for part in self.parts for one in part.uploads(arrays)]
 
+    @property
+    def carried(self) -> bool:
+        """See `Dataset.carried`."""
+        return any(part.carried for part in self.parts)
+
     def image_size(self) -> Optional[Tuple[int, int]]:
         """See `Dataset.image_size`."""
         sizes = {part.image_size() for part in self.parts}

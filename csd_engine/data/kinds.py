@@ -6,6 +6,7 @@ from typing import Any, Dict, Type
 
 from csd_engine.data.arrays import ArraySet
 from csd_engine.data.base import Dataset
+from csd_engine.data.carried import CarriedSet
 from csd_engine.data.checks import bad
 from csd_engine.data.concat import ConcatSet
 from csd_engine.data.files import FileSet
@@ -13,7 +14,7 @@ from csd_engine.data.parts import PartSet
 
 __all__ = ["KINDS", "parse_dataset"]
 
-KINDS: Dict[str, Type[Dataset]] = {kind.type: kind for kind in (FileSet, ArraySet, ConcatSet, PartSet)}
+KINDS: Dict[str, Type[Dataset]] = {kind.type: kind for kind in (FileSet, ArraySet, ConcatSet, PartSet, CarriedSet)}
 
 
 def parse_dataset(data: Any) -> Dataset:

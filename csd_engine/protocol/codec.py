@@ -17,7 +17,17 @@ from csd_engine.errors import BadMessage, quote
 from csd_engine.protocol import messages
 from csd_engine.protocol.fields import MAX_ITEMS, MAX_TEXT, Check
 from csd_engine.protocol.messages import *  # noqa: F403  (the one face of both)
-from csd_engine.protocol.messages import HOST_MESSAGES, MAX_PART_BYTES, MESSAGES, FilePart, Lease, Message, OpenJob, Part
+from csd_engine.protocol.messages import (
+    HOST_MESSAGES,
+    MAX_PART_BYTES,
+    MESSAGES,
+    FilePart,
+    Lease,
+    Message,
+    OpenJob,
+    ParcelPart,
+    Part,
+)  # fmt: skip
 
 __all__ = ["MAX_FRAME_BYTES", "MAX_HOST_FRAME_BYTES", "PROTOCOL", "Payload", "decode", "encode", "shorten"]
 __all__ += messages.__all__
@@ -28,7 +38,7 @@ MAX_HOST_FRAME_BYTES = 4 << 20  # of what a host sends: the longest lease with i
 
 Payload = Union[bytes, memoryview]
 
-_WITH_PAYLOAD = (FilePart, Part, messages.AskStream, messages.StreamOpen)
+_WITH_PAYLOAD = (FilePart, ParcelPart, Part, messages.AskStream, messages.StreamOpen)
 _MAX_PAYLOAD_BYTES = MAX_PART_BYTES + (64 << 10)  # zlib makes a part that it can't compress a little longer
 _FIRST = re.compile(rb'\s*{\s*"say"\s*:\s*"(\w{1,32})"')
 _MAX_VALUES = 1 << 18  # commas, colons and opening brackets of a message: it has no more values

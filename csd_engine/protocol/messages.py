@@ -7,6 +7,7 @@ from typing import Any, Dict, NamedTuple, Optional, Tuple, Type
 
 from csd_engine.machine.sensors import MAX_JOULES, MAX_WATTS, PARTS, Reading
 from csd_engine.protocol.aead import CIPHERS
+from csd_engine.protocol.fields import MAX_INT
 from csd_engine.protocol.fields import an_object as _object
 from csd_engine.protocol.fields import anything as _anything
 from csd_engine.protocol.fields import checked as _checked
@@ -53,9 +54,12 @@ __all__ = [
     "Measured",
     "Message",
     "NeedFile",
+    "NeedParcel",
     "NoPart",
     "NoStream",
+    "OF_PROBE",
     "OpenJob",
+    "ParcelPart",
     "Part",
     "Ping",
     "Pong",
@@ -73,7 +77,8 @@ __all__ = [
     "Welcome",
 ]
 
-MAX_PART_BYTES = 1 << 20  # of a file or a batch, in one message
+MAX_PART_BYTES = 1 << 20  # of a file, a parcel or a batch, in one message
+OF_PROBE = -1  # in a parcel's messages instead of a lease: of the job's next probe
 
 Item = Tuple[int, int]
 
@@ -95,6 +100,8 @@ class JobStatus(NamedTuple):
 _job_status = _tuple(
     _text(r"[0-9a-f]{0,8}", "at most 8 hex digits"), _name, _count, _count, _count, _rate, _count, _count, _anything
 )
+
+_parcel = _integer(OF_PROBE, MAX_INT)
 
 _part = _text("|".join(PARTS), "a part of a computer")
 _joules = _number(0, MAX_JOULES)
@@ -223,6 +230,32 @@ class Lease(Message):
     seed: int = _checked(_signed)
     epoch: int = _checked(_count)
     items: Tuple[Item, ...] = _checked(_items)
+
+
+@dataclass(frozen=True)
+class NeedParcel(Message):
+    """Engine: send the part of this lease's parcel that begins at byte `offset`; answered once per part (flow control).
+
+    Only of jobs whose data set is carried (`csd_engine.data.carried`). The engine asks for a few leases' parcels ahead.
+    """
+
+    job: str = _checked(_name)
+    lease: int = _checked(_parcel)
+    offset: int = _checked(_count)
+
+
+@dataclass(frozen=True)
+class ParcelPart(Message):
+    """Host: a part of a parcel of `total` bytes, from `offset`, in the second frame.
+
+    `digest`: `csd_engine.batchfile.checksum.Checksum` of the whole parcel.
+    """
+
+    job: str = _checked(_name)
+    lease: int = _checked(_parcel)
+    offset: int = _checked(_count)
+    total: int = _checked(_count)
+    digest: str = _checked(_hex32)
 
 
 @dataclass(frozen=True)
@@ -436,11 +469,11 @@ class JobClosed(Message):
 
 
 HOST_MESSAGES: Tuple[Type[Message], ...] = (
-    Hello, OpenJob, FilePart, Look, Probe, Lease, Fetch, Cancel, Release, Ping, AskRetires, AskStatus, AskSensors, AskStream,
-    FetchSealed, CloseJob,
+    Hello, OpenJob, FilePart, Look, Probe, Lease, ParcelPart, Fetch, Cancel, Release, Ping, AskRetires, AskStatus, AskSensors,
+    AskStream, FetchSealed, CloseJob,
 )  # fmt: skip
 ENGINE_MESSAGES: Tuple[Type[Message], ...] = (
-    Welcome, Refused, JobOpen, NeedFile, Seen, ProbeDone, Published, Measured, Part, NoPart, Failed, Cancelled, Pong, Retires,
-    Status, Sensors, StreamOpen, NoStream, JobClosed,
+    Welcome, Refused, JobOpen, NeedFile, Seen, ProbeDone, NeedParcel, Published, Measured, Part, NoPart, Failed, Cancelled,
+    Pong, Retires, Status, Sensors, StreamOpen, NoStream, JobClosed,
 )  # fmt: skip
 MESSAGES = HOST_MESSAGES + ENGINE_MESSAGES

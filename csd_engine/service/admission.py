@@ -9,6 +9,7 @@ from csd_engine.batchfile.reader import Layout
 from csd_engine.data.base import Dataset
 from csd_engine.data.roots import Roots
 from csd_engine.errors import DatasetError, EngineError, OperatorFileError, PipelineError, RootNotAllowed
+from csd_engine.machine.sizes import size_text
 from csd_engine.prepare.operator_file import OperatorDirectory
 from csd_engine.service.spool import Spool
 from csd_engine.transforms import Pipeline
@@ -51,6 +52,11 @@ def check_job(
     refusal = spool.refusal(layout.file_bytes)
     if refusal:
         raise EngineError(refusal)
+    if dataset.carried and layout.file_bytes > spool.quota_bytes // 2:
+        raise EngineError(
+            f"a batch file takes {size_text(layout.file_bytes)}. Where the samples' bytes come with the leases it may take "
+            f"half of the engine's quota, {size_text(spool.quota_bytes)}. Raise --quota-bytes or make batches smaller."
+        )
     for place in dataset.host_paths(spool.arrays):
         if f"{os.path.normpath(place)}/".startswith(f"{spool.arrays}/"):
             raise RootNotAllowed(f"{place} is no array that a host has sent. Nothing else below {spool.arrays} may be read.")

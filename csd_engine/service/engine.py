@@ -132,6 +132,7 @@ class Service:
             say.Look: self._look,
             say.Probe: self._job_service.probe,
             say.Lease: self._job_service.lease,
+            say.ParcelPart: self._job_service.parcel_part,
             say.Cancel: self._job_service.cancel,
             say.Fetch: self._file_chunks.ask,
             say.Release: self._job_service.release,
@@ -306,8 +307,9 @@ class Service:
         self._hosts[peer] = time.monotonic()
         spool = self._spool
         quotas = (spool.quota_batches, spool.quota_bytes)
-        # It answers AskSensors and AskRetires, marks rows that it can't make, and seals parts.
-        known = {**versions(), "sensors": "1", "bad_rows": "1", "retires": "1", **self._streams.offer}
+        # It answers AskSensors and AskRetires, marks rows that it can't make, takes samples' bytes, and seals parts.
+        features = {"sensors": "1", "bad_rows": "1", "retires": "1", "parcels": "1"}
+        known = {**versions(), **features, **self._streams.offer}
         self._socket.send(peer, say.Welcome(known, *quotas, str(spool.directory), self._options.workers))
 
     def _ping(self, peer: bytes, message: say.Ping, _: bytes) -> None:

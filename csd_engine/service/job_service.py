@@ -27,6 +27,7 @@ from csd_engine.service.admission import check_job
 from csd_engine.service.groups import Measurement, Member, learned, to_tell
 from csd_engine.service.jobs import FairQueue, Job, LeaseState, Quota, Work
 from csd_engine.service.meter import Meter
+from csd_engine.service.parcels import Parcels
 from csd_engine.service.spool import Spool
 from csd_engine.service.uploads import FileCache, needed_files
 from csd_engine.service.worker_process import WorkerProcess
@@ -97,6 +98,7 @@ class JobService:
         self._manifests = manifests
         self._received = {MANIFEST: manifests, ARRAY: arrays}
         self._operators = operators
+        self._parcels = Parcels(spool, send)
         self._most_items = _LEAST_ITEMS
         self._queue = FairQueue()
         self._opening: List[_Opening] = []
@@ -193,6 +195,7 @@ class JobService:
         meter = Meter(time.monotonic())
         job = Job(peer, host, message.job, directory.name, layout, len(dataset), files, command, meter, description_bytes)
         job.member = Member(message.run, message.rank, message.after_lower)
+        job.carried = dataset.carried
         self._queue.add(job)
         _LOG.info("job %s opened: %d samples, batches of %d", directory.name, len(dataset), layout.batch)
         self._send(peer, say.JobOpen(message.job, directory.name))
@@ -266,7 +269,7 @@ class JobService:
         job.closing = True
         job.probes.clear()
         while job.queue:
-            job.drop(job.work[job.queue[0]])
+            self._discard(job, job.work[job.queue[0]])
         for worker in self._workers:
             if worker.lease is not None and worker.lease[0] is job and not worker.lease[1].cancelled:
                 worker.lease[1].cancelled = True
@@ -275,6 +278,7 @@ class JobService:
             return
         for work in job.work.values():
             self._spool.remove_batch(self._file(job, work), work.file_bytes)
+        self._drop_probe_parcel(job)
         for worker in self._workers:
             worker.forget(job)
         self._queue.remove(job)
@@ -343,6 +347,29 @@ class JobService:
             return
         job.add(Work(message, layout))
 
+    def parcel_part(self, peer: bytes, message: say.ParcelPart, part: say.Payload) -> None:
+        """Store a part of the bytes that a lease's or a probe's samples are made of."""
+        job = self._queue.find(peer, message.job)
+        if job is None:
+            return
+        try:
+            self._parcels.add(job, message, part)
+        except EngineError as error:
+            self._without_parcel(job, message.lease, str(error))
+
+    def _without_parcel(self, job: Job, lease: int, reason: str) -> None:
+        """Fail a lease, or the next probe, whose samples' bytes do not come."""
+        if lease != say.OF_PROBE:
+            self._discard(job, job.work[lease])
+            self._send(job.peer, say.Failed(job.name, lease, say.shorten(reason), False))
+        elif job.probes:
+            probe = job.probes.popleft()
+            self.probed(job, tuple(f"error: {reason}" for _ in probe.items), 0.0)
+
+    def _drop_probe_parcel(self, job: Job) -> None:
+        self._parcels.drop(job, job.probe_parcel)
+        job.probe_parcel = None
+
     def cancel(self, peer: bytes, message: say.Cancel, _: bytes) -> None:
         """Cancel a lease, whatever its state."""
         job = self._queue.find(peer, message.job)
@@ -383,13 +410,17 @@ class JobService:
         return self._spool.job_file(job.key, file_name(work.lease.identity, work.lease.lease))
 
     def _discard(self, job: Job, work: Work) -> None:
-        """Drop a lease that no worker works on: its file, and its part of the quota."""
+        """Drop a lease that no worker works on: its files, and its part of the quota."""
+        self._parcels.drop(job, work.parcel)
         if work.state is not LeaseState.QUEUED:
             self._spool.remove_batch(self._file(job, work), work.file_bytes)
         job.drop(work)
 
     def dispatch(self) -> None:
-        """Give each idle worker the next probe or lease."""
+        """Give each idle worker the next probe or lease. Ask hosts for the samples' bytes of those that come then."""
+        carried = [job for job in self._queue.of() if job.carried and not (job.closing or self._retires)]
+        for job, lease, reason in self._parcels.ask(carried, len(self._workers) + 1):
+            self._without_parcel(job, lease, reason)
         self.note = ""
         for worker in () if self._retires else self._workers:
             if not worker.idle:
@@ -434,6 +465,8 @@ class JobService:
             self._full_until = time.monotonic() + _FULL_DISK_PAUSE_S
             return
         if kind == "published" and not work.cancelled:
+            self._parcels.drop(job, work.parcel)
+            work.parcel = None
             job.step(work, LeaseState.PUBLISHED)
         else:
             self._discard(job, work)
@@ -462,6 +495,7 @@ class JobService:
     def probed(self, job: Job, digests: Tuple[str, ...], spent_s: float) -> None:
         """Charge for a probe, and send its digests to its host. `spent_s`: a worker's time, in seconds."""
         self._queue.probed(job, spent_s)
+        self._drop_probe_parcel(job)
         if job.closing:
             self._end_job(job)
         else:

@@ -22,7 +22,7 @@ from csd_engine.service import groups
 from csd_engine.service.groups import Measurement, Member
 from csd_engine.service.meter import Meter
 
-__all__ = ["FairQueue", "Job", "LeaseState", "Quota", "Work"]
+__all__ = ["FairQueue", "Job", "LeaseState", "Parcel", "Quota", "Work"]
 
 _FREE_FOR_NEWCOMERS = 1 / 16  # part of the quota, but at least one batch: for hosts, and as much again for jobs
 _NEWCOMER_HOLDS = 1 / 64  # part of the quota, but at least one batch: a newcomer holds no more
@@ -64,6 +64,34 @@ class LeaseState(enum.Enum):
 
 
 @dataclass
+class Parcel:
+    """The source bytes of a lease's or a probe's samples, which its host sends (`csd_engine.data.carried`).
+
+    Attributes:
+        name: of its file in the job's directory.
+        total, digest: as its first part says; 0 and "" before that.
+        asked, come: bytes that the engine has asked for, and that it has.
+        reserved: its bytes count in the spool.
+        taken: a worker makes the probe.
+        heard_s: when a part came last.
+    """
+
+    name: str
+    heard_s: float
+    total: int = 0
+    digest: str = ""
+    asked: int = 0
+    come: int = 0
+    reserved: bool = False
+    taken: bool = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of it is here."""
+        return self.reserved and self.come == self.total
+
+
+@dataclass
 class Work:
     """A lease on the engine."""
 
@@ -73,6 +101,7 @@ class Work:
     samples: int = 0
     cancelled: bool = False
     estimated_s: float = 0.0  # workers' time that its host is charged while it is at work
+    parcel: Optional[Parcel] = None
 
     def __post_init__(self) -> None:
         self.file_bytes = self.layout.file_bytes
@@ -108,6 +137,8 @@ class Job:
     measured: Deque[Measurement] = field(default_factory=lambda: deque(maxlen=groups.CALIBRATION))  # of its last batches
     told: int = 0  # measurements of its group's other jobs that its host has heard of
     held_back: str = ""  # why its next lease was not begun when a worker was free
+    carried: bool = False  # its host sends the samples' bytes with each lease
+    probe_parcel: Optional[Parcel] = None
 
     items: int = 0  # of its leases that are not yet published: samples to make
     holds: Tuple[int, int] = (0, 0)  # batches and bytes that count against the quota
@@ -123,6 +154,16 @@ class Job:
     def working(self) -> bool:
         """Whether a worker is at one of its leases."""
         return self.holds[0] > self.unfetched
+
+    @property
+    def can_begin(self) -> bool:
+        """Whether a lease waits whose samples can be read now."""
+        return bool(self.queue) and (not self.carried or _is_here(self.work[self.queue[0]].parcel))
+
+    @property
+    def can_probe(self) -> bool:
+        """Whether a probe waits whose samples can be read now."""
+        return bool(self.probes) and (not self.carried or _is_here(self.probe_parcel))
 
     def add(self, work: Work) -> None:
         """Put a lease at the end of the queue."""
@@ -165,6 +206,10 @@ class Job:
     def next_bytes(self) -> int:
         """Return the size of the batch that is next in its queue."""
         return self.work[self.queue[0]].file_bytes
+
+
+def _is_here(parcel: Optional[Parcel]) -> bool:
+    return parcel is not None and parcel.complete and not parcel.taken
 
 
 class _Holding:
@@ -258,7 +303,7 @@ class FairQueue:
         A host whose lease is at work wants something, though its queue may be empty for a moment: it keeps the time that is
         due to it.
         """
-        wanting = {job.host for job in self._jobs.values() if job.queue or job.probes or job.working}
+        wanting = {job.host for job in self._jobs.values() if job.can_begin or job.can_probe or job.working}
         if wanting:
             self._served_s = max(self._served_s, min(self._used_s[host] for host in wanting))
         for host in wanting:
@@ -273,17 +318,19 @@ class FairQueue:
             in_turn: not if another host waits for a lease and has used less time. A host's leases at work do not count here:
                 it does not wait for their end.
         """
-        if not any(job.probes for job in self._jobs.values()):  # nearly always; it is asked for each batch
+        if not any(job.can_probe for job in self._jobs.values()):  # nearly always; it is asked for each batch
             return None
         self._serve()
         jobs = self._service_order()
-        measured_s = {job.host: self._used_s[job.host] - self._estimated_s.get(job.host, 0.0) for job in jobs if job.probes}
-        job = min((job for job in jobs if job.probes), key=lambda job: measured_s[job.host], default=None)
+        measured_s = {job.host: self._used_s[job.host] - self._estimated_s.get(job.host, 0.0) for job in jobs if job.can_probe}
+        job = min((job for job in jobs if job.can_probe), key=lambda job: measured_s[job.host], default=None)
         if job is None:
             return None
-        others = (one.host for one in jobs if one.queue and one.host != job.host)
+        others = (one.host for one in jobs if one.can_begin and one.host != job.host)
         if in_turn and any(self._used_s[host] < measured_s[job.host] for host in others):
             return None
+        if job.probe_parcel is not None:
+            job.probe_parcel.taken = True
         return job, job.probes.popleft()
 
     def probed(self, job: Job, spent_s: float) -> None:
@@ -302,7 +349,7 @@ class FairQueue:
         Returns:
             The job and its lease, which is now WORKING, or None; and the reason for holding leases back, or an empty text.
         """
-        ready = [job for job in self._service_order() if job.queue]
+        ready = [job for job in self._service_order() if job.can_begin]
         note = ""
         self._serve()
         holdings = _Holdings(self._jobs.values() if ready else (), quota)

@@ -3,7 +3,7 @@
 SPOOL/ddlp-spool            marks the directory as a spool; without it, a directory that holds other files is refused
 SPOOL/.lock                 held (flock) by the engine that uses it
 SPOOL/.large                held by the worker that decodes a large image (csd_engine.prepare.large_image_lock)
-SPOOL/job-N-HEX/            one job's batch files
+SPOOL/job-N-HEX/            one job's batch files, and the samples' bytes that its host sends (csd_engine.service.parcels)
 SPOOL/spare-N-HEX           a removed batch's file that a new batch will overwrite (csd_engine.service.file_recycling)
 SPOOL/here-HEX              random content: a host that can read it sees this spool
 SPOOL/manifests/, arrays/   files that hosts have sent, by fingerprint; they outlive the jobs
@@ -125,7 +125,7 @@ class Spool:
         directory: the spool's directory; it is made if it is missing. Job directories that a killed engine left there are
             removed. Files that are not ddlp's are never removed.
         quota_batches: the most batch files at once, over all jobs.
-        quota_bytes: the most bytes of these files.
+        quota_bytes: the most bytes of these files, and of samples that hosts send with leases.
         reserve_bytes: free bytes to leave on the file system.
         mapped: all hosts are on this computer and map the batch files. New batches then overwrite the files of removed
             ones. A network file system's client could show a host the old content.
@@ -146,6 +146,7 @@ class Spool:
         self.quota_batches, self.quota_bytes, self.reserve_bytes = quota_batches, quota_bytes, reserve_bytes
         self.batches = 0
         self.bytes = 0
+        self.parcel_bytes = 0  # of samples that hosts send with leases
         self._jobs: Dict[str, Directory] = {}
         self._jobs_made = 0
         self._recycled: Optional[RecycledFiles] = None
@@ -351,7 +352,10 @@ class Spool:
     def _drop_recycled(self) -> None:
         """Keep batches and recycled files together within the quota."""
         files = self._recycled
-        while files and (self.batches + len(files) > self.quota_batches or self.bytes + files.bytes > self.quota_bytes):
+        while files and (
+            self.batches + len(files) > self.quota_batches
+            or self.bytes + self.parcel_bytes + files.bytes > self.quota_bytes
+        ):
             files.drop_first()
 
     def refusal(self, file_bytes: int) -> Optional[str]:
@@ -367,18 +371,32 @@ class Spool:
         """Return why no further batch of this size may be begun now, or an empty text if one may."""
         if self.batches >= self.quota_batches:
             return f"spool quota full: {self.batches} of {self.quota_batches} batches wait to be fetched"
-        if self.bytes + file_bytes > self.quota_bytes:
-            return f"spool quota full: {size_text(self.bytes)} of {size_text(self.quota_bytes)} wait to be fetched"
+        return self.shortage_of_bytes(file_bytes)
+
+    def shortage_of_bytes(self, size: int) -> str:
+        """Return why a file of so many bytes may not be begun now, or an empty text if it may."""
+        if self.bytes + self.parcel_bytes + size > self.quota_bytes:
+            samples = f", {size_text(self.parcel_bytes)} of samples to be prepared" if self.parcel_bytes else ""
+            return f"spool quota full: {size_text(self.bytes)} of {size_text(self.quota_bytes)} wait to be fetched{samples}"
         free = self.free_bytes()
-        if self._recycled and free - file_bytes < self.reserve_bytes:
+        if self._recycled and free - size < self.reserve_bytes:
             self._recycled.clear()
             free = self.free_bytes()
-        if free - file_bytes < self.reserve_bytes:
+        if free - size < self.reserve_bytes:
             return (
-                f"spool disk nearly full: {size_text(free)} free at {self.directory}, a batch takes {size_text(file_bytes)}, "
+                f"spool disk nearly full: {size_text(free)} free at {self.directory}, a batch takes {size_text(size)}, "
                 f"{size_text(self.reserve_bytes)} stay reserved"
             )
         return ""
+
+    def reserve_parcel(self, size: int) -> None:
+        """Count the bytes of samples that a host sends."""
+        self.parcel_bytes += size
+        self._drop_recycled()
+
+    def give_parcel_back(self, size: int) -> None:
+        """Take the bytes of samples that are gone off the count."""
+        self.parcel_bytes -= size
 
     def begin_batch(self, file: Entry, file_bytes: int) -> bool:
         """Count a batch that is begun. Return whether its writer will overwrite a recycled file, which is now in place."""

@@ -18,18 +18,20 @@ import time
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Deque, Dict, List, Optional, Tuple, Union
+from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Tuple, Union
 
 import numpy as np
 
+from csd_engine.batchfile.checksum import READ_BYTES, Checksum
 from csd_engine.batchfile.reader import Layout
 from csd_engine.batchfile.writer import BatchWriter
 from csd_engine.data.base import Reader, open_reader
+from csd_engine.data.carried import CarriedReader
 from csd_engine.data.concat import ConcatSet
 from csd_engine.data.kinds import parse_dataset
 from csd_engine.data.roots import Roots
 from csd_engine.directory import Directory
-from csd_engine.errors import EngineError, OperatorFileError, SampleError, SpoolError, SpoolFull
+from csd_engine.errors import DatasetError, EngineError, OperatorFileError, SampleError, SpoolError, SpoolFull
 from csd_engine.kernels import kernel
 from csd_engine.machine.computer import status_bytes
 from csd_engine.prepare.batch_maker import BatchMaker, Destination, StartedBatch
@@ -52,6 +54,7 @@ _SLEEP_AT_LEAST_S = 0.002  # shorter sleeps are mostly timer slack
 @dataclass
 class _OpenJob:
     reader: Reader
+    carried: Optional[CarriedReader]  # the reader, if the samples' bytes come with the leases
     parts: int  # data sets that its data set consists of
     layout: Layout
     directory: Directory
@@ -113,6 +116,38 @@ def _job_directory(path: str, place: List[int]) -> Directory:
     except OSError as error:
         raise SpoolError(f"the job's directory {path} cannot be used: {error.strerror}. Who writes to the spool?") from None
     return directory
+
+
+@contextlib.contextmanager
+def _with_parcel(job: _OpenJob, parcel: Optional[List[str]]) -> Iterator[None]:
+    """Let the job's reader read the samples that came with a lease. `parcel`: their file's name, and its digest.
+
+    Raises:
+        DatasetError: the file is missing or damaged.
+    """
+    if job.carried is None or parcel is None:
+        yield
+        return
+    name, digest = parcel
+    path = os.path.join(job.directory.path, name)
+    try:
+        descriptor = job.directory.open(name, os.O_RDONLY)
+    except OSError as error:
+        raise DatasetError(f"the samples' bytes cannot be read: {error.strerror}, {path}") from None
+    try:
+        found, memory = Checksum(), memoryview(bytearray(READ_BYTES))
+        while found.read(descriptor, memory):
+            pass
+        if found.hexdigest() != digest:
+            raise DatasetError("the samples' bytes came damaged: they do not have the digest that the host has told")
+    except BaseException:
+        os.close(descriptor)
+        raise
+    try:
+        job.carried.take(descriptor, path)
+        yield
+    finally:
+        job.carried.drop()
 
 
 def _sample_memory(layout: Layout, samples: int) -> Tuple[np.ndarray, Optional[np.ndarray]]:
@@ -241,19 +276,21 @@ class Worker:
             layout = Layout.parse(command["layout"])
             manifests = command["manifests"]
             dataset = parse_dataset(command["dataset"])
-            reader = open_reader(
+            reader: Reader = open_reader(
                 dataset,
                 roots.resolve,
                 lambda fingerprint: os.path.join(manifests, fingerprint),
                 roots.beneath,
             )
+            carried = CarriedReader(reader) if dataset.carried else None
+            reader = carried or reader
             try:
                 maker = BatchMaker(reader, pipeline, (layout.height, layout.width, layout.channels), layout.boxes)
             except BaseException:
                 reader.close()
                 raise
             parts = len(dataset.parts) if isinstance(dataset, ConcatSet) else 1
-            return _OpenJob(reader, parts, layout, directory, maker)
+            return _OpenJob(reader, carried, parts, layout, directory, maker)
         except Exception as error:  # reported with each lease
             told = error if isinstance(error, EngineError) else _unforeseen("the job cannot be opened", error)
             told.__traceback__ = told.__context__ = told.__cause__ = None  # their frames hold files and memory
@@ -299,12 +336,13 @@ class Worker:
             self._receive(lease, 0)
             layout = dataclasses.replace(job.layout, batch=len(command["items"]))
             writer = BatchWriter(job.directory, command["identity"], lease, layout, command["begun"])
-            self._fill(job, writer, command)
+            with _with_parcel(job, command["parcel"]):
+                self._fill(job, writer, command)
             path = writer.publish()
         except _Cancelled:
             self._drop(writer)
             self._report("cancelled", **about)
-        except (SampleError, SpoolError) as error:
+        except (SampleError, SpoolError, DatasetError) as error:
             self._drop(writer)
             full = isinstance(error, SpoolFull)
             fatal = isinstance(error, SpoolError) and not full
@@ -360,7 +398,7 @@ class Worker:
                 if isinstance(job, EngineError):
                     raise job
                 row = _OneRow(job.layout)
-                with self._start(job, {**command, "items": [item]}) as batch:
+                with _with_parcel(job, command["parcel"]), self._start(job, {**command, "items": [item]}) as batch:
                     self._make(batch, 0, row)
                 digests.append(sample_digest(*row.sample()))
             except EngineError as error:

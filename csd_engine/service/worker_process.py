@@ -12,7 +12,7 @@ from typing import Any, Deque, Dict, List, Optional, Set, Tuple
 
 from csd_engine.protocol.codec import Probe
 from csd_engine.service.channel import LineBuffer
-from csd_engine.service.jobs import Job, Work
+from csd_engine.service.jobs import Job, Parcel, Work
 
 __all__ = ["WorkerProcess", "child_environment"]
 
@@ -33,6 +33,11 @@ def child_environment() -> Dict[str, str]:
     environment["MALLOC_MMAP_THRESHOLD_"] = str(4 << 20)
     environment["MALLOC_TRIM_THRESHOLD_"] = str(4 << 20)
     return environment
+
+
+def _told(parcel: Optional[Parcel]) -> Optional[Tuple[str, str]]:
+    """Return the name and the digest of a parcel, for a worker."""
+    return None if parcel is None else (parcel.name, parcel.digest)
 
 
 class WorkerProcess:
@@ -130,7 +135,7 @@ class WorkerProcess:
         lease = work.lease
         self._send(
             do="lease", job=job.key, lease=lease.lease, identity=lease.identity, seed=lease.seed, epoch=lease.epoch,
-            items=lease.items, begun=begun,
+            items=lease.items, begun=begun, parcel=_told(work.parcel),
         )  # fmt: skip
 
     def begin_probe(self, job: Job, probe: Probe) -> None:
@@ -138,7 +143,8 @@ class WorkerProcess:
         self.probe = (job, probe)
         self._last_report_s = self._begun_s = time.monotonic()
         self._send_job(job)
-        self._send(do="probe", job=job.key, seed=probe.seed, epoch=probe.epoch, items=probe.items)
+        self._send(do="probe", job=job.key, seed=probe.seed, epoch=probe.epoch, items=probe.items,
+                   parcel=_told(job.probe_parcel))  # fmt: skip
 
     def cancel(self) -> None:
         """Stop its lease between two samples. It answers `cancelled`, or `published` if it was faster."""

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from ddlp.devices import address_book as book
 from ddlp.errors import DDLPError
 
-__all__ = ["Device"]
+__all__ = ["Data", "Device", "check_data"]
+
+Data = Literal["there", "carried"]
+
+
+def check_data(data: str) -> None:
+    """Raise ValueError unless this says where an engine has the data set from."""
+    if data not in get_args(Data):
+        raise ValueError(f"data={data!r}: 'there' if the engine sees the data set's files, 'carried' if this host sends them")
 
 
 @dataclass(frozen=True)
@@ -21,6 +30,11 @@ class Device:
         spool: where this host sees the engine's spool; None: under the same path.
         connect_timeout_s: how long to try.
         name: for messages and the report; empty: the address.
+        data: "there": the engine sees the data set's files, as its ``--root`` says. "carried": it sees no copy, and this host
+            sends the files of each batch with its lease. That costs this host reading and sending them: see docs/pools.md.
+
+    Raises:
+        ValueError: ``data`` is something else.
     """
 
     address: str
@@ -28,6 +42,10 @@ class Device:
     spool: str | os.PathLike[str] | None = None
     connect_timeout_s: float = 10.0
     name: str = ""
+    data: Data = "there"
+
+    def __post_init__(self) -> None:
+        check_data(self.data)
 
     @property
     def label(self) -> str:

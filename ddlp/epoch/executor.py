@@ -509,6 +509,8 @@ class EpochExecutor:
                 self.rates.joined(name, capacity.workers)
                 if self._controller is not None:
                     self._controller.transports[name] = capacity.transport
+                    if capacity.carried:
+                        self._controller.carried.add(name)
                 came = name not in self._began_with or device.source is not None
                 self.ledger.join(name, quota=capacity.batches, window=capacity.workers + 1, node=capacity.node)
                 if came:

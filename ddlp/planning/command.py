@@ -61,8 +61,9 @@ def _add_described(parser: argparse.ArgumentParser) -> None:
     add(
         "--engine", action="append", metavar="NAME=RATE[,...]",
         help="an engine and its batches a second; may be repeated. Behind commas: spool or stream (default), uint8 (default) "
-        "or float32, a number of workers, and KEY=VALUE: bytes, bandwidth, room (batches in its spool), host_cpu_s (processor "
-        "seconds of the host to take a batch), watts, price",
+        "or float32, carried (the host sends it the images' files), a number of workers, and KEY=VALUE: bytes, source_bytes "
+        "(of a batch's files), bandwidth, room (batches in its spool), host_cpu_s (processor seconds of the host to take a "
+        "batch), watts, price",
     )  # fmt: skip
     add("--join", action="append", metavar="NAME@S", help="an engine joins S seconds after the epoch began; may be repeated")
     add("--leave", action="append", metavar="NAME@S", help="an engine leaves then; may be repeated")

@@ -107,6 +107,7 @@ class Controller:
         decision: the last one; None: not enough is measured yet.
         measured: what it was made from.
         transports: how each source's batches come, as far as that is known.
+        carried: the sources to which the host sends the files of their batches.
         part: what sources do of the pipeline: a prefix, if the host runs steps behind it that can't travel.
         stopped: what was measured has ended the offloading.
         agreement: with the other ranks; None: this one decides by itself.
@@ -121,6 +122,7 @@ class Controller:
     decision: Decision | None = None
     measured: Measured | None = None
     transports: dict[str, Transport] = field(default_factory=dict)
+    carried: set[str] = field(default_factory=set)
     part: Part = "whole"
     stopped: bool = False
     agreement: Agreement | None = None
@@ -494,5 +496,5 @@ class Controller:
             with_host_batches_per_s=self._source_rate(name, window),
             host_cpu_s_per_batch=taking.seconds if taking is not None and taking.count else None,
             bytes_per_batch=size, bandwidth_bytes_per_s=link * size if rates.link_s(name) else None,
-            spool_bytes=account.quota * size,
+            spool_bytes=account.quota * size, carried=name in self.carried,
         )  # fmt: skip

@@ -17,12 +17,13 @@ from ddlp.planning.measured import Measured, OffloadPath, Transport
 
 __all__ = [
     "TYPICAL_OCYCLE", "Decision", "Estimate", "Objective", "Power", "Prices", "all_sets", "check_goal", "decide", "estimate",
-    "host_spare", "joules", "ocycle_ratio", "path_limit", "price",
+    "host_spare", "joules", "ocycle_ratio", "path_limit", "path_sends", "price",
 ]  # fmt: skip
 
 Objective = Literal["time", "energy", "cost"]
 
-# Ocycle / Pcycle if it was not measured: that of a 38.5 MB batch on the machine on which ddlp was developed.
+# Ocycle / Pcycle if it was not measured: that of a 38.5 MB batch on the machine on which ddlp was developed. What the host
+# sends counts as what it takes, byte for byte.
 TYPICAL_OCYCLE: Mapping[Transport, float] = {"stream": 0.38, "spool": 0.06}
 _S_PER_H = 3600.0
 _H_PER_MONTH = 730.0  # 365 days / 12: as clouds bill storage
@@ -146,9 +147,9 @@ def estimate(
     the host's path leaves free, but for one that trains; if their number is not known, there are none. Sources come first, as
     in `wrr`, and those that cost the host least before others.
 
-    ``r_off`` of each source is the least of its own rate; its link's bandwidth / bytes; what is left of the host's processors
-    and of its links; and places in the spool / seconds that a batch holds one (Little's law: a lease reserves it). ``power``
-    and ``prices`` must name each of the sources.
+    ``r_off`` of each source is the least of its own rate; its link's bandwidth / bytes, for carried data also / bytes of the
+    files; what is left of the host's processors and of its links; and places in the spool / seconds that a batch holds one
+    (Little's law: a lease reserves it). ``power`` and ``prices`` must name each of the sources.
     """
     r_cpu = measured.host_batches_per_s
     if r_cpu is None:
@@ -204,7 +205,11 @@ def ocycle_ratio(measured: Measured, path: OffloadPath) -> float:
     """Ocycle / Pcycle: what it costs the host to take a batch, in batches of its own path; a typical value if not known."""
     if measured.host_cpu_s_per_batch is not None and path.host_cpu_s_per_batch is not None:
         return path.host_cpu_s_per_batch / measured.host_cpu_s_per_batch
-    return TYPICAL_OCYCLE[path.transport]
+    taking = TYPICAL_OCYCLE[path.transport]
+    if not path.carried:
+        return taking
+    size, sent = path.bytes_per_batch, path.source_bytes_per_batch
+    return taking + TYPICAL_OCYCLE["stream"] * (1.0 if size is None or sent is None else sent / size)
 
 
 def path_limit(path: OffloadPath, made: float | None) -> tuple[float, str]:
@@ -213,10 +218,17 @@ def path_limit(path: OffloadPath, made: float | None) -> tuple[float, str]:
         return 0.0, "source"
     size, band = path.bytes_per_batch, path.bandwidth_bytes_per_s
     transfer = math.inf if size is None or band is None else band / size
+    sending = path_sends(path)
     spool = math.inf
     if size is not None and path.spool_bytes is not None:
         spool = path.spool_bytes // size / (path.workers / made + 1 / transfer)
-    return min((made, "source"), (transfer, "transfer"), (spool, "spool"))
+    return min((made, "source"), (transfer, "transfer"), (sending, "transfer"), (spool, "spool"))
+
+
+def path_sends(path: OffloadPath) -> float:
+    """Batches a second whose files the host can send to the source. A link carries both directions at full speed."""
+    sent, band = path.source_bytes_per_batch, path.bandwidth_bytes_per_s
+    return math.inf if not path.carried or sent is None or band is None else band / sent
 
 
 def joules(power: Power, paths: tuple[OffloadPath, ...], time_s: float, busy: float) -> float:
@@ -281,8 +293,13 @@ def decide(
     least = min(one.value(objective) for one in allowed)
     margin = max(0.0, threshold - 2 * (measured.relative_error or 0.0))  # what looks like less may be more than the threshold
     near = [one for one in allowed if one.value(objective) <= least * (1 + margin) * _ROUNDING]
-    chosen = min(near, key=lambda one: (len(one.paths), rank(one), sum(path.bytes_per_batch or 0.0 for path in one.paths)))
+    chosen = min(near, key=lambda one: (len(one.paths), rank(one), sum(_moved(path) for path in one.paths)))
     return Decision(chosen, estimates, objective, _why(none, chosen, least, margin, objective, bool(usable)))
+
+
+def _moved(path: OffloadPath) -> float:
+    """Bytes that a batch moves, both ways."""
+    return (path.bytes_per_batch or 0.0) + (path.source_bytes_per_batch or 0.0) * path.carried
 
 
 def all_sets(paths: Sequence[OffloadPath]) -> Iterator[tuple[OffloadPath, ...]]:

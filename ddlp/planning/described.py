@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from csd_engine.protocol.fields import Check
+from csd_engine.protocol.fields import Check, truth
 from ddlp.planning.decide import Power, Prices, estimate
 from ddlp.planning.measured import DType, Measured, OffloadPath, Transport
 from ddlp.planning.play import QUOTA
@@ -27,8 +27,8 @@ SPOOL_BYTES = 8 << 30  # an engine's default
 BATCHES = 1000
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _ENGINE_FORM = (
-    "NAME=RATE, its batches a second, and behind it, with commas, what is known: spool or stream, uint8 or float32, its "
-    "workers, KEY=VALUE. For example csd0=2.5,spool,4,watts=12"
+    "NAME=RATE, its batches a second, and behind it, with commas, what is known: spool or stream, uint8 or float32, "
+    "carried (the host sends it the data), its workers, KEY=VALUE. For example csd0=2.5,spool,4,watts=12"
 )
 
 
@@ -83,7 +83,7 @@ def _texts(value: Any) -> list[str]:
 ENGINE_FIELDS: Mapping[str, Check] = {
     "name": text_of(200), "rate": _above_zero, "transport": one_of(*get_args(Transport)), "dtype": one_of(*get_args(DType)),
     "workers": _count, "bytes": _bytes, "bandwidth": _bytes, "room": _count, "host_cpu_s": _not_negative,
-    "watts": _not_negative, "price": _not_negative,
+    "watts": _not_negative, "price": _not_negative, "carried": truth, "source_bytes": _bytes,
 }  # fmt: skip
 FIELDS: Mapping[str, Check] = {
     "step_s": _above_zero, "host_rate": _above_zero, "workers": _count, "processors": _above_zero, "host_cpu_s": _above_zero,
@@ -118,6 +118,8 @@ def engine_of(text: str) -> Fields:
             fields["transport"] = word
         elif word in get_args(DType):
             fields["dtype"] = word
+        elif word == "carried":
+            fields["carried"] = True
         elif word.isdigit():
             fields["workers"] = word
         else:
@@ -206,11 +208,14 @@ def _path(engine: Fields, fields: Fields, notes: list[str]) -> OffloadPath:
         raise ValueError(f"engine {name}: room={engine['room']} is in batches, whose bytes are not known; give --batch-bytes")
     else:
         notes.append(f"the spool of {name} holds {QUOTA:,} batches, an engine's default (room=BATCHES)")
-    rate = engine.get("rate")
+    rate, carried = engine.get("rate"), engine.get("carried", False)
+    if carried and (band is None or "source_bytes" not in engine):
+        notes.append(f"the files of batches go to {name} without delay (source_bytes=SIZE and --bandwidth)")
     return OffloadPath(
         name, engine.get("transport", "stream"), engine.get("dtype", "uint8"), workers=engine.get("workers", 1),
         alone_batches_per_s=rate, with_host_batches_per_s=rate, host_cpu_s_per_batch=engine.get("host_cpu_s"),
         bytes_per_batch=size, bandwidth_bytes_per_s=band, spool_bytes=room,
+        carried=carried, source_bytes_per_batch=engine.get("source_bytes"),
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, TypeVar, get_args
 
-from csd_engine.protocol.fields import MAX_INT, MAX_TEXT, Check, integer, list_of, number, optional
+from csd_engine.protocol.fields import MAX_INT, MAX_TEXT, Check, integer, list_of, number, optional, truth
 from ddlp.schema import Misfit, checked_fields, text_of
 
 __all__ = ["DType", "Measured", "OffloadPath", "Part", "Transport", "check_numbers", "data_of"]
@@ -54,6 +54,9 @@ class OffloadPath:
         bytes_per_batch: bytes of one of its batches, as they are transferred.
         bandwidth_bytes_per_s: bytes a second of its own link or disk.
         spool_bytes: room for batches that are in work or wait to be fetched.
+        carried: the source sees no copy of the data set, so the host sends it the files of each batch (FastFlow's p'1). Ocycle
+            has reading and sending them in it.
+        source_bytes_per_batch: bytes of these files.
     """
 
     source: str
@@ -67,6 +70,8 @@ class OffloadPath:
     bytes_per_batch: float | None = None
     bandwidth_bytes_per_s: float | None = None
     spool_bytes: float | None = None
+    carried: bool = False
+    source_bytes_per_batch: float | None = None
 
     def __post_init__(self) -> None:
         for name, known in (("transport", Transport), ("dtype", DType), ("part", Part)):
@@ -76,13 +81,14 @@ class OffloadPath:
             self,
             above_zero=(
                 "workers", "alone_batches_per_s", "with_host_batches_per_s", "bytes_per_batch", "bandwidth_bytes_per_s",
+                "source_bytes_per_batch",
             ),
             not_negative=("host_cpu_s_per_batch", "spool_bytes"),
         )  # fmt: skip
 
     def __str__(self) -> str:
         whole = "whole pipeline" if self.part == "whole" else "prefix of the pipeline"
-        return f"{self.source} by {self.transport} ({self.dtype}, {whole})"
+        return f"{self.source} by {self.transport} ({self.dtype}, {whole}{', data carried' if self.carried else ''})"
 
     @property
     def batches_per_s(self) -> float | None:
@@ -176,7 +182,7 @@ def _figures(kind: type[Measured] | type[OffloadPath]) -> dict[str, Check]:
 
 def _path(data: Any) -> OffloadPath:
     texts = dict.fromkeys(("source", "transport", "dtype", "part"), text_of(MAX_TEXT))
-    checks = {**_figures(OffloadPath), **texts, "workers": integer(1, MAX_INT)}
+    checks = {**_figures(OffloadPath), **texts, "workers": integer(1, MAX_INT), "carried": truth}
     return _made(OffloadPath, checked_fields("OffloadPath", data, {"source": checks["source"]}, checks))
 
 

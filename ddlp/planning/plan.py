@@ -60,6 +60,7 @@ def made_of(plan: Plan) -> list[str]:
     ]
     for path in setup.engines:
         by = f"by {path.transport}" + (f", {path.workers} workers" if path.workers > 1 else "")
+        by += ", from files that the host sends" if path.carried else ""
         lines.append(f"{path.source} makes {path.batches_per_s:.4g} batches/s, {by}")
     for move in setup.moves:
         lines.append(f"{move.engine} {'joins' if move.joins else 'leaves'} after {move.seconds:g} s")

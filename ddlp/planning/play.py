@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ddlp.planning.decide import host_spare, ocycle_ratio
+from ddlp.planning.decide import host_spare, ocycle_ratio, path_sends
 from ddlp.planning.measured import Measured, OffloadPath
 from ddlp.planning.simulate import Scales, Simulation, World
 from ddlp.schedule.ledger import Ledger
@@ -145,7 +145,8 @@ def play_epoch(
     def device_s(path: OffloadPath) -> Callable[[int], float]:
         rate = path.batches_per_s
         assert rate is not None
-        return lambda position: about(path.workers / rate)
+        made = min(rate, path_sends(path))  # the files of the next batches come while it makes one
+        return lambda position: about(path.workers / made)
 
     places = {path.source: int(path.spool_bytes // path.bytes_per_batch)
               for path in paths if path.spool_bytes and path.bytes_per_batch}  # fmt: skip

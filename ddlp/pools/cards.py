@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from csd_engine.errors import EngineError
 from csd_engine.protocol.cards import open_cards
+from ddlp.devices.device import Data, check_data
 from ddlp.errors import DDLPError
 from ddlp.pools.base import check_number
 from ddlp.sources.engine.carded import carded_engines
@@ -24,13 +25,17 @@ class CardPool:
 
     Args:
         directory: it must belong to this user, and nobody else may write to it.
+        data: "there": the engines see the data set's files. "carried": this host sends the files of each batch, as for
+            `ddlp.Device`.
 
     Raises:
+        ValueError: ``data`` is something else.
         DDLPError: the directory is missing, another user's, or others may write to it.
     """
 
-    def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self.directory = os.path.abspath(directory)
+    def __init__(self, directory: str | os.PathLike[str], *, data: Data = "there") -> None:
+        check_data(data)
+        self.directory, self._data = os.path.abspath(directory), data
         self._at_most: int | None = None
         try:
             open_cards(self.directory)
@@ -54,7 +59,7 @@ class CardPool:
                 left there.
         """
         try:
-            engines = list(carded_engines(self.directory).items())[: self._at_most]
+            engines = list(carded_engines(self.directory, self._data).items())[: self._at_most]
         except EngineError as error:
             raise _unfit(error) from None
         except OSError as error:

@@ -169,12 +169,14 @@ class Capacity:
         workers: that work at once.
         transport: how its batches come: by a file system that this host sees, or over a socket.
         node: the computer that an engine of a pool runs on, for people; empty: it is no pool's.
+        carried: this host sends it the samples' bytes.
     """
 
     batches: int
     workers: int = 1
     transport: Transport = "stream"
     node: str = ""
+    carried: bool = False
 
 
 class AttachedSource(Protocol):

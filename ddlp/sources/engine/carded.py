@@ -10,13 +10,16 @@ from csd_engine.machine.file_locks import fcntl
 from csd_engine.protocol.cards import allow_host, read_cards
 from csd_engine.protocol.keys import load_public, make_pair
 from ddlp.devices.address_book import ddlp_home
+from ddlp.devices.device import Data
 from ddlp.sources.engine.device_link import CardedEngine
 
 __all__ = ["carded_engines", "own_pair"]
 
 
-def carded_engines(directory: str | os.PathLike[str]) -> dict[str, CardedEngine]:
+def carded_engines(directory: str | os.PathLike[str], data: Data = "there") -> dict[str, CardedEngine]:
     """Return the engines by their cards' names, in their order. This host's public key is left there for them.
+
+    ``data``: where they have the data set from, as `ddlp.Device` says.
 
     Raises:
         EngineError: as `csd_engine.protocol.cards.open_cards`.
@@ -26,7 +29,7 @@ def carded_engines(directory: str | os.PathLike[str]) -> dict[str, CardedEngine]
     public = pair.with_suffix(".key")
     allow_host(directory, f"host-{hashlib.blake2b(load_public(public), digest_size=6).hexdigest()}", public.read_text())
     cards = sorted(read_cards(directory).items())
-    return {name: CardedEngine(card.address, card.key.encode("ascii"), pair) for name, card in cards}
+    return {name: CardedEngine(card.address, card.key.encode("ascii"), pair, data) for name, card in cards}
 
 
 def own_pair() -> Path:

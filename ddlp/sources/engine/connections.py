@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from csd_engine.batchfile.reader import Layout
-from csd_engine.data.base import Dataset
+from csd_engine.data.base import Dataset, Reader
 from csd_engine.errors import EngineGone
 from csd_engine.protocol.printable import printable
 from csd_engine.service.groups import Member
@@ -51,7 +51,8 @@ class EngineConnection:
     ``shared``: batches come through a spool that host and device both see; otherwise over the socket. ``remark``: the reason,
     for the report. ``operators``: the directory in which this process puts the user's operator files for an engine of its own.
     None: the files are there already because they came by SSH, or they are missing. ``mapped``: batch files may be mapped, see
-    `ddlp.transfer.mapped_batch`. ``node``: the computer of an engine that is a pool's, else empty.
+    `ddlp.transfer.mapped_batch`. ``node``: the computer of an engine that is a pool's, else empty. ``carried``: this host sends
+    the data set's files with the leases.
     """
 
     name: str
@@ -62,6 +63,7 @@ class EngineConnection:
     operators: Path | None = None
     mapped: bool = False
     node: str = ""
+    carried: bool = False
 
     def member(self, rank_after_rank: bool) -> tuple[Member, int]:
         """This process's place among the ranks that share the device, and the number of those ranks.
@@ -78,17 +80,25 @@ class EngineConnection:
     def open_job(
         self,
         dataset: Dataset,
+        source: Callable[[], Reader] | None,
         member: Member,
         wanted: Callable[[], bool],
         pipeline: Pipeline,
         layout: Layout,
         on_event: Callable[[EngineEvent], None],
     ) -> JobHandle:
-        """Open a job for a data set that `upload` has described. ``wanted``: whether its epoch still waits for it."""
+        """Open a job for a data set that `upload` has described.
+
+        Args:
+            dataset, pipeline, layout, on_event, member: as for `EngineLink.open_job`.
+            source: opens a reader of the data set's files, if this host sends them.
+            wanted: whether its epoch still waits for it.
+        """
         upload = self.upload
         return self.link.open_job(
-            pipeline, dataset, layout, upload.manifest, on_event, array_part=upload.array_part, member=member, wanted=wanted
-        )
+            pipeline, dataset, layout, upload.manifest, on_event, array_part=upload.array_part, member=member, wanted=wanted,
+            source=source,
+        )  # fmt: skip
 
 
 class EngineConnections:
@@ -287,7 +297,7 @@ class EngineConnections:
         if place is not None:
             place.upload.close()
         try:
-            made = self._meet(name, link)
+            made = replace(self._meet(name, link), carried=device.data == "carried")
             with self._lock:
                 if not self._closed:
                     self._places[name] = made

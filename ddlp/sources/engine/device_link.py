@@ -8,7 +8,7 @@ from pathlib import Path
 
 from csd_engine.errors import EngineError
 from csd_engine.protocol.keys import load_pair, load_public
-from ddlp.devices.device import Device
+from ddlp.devices.device import Data, Device
 from ddlp.errors import DDLPError
 from ddlp.sources.engine.link import EngineLink
 
@@ -23,11 +23,13 @@ class CardedEngine:
         address: tcp://HOST:PORT or ipc:///path.
         key: its public key, 40 Z85 characters.
         pair: the file with this host's pair.
+        data: where it has the data set from, as `ddlp.Device` says.
     """
 
     address: str
     key: bytes
     pair: Path
+    data: Data = "there"
 
 
 def link_to(device: Device | CardedEngine, connect_timeout_s: float = 10.0) -> EngineLink:

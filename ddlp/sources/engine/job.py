@@ -16,6 +16,7 @@ from csd_engine.errors import EngineError, EngineGone
 from csd_engine.protocol import codec as say
 from csd_engine.service.uploads import read_part
 from ddlp.sources.engine.events import EngineEvent, EngineLost, LeaseFailed, LeasePublished, RanksMeasured
+from ddlp.sources.engine.parcels import Parcels
 from ddlp.sources.engine.part_stream import PartStream
 from ddlp.sources.engine.sealed_fetch import SealedFetch
 
@@ -87,6 +88,7 @@ class JobHandle:
         self.files: frozenset[tuple[str, str]] = frozenset()  # (kind, fingerprint) of those that the engine may ask for
         self.manifests: Callable[[str], str | os.PathLike[str]] | None = None
         self.arrays: Callable[[str, int], tuple[say.Payload, int]] | None = None
+        self.parcels: Parcels | None = None  # the samples' bytes, if they go with the leases
         self._closed = False
         self._awaits = False  # an answer; any other one is dropped
         self._unanswered: set[int] = set()  # leases of which the engine has told neither that they are published nor failed
@@ -111,10 +113,13 @@ class JobHandle:
     def lease(self, lease: int, identity: str, seed: int, epoch: int, items: Sequence[Item]) -> None:
         """Ask for a batch; leases are begun in the order asked. `lease` must not be in use in this job."""
         self._unanswered.add(lease)
+        if self.parcels is not None:
+            self.parcels.expect(lease, (index for index, _ in items))
         self._send(say.Lease(self.name, lease, identity, seed, epoch, tuple(map(tuple, items))))  # type: ignore[arg-type]
 
     def cancel(self, lease: int) -> None:
         """Take a lease back; a `LeasePublished` that is under way may still come."""
+        self._forget_parcel(lease)
         self._send(say.Cancel(self.name, lease))
 
     def fetch(self, lease: int, size: int) -> Iterator[say.Payload]:
@@ -142,7 +147,31 @@ class JobHandle:
 
         The message is sent before the next lease, so that the space is free in time for it.
         """
+        self._forget_parcel(lease)
         self._send(say.Release(self.name, lease), at_once=False)
+
+    def _forget_parcel(self, lease: int) -> None:
+        if self.parcels is not None:
+            self.parcels.forget(lease)
+
+    def parcel_cpu_s(self, lease: int) -> float:
+        """Return this host's processor seconds for reading and sending a lease's samples. They are told once."""
+        return 0.0 if self.parcels is None else self.parcels.cpu_s(lease)
+
+    def _end_streams(self) -> None:
+        self._link.stream.drop(self.name)
+        self._link.sealed.drop(self.name)
+        if self.parcels is not None:
+            self.parcels.close()
+
+    def parcel_failed(self, lease: int, reason: str) -> None:
+        """Note that the samples of a lease, or of the probe, can't be sent: the host prepares them."""
+        if lease == say.OF_PROBE:
+            self.answers.put(EngineGone(f"the samples to compare can't be sent: {reason}"))
+        elif lease in self._unanswered:
+            self._unanswered.discard(lease)
+            self.cancel(lease)
+            self.tell(LeaseFailed(lease, reason, False))
 
     def set_waiting(self, waiting: bool) -> None:
         """Tell the engine whether a training step waits for this job now. The engine serves such a job first."""
@@ -159,6 +188,8 @@ class JobHandle:
         while not self.answers.empty():  # answers to a request that was given up
             self.answers.get()
         self._check()
+        if self.parcels is not None:
+            self.parcels.expect(say.OF_PROBE, (index for index, _ in items))
         self.ask(say.Probe(self.name, seed, epoch, tuple(map(tuple, items))))  # type: ignore[arg-type]
         answer = self.answer(timeout_s)
         if not isinstance(answer, say.ProbeDone) or len(answer.digests) != len(items):
@@ -171,8 +202,7 @@ class JobHandle:
             return
         self._closed = True
         self.ask(say.CloseJob(self.name))
-        self._link.stream.drop(self.name)
-        self._link.sealed.drop(self.name)
+        self._end_streams()
         if wait_s and not self._link.on_its_thread():
             try:
                 self.answer(wait_s)
@@ -238,6 +268,9 @@ class JobHandle:
                 self.tell(LeasePublished(message.lease, path, message.busy_s))
             else:
                 self.tell(LeaseFailed(message.lease, message.reason, message.fatal))
+        elif isinstance(message, say.NeedParcel):
+            if self.parcels is not None:
+                self.parcels.wanted(message)
         elif isinstance(message, say.Measured):
             self.tell(RanksMeasured(message.batches))
         elif isinstance(message, say.Refused) and self.directory != Path():
@@ -257,8 +290,7 @@ class JobHandle:
         if isinstance(event, EngineLost):
             self._closed = True
             self.answers.put(EngineGone(event.reason))
-            self._link.stream.drop(self.name)
-            self._link.sealed.drop(self.name)
+            self._end_streams()
         try:
             self._on_event(event)
         except Exception:

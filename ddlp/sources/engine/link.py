@@ -21,14 +21,16 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from csd_engine.batchfile.reader import Layout
-from csd_engine.data.base import Dataset
+from csd_engine.data.base import Dataset, Reader
 from csd_engine.errors import BadMessage, EngineError, EngineGone, EngineRefused, EngineUnreachable
 from csd_engine.protocol import codec as say
 from csd_engine.service.groups import Member
+from csd_engine.service.parcels import most_bytes
 from csd_engine.service.uploads import pack
 from csd_engine.transforms import Pipeline
 from ddlp.sources.engine.events import EngineEvent, EngineLost, EngineNote, EngineRetires, LeaseProgress
 from ddlp.sources.engine.job import ANSWER_TIMEOUT_S, JobHandle
+from ddlp.sources.engine.parcels import Parcels
 from ddlp.sources.engine.part_stream import PartStream
 from ddlp.sources.engine.sealed_fetch import SealedFetch
 from ddlp.sources.engine.wakeup import Wakeup
@@ -41,7 +43,10 @@ ARRAYS = "arrays"  # the directory below the spool in which an engine keeps the 
 M = TypeVar("M", bound=say.Message)
 
 _LOG = logging.getLogger("ddlp")
-_OF_A_JOB = (say.Refused, say.JobOpen, say.ProbeDone, say.Published, say.Measured, say.Failed, say.Cancelled, say.JobClosed)
+_OF_A_JOB = (
+    say.Refused, say.JobOpen, say.ProbeDone, say.NeedParcel, say.Published, say.Measured, say.Failed, say.Cancelled,
+    say.JobClosed,
+)  # fmt: skip
 _CLOSE_TIMEOUT_S = 2.0
 _PING_GAP_S = 0.25  # slow batches make training wait several times a second: not every change is sent
 _AT_ONCE = 1000  # messages that are handled before the thread looks whether it has anything to send, or should end
@@ -98,6 +103,7 @@ class EngineLink:
         self._thread: threading.Thread | None = None
         self._outbox: deque[list[say.Payload]] = deque()
         self._parts: deque[list[say.Payload]] = deque()  # of files; the engine has not read what was sent before
+        self._parcels: deque[list[say.Payload]] = deque()  # parts of samples' bytes, as well
         self.stream = PartStream(self.submit)
         self.sealed = SealedFetch(address, self.submit)
         self._look_answers: queue.SimpleQueue[say.Seen | Exception] = queue.SimpleQueue()
@@ -161,6 +167,7 @@ class EngineLink:
         array_part: Callable[[str, int], tuple[say.Payload, int]] | None = None,
         member: Member = Member(),  # noqa: B008  (immutable)
         wanted: Callable[[], bool] | None = None,
+        source: Callable[[], Reader] | None = None,
     ) -> JobHandle:
         """Open a job. Manifests, and arrays that the engine keeps itself, are sent if the engine does not have them yet.
 
@@ -172,6 +179,7 @@ class EngineLink:
             array_part: maps an array's fingerprint and an offset to a part of its .npy file, and the file's size.
             member: the rank, and its run, that the job is for.
             wanted: False once nobody waits for the job's answers any more; None: somebody always does.
+            source: opens a reader of the data set's files, if they go with the leases (`parcels.carried`).
 
         Raises:
             EngineRefused: the engine does not take the job; says why.
@@ -182,9 +190,17 @@ class EngineLink:
         handle.manifests, handle.arrays = manifest_file, array_part
         handle.wanted = wanted or handle.wanted
         handle.files = frozenset(dataset.uploads(Path(welcome.spool) / ARRAYS))
-        with self._lock:
-            self._check()
-            self._jobs[handle.name] = handle
+        if source is not None:
+            most = most_bytes(welcome.quota_bytes)
+            handle.parcels = Parcels(handle.name, source(), most, self.send_parcel_part, handle.parcel_failed)
+        try:
+            with self._lock:
+                self._check()
+                self._jobs[handle.name] = handle
+        except BaseException:
+            if handle.parcels is not None:
+                handle.parcels.close()
+            raise
         parts = (pipeline.to_data(), dataset.to_data(), layout.to_data())
         handle.ask(say.OpenJob(handle.name, *parts, *member))
         try:
@@ -281,6 +297,14 @@ class EngineLink:
         if at_once:
             self._awake()
 
+    def send_parcel_part(self, frames: list[say.Payload]) -> bool:
+        """Send a part of samples' bytes. False: too many wait for the engine to read, so ask again later."""
+        if len(self._parcels) >= _MOST_PARTS:
+            return False
+        self._parcels.append(frames)
+        self._awake()
+        return True
+
     def on_its_thread(self) -> bool:
         """Whether the caller is the thread that receives the engine's answers."""
         return threading.current_thread() is self._thread
@@ -360,7 +384,7 @@ class EngineLink:
                 gone = self._take(wire, message, payload)
                 if gone:
                     return gone
-            for waiting_frames in (self._outbox, self._parts):
+            for waiting_frames in (self._outbox, self._parts, self._parcels):
                 while waiting_frames and wire.send(waiting_frames[0]):
                     waiting_frames.popleft()
             ended = self._ended() if self._ended is not None and not alive else None

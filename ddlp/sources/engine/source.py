@@ -42,10 +42,12 @@ from ddlp.sources.engine.events import (
 )
 from ddlp.sources.engine.fetch import BatchFetcher
 from ddlp.sources.engine.job import JobHandle
+from ddlp.sources.engine.parcels import carried
 from ddlp.sources.engine.parity_bisect import first_difference
 from ddlp.sources.host.native import fresh_rows, prepare_item
 from ddlp.sources.host.replacing import confirmed_bad, replace_samples
 from ddlp.stats.replaced import Replaced
+from ddlp.stats.thread_cpu import ELSEWHERE
 from ddlp.transfer.gpu_transfer import FileTransfer, OnDevice
 from ddlp.translate.user_operators import by_name, operator_files, put_operators
 
@@ -141,6 +143,7 @@ class EngineJob:
         """
         assert self.fetching is not None
         spec, (identity, _) = self._spec, self._identities[lease]
+        ELSEWHERE.seconds += self._open.parcel_cpu_s(lease)  # what the batch has cost this host before
         size = spec.plan.size(position) * spec.plan.views
         layout = self._layout if size == self._layout.batch else dataclasses.replace(self._layout, batch=size)
         sample: int | None = None  # the one to compare
@@ -311,14 +314,23 @@ class EngineSource:
         if place.operators is not None:
             put_operators(files, place.operators)
         dataset = place.upload.describe(spec.dataset)
+        if place.carried:
+            dataset = carried(dataset)
+            if dataset.carried and "parcels" not in welcome.versions:
+                raise EngineRefused(
+                    f"the engine of {name} is too old for data='carried' ({welcome.versions.get('csd_engine')}). Renew it by "
+                    "ddlp deploy, or install this host's version there."
+                )
         if sink.over_within(0):
             return nothing
         member, ranks = place.member(spec.rank_after_rank)
         sink.shared(name, ranks)
-        open_job = partial(place.open_job, dataset, member, lambda: not sink.over_within(0))
+        source = spec.dataset.reader if dataset.carried else None
+        open_job = partial(place.open_job, dataset, source, member, lambda: not sink.over_within(0))
         marks = spec.replaces and "bad_rows" in welcome.versions  # an older engine fails the leases of bad samples
         layout = Layout(spec.plan.largest * spec.plan.views, *spec.shape, spec.pipeline.boxes, marks)
-        quota = Quota(max(1, welcome.quota_batches), max(1, welcome.quota_bytes)).usable(layout.file_bytes)
+        room = welcome.quota_bytes * 3 // 4 if dataset.carried else welcome.quota_bytes  # samples' bytes take the rest
+        quota = Quota(max(1, welcome.quota_batches), max(1, room)).usable(layout.file_bytes)
         if quota < 1:
             raise DDLPError(
                 f"the spool of {name} holds {welcome.quota_bytes} bytes, a batch file of this loader needs "
@@ -341,7 +353,7 @@ class EngineSource:
             raise
         return job, Capacity(
             max(1, quota // ranks), min(max(1, welcome.workers), MOST_WORKERS), "spool" if place.shared else "stream",
-            place.node,
+            place.node, dataset.carried,
         )
 
 

@@ -128,7 +128,7 @@ def test_a_kind_in_the_table_is_parsed(scene):
     assert parse_dataset(both.to_data()) == both and len(both) == 2 * len(scene.names)
     with pytest.raises(DatasetError, match="expected at most"):
         parse_dataset({**scene.joined.to_data(), "sizes": [-1]})
-    with pytest.raises(DatasetError, match="expected type files, array, concat, parts or joined"):
+    with pytest.raises(DatasetError, match="expected type files, array, concat, parts, carried or joined"):
         parse_dataset({"type": "tar"})
 
 
@@ -147,6 +147,7 @@ def test_an_engines_worker_makes_batches_of_it(scene):
     }  # fmt: skip
     lease = {
         "do": "lease", "job": "j", "lease": 1, "identity": "0" * 32, "begun": False, "seed": SEED, "epoch": EPOCH, "items": items,
+        "parcel": None,
     }  # fmt: skip
     try:
         os.write(to_worker[1], b"".join(json.dumps(one).encode() + b"\n" for one in (job, lease)))

@@ -33,6 +33,8 @@ MESSAGES = [
     say.Probe("j", -1, 0, ((1, 0), (2, 1))),
     say.ProbeDone("j", (HEX, "error: x \udcff"), {}),
     say.Lease("j", 3, HEX, 1 << 63, 4, ((1, 0),)),
+    say.NeedParcel("j", say.OF_PROBE, 1 << 20),
+    say.ParcelPart("j", 3, 0, 10, HEX),
     say.Published("j", 3, f"job-1/{HEX}.3.safetensors", 5, 0.5),
     say.Fetch(7, "j", 3, 4096, 1 << 20),
     say.Part(7, 4096),
@@ -63,7 +65,8 @@ MESSAGES = [
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda one: type(one).__name__)
 def test_each_message_goes_round(message):
-    payload = b"part" if isinstance(message, (say.FilePart, say.Part, say.AskStream, say.StreamOpen)) else None
+    with_payload = (say.FilePart, say.ParcelPart, say.Part, say.AskStream, say.StreamOpen)
+    payload = b"part" if isinstance(message, with_payload) else None
     frames = say.encode(message, payload)
     assert say.decode(frames) == (message, payload or b"")
     data = json.loads(frames[0])
@@ -96,6 +99,8 @@ def test_each_message_goes_round(message):
         [json.dumps({"say": "FilePart", "kind": "array", "fingerprint": HEX, "offset": 0, "total": 1}).encode()],
         [b'{"say":"Look","file":"files/../x"}'],
         [b'{"say":"Look","file":"files/x"}'],
+        [b'{"say":"NeedParcel","job":"j","lease":-2,"offset":0}'],
+        [json.dumps({"say": "ParcelPart", "job": "j", "lease": 1, "offset": 0, "total": 1, "digest": HEX}).encode()],
         [b'{"say":"Fetch","number":1,"job":"j","lease":1,"offset":0,"length":1048577}'],
         [json.dumps({"say": "Cancel", "job": "j", "lease": True}).encode()],
         [json.dumps({"say": "Cancel", "job": "j", "lease": 1 << 63}).encode()],
@@ -386,4 +391,4 @@ def test_other_messages_are_another_protocol():
     """
     names = {kind.__name__: [one.name for one in dataclasses.fields(kind)] for kind in say.MESSAGES}
     digest = hashlib.sha256(json.dumps(names, sort_keys=True).encode()).hexdigest()
-    assert (say.PROTOCOL, digest[:16]) == (3, "37b5e0fa2c29a531")
+    assert (say.PROTOCOL, digest[:16]) == (3, "b666df7a5c313617")

@@ -73,6 +73,40 @@ def test_what_bounds_a_source(changes, rate, limit):
     assert one.limit == limit
 
 
+CARRIED = replace(CSD, carried=True, source_bytes_per_batch=5e5, alone_batches_per_s=20.0, host_cpu_s_per_batch=0.0)
+
+
+@pytest.mark.parametrize("changes, rate, limit", [
+    ({}, 20.0, "source"),
+    ({"bandwidth_bytes_per_s": 1e7}, 10.0, "transfer"),  # the batches
+    ({"bandwidth_bytes_per_s": 1e7, "source_bytes_per_batch": 2e6}, 5.0, "transfer"),  # the files: both ways at full speed
+    ({"bandwidth_bytes_per_s": 1e7, "source_bytes_per_batch": 2e6, "carried": False}, 10.0, "transfer"),
+    ({"bandwidth_bytes_per_s": 1e9, "host_cpu_s_per_batch": 0.4}, 5.0, "host"),
+])  # fmt: skip
+def test_files_that_the_host_sends_are_bounded_by_its_link_too(changes, rate, limit):
+    one = estimate(replace(HOST, step_s=1e-6), (replace(CARRIED, **changes),))
+    assert one.source_batches_per_s == (pytest.approx(rate),) and one.limit == limit
+
+
+def test_sending_files_costs_the_host_what_taking_as_many_bytes_does_if_it_was_not_measured():
+    path = replace(CARRIED, host_cpu_s_per_batch=None)
+    assert module.ocycle_ratio(HOST, path) == pytest.approx(0.06 + 0.38 / 2)
+    assert module.ocycle_ratio(HOST, replace(path, source_bytes_per_batch=None)) == pytest.approx(0.06 + 0.38)
+    assert module.ocycle_ratio(HOST, replace(path, transport="stream", carried=False)) == pytest.approx(0.38)
+
+
+def test_carried_data_is_a_candidate_of_its_own():
+    """It is chosen beside a copy that makes less, and rests where the host's time is worth more: light operators."""
+    copy = replace(CSD, alone_batches_per_s=0.5)
+    heavy = decide(with_paths(copy, replace(CARRIED, alone_batches_per_s=4.0, host_cpu_s_per_batch=0.1)))
+    assert heavy.chosen.paths[0].carried and len(heavy.estimates) == 3
+    assert "csd by spool (uint8, whole pipeline, data carried)" in heavy.why
+    light = decide(with_paths(replace(CARRIED, alone_batches_per_s=4.0, host_cpu_s_per_batch=0.5), host_processors=2))
+    assert not light.offloads
+    equal = decide(with_paths(replace(CARRIED, host_cpu_s_per_batch=0.05), replace(CSD, alone_batches_per_s=20.0)))
+    assert not equal.chosen.paths[0].carried  # of two that are equally good, the one that moves fewer bytes
+
+
 def test_sources_share_the_hosts_link_and_the_one_that_costs_the_host_least_comes_first():
     paths = (CSD, replace(CSD, source="another", host_cpu_s_per_batch=0.06))
     one = estimate(replace(HOST, transfer_bytes_per_s=3e6), paths)

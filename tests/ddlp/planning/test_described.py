@@ -27,6 +27,16 @@ def test_an_engine_in_one_word():
     ),)  # fmt: skip
 
 
+def test_an_engine_to_which_the_host_sends_the_files():
+    setup = described(engine=["a=2,carried,bytes=2M,bandwidth=1G,source_bytes=28M"])
+    assert (setup.engines[0].carried, setup.engines[0].source_bytes_per_batch) == (True, 28e6)
+    assert not [one for one in setup.assumed if "the files of batches" in one]
+    less = described(engine=["a=2,carried"])
+    assert "the files of batches go to a without delay (source_bytes=SIZE and --bandwidth)" in less.assumed
+    with pytest.raises(ValueError, match="true or false"):
+        described(engine=[{"name": "a", "rate": 2, "carried": "yes"}])
+
+
 def test_what_is_missing_is_assumed_and_said():
     setup = described(engine=["csd0=2"])
     assert (setup.batches, setup.workers, setup.measured.host_cpu_s_per_batch) == (1000, 1, 0.25)

@@ -13,6 +13,7 @@ PATHS = (
     OffloadPath("csd0", alone_batches_per_s=2.5, bytes_per_batch=38_535_168, spool_bytes=0.0, workers=4),
     OffloadPath("csd0", transport="spool", dtype="float32", part="prefix", with_host_batches_per_s=1 / 3),
     OffloadPath("gerät"),
+    OffloadPath("csd1", carried=True, source_bytes_per_batch=2.8e7),
 )
 
 
@@ -53,6 +54,8 @@ def changed(name: str, value: object) -> str:
         ('{"step": 1}', "Measured has a field 'step' that is not known"),
         ('{"paths": [{}]}', "OffloadPath has no source"),
         ('{"paths": {}}', "a list"),
+        (changed("carried", 1), "carried is 1; it must be true or false"),
+        (changed("source_bytes_per_batch", 0), "above 0"),
         ('{"step_s": NaN}', "a number from 0"),
         ('{"step_s": Infinity}', "a number from 0"),
         ('{"step_s": 1' + "0" * 400 + "}", "a number from 0"),

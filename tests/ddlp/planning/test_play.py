@@ -55,6 +55,12 @@ def test_each_source_has_its_own_workers_and_room():
     assert play_epoch(HOST, (one_place,), Csd, batches=100).seconds == pytest.approx(400.0, rel=0.01)  # one worker's rate
 
 
+def test_files_that_the_host_sends_bound_the_source():
+    path = OffloadPath("far", alone_batches_per_s=4.0, host_cpu_s_per_batch=0.0, bytes_per_batch=1.0, bandwidth_bytes_per_s=6.0,
+                       carried=True, source_bytes_per_batch=3.0)  # fmt: skip
+    assert play_epoch(HOST, (path,), Csd, batches=100).seconds == pytest.approx(50.0, rel=0.03)
+
+
 def test_batches_that_are_taken_cost_the_host_its_own():
     """Taking one costs half of making one: with 2 a second from the device, the host makes 3 instead of 4."""
     path = OffloadPath("csd", alone_batches_per_s=2.0, host_cpu_s_per_batch=0.125)

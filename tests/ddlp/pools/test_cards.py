@@ -196,3 +196,13 @@ def test_at_most_so_many(cards):
     assert list(pool.engines()) == ["node-0", "node-1"]
     with pytest.raises(ValueError, match="want"):
         pool.want(0)
+
+
+def test_engines_of_cards_to_which_the_host_sends_the_files(cards, start, data, truth, told):
+    start()
+    with pytest.raises(ValueError, match="'there' if the engine sees"):
+        CardPool(cards, data="sent")
+    loader = make_loader(data, "csd", pool=CardPool(cards, data="carried"))
+    truth.check(train(loader))
+    assert loader.report().batches_csd == 40 and not len(told), list(told)
+    assert os.listdir(cards.parent / "engine0" / "manifests") == []  # it was told no names of files
