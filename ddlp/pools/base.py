@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from ddlp.sources.engine.connections import EngineAt
 from ddlp.sources.usercode.executor import Starter
 
-__all__ = ["Pool", "check_number", "is_pool", "nodes_of", "range_of"]
+__all__ = ["Pool", "check_number", "is_pool", "nodes_of"]
 
 
 class Pool(Protocol):
@@ -32,15 +32,6 @@ class Pool(Protocol):
 def is_pool(thing: Any) -> bool:
     """True for an object that a loader can use as a pool."""
     return callable(getattr(thing, "want", None)) and callable(getattr(thing, "engines", None))
-
-
-def range_of(pool: Any) -> tuple[int, int] | None:
-    """Return the least and the largest number of engines that a pool may be asked for: its attributes ``min`` and ``max``.
-
-    None: it has no such range, or both are the same. Then nobody but the user changes its number.
-    """
-    least, most = getattr(pool, "min", None), getattr(pool, "max", None)
-    return (least, most) if isinstance(least, int) and isinstance(most, int) and 0 <= least < most else None
 
 
 def nodes_of(pool: Pool | None) -> Callable[[], Mapping[str, Starter]] | None:
