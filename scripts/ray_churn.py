@@ -164,8 +164,8 @@ def run(churn: Churn, paths: list[str], epochs: int, events: int) -> int:
             )
     finally:
         print("; ".join(f"{kind}: {count}" for kind, count in sorted(churn.events.items())))
-        made = f"{by_engines} of {done * len(loader)} batches by engines"
-        print(f"{done} of {epochs} epochs, {churn.events.total()} events, {made}", flush=True)
+        print(f"{done} of {epochs} epochs, {churn.events.total()} events, "
+              f"{by_engines} of {done * len(loader)} batches by engines", flush=True)  # fmt: skip
     return status
 
 

@@ -29,7 +29,7 @@ from csd_engine.service.file_chunks import part_of
 __all__ = ["SealedStreams"]
 
 _LOG = logging.getLogger("csd_engine")
-_PORT_STEP = 10000  # from the engine's port to the one that is tried first
+PORT_STEP = 10000  # from the engine's port to the one that is tried first
 _TICKET_S = 10.0
 _MOST_STRANGERS = 16  # connections whose ticket has not come
 _MOST_OF_HOST = 64  # tickets and connections of one host
@@ -320,7 +320,7 @@ def _listen(host: str, port: int) -> socket.socket:
     """Return a listening socket at an engine's address: at its port and 10,000, or at any free port. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     error = OSError()
-    for one in (port + _PORT_STEP, 0):
+    for one in (port + PORT_STEP, 0):
         if one > 65535:
             continue
         listener = socket.socket(family, socket.SOCK_STREAM)

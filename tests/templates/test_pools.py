@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from csd_engine.__main__ import _size, make_parser
+from csd_engine.service.sealed_streams import PORT_STEP
 from scripts.dockerfile import Copy, Run, Stage, parse
 
 POOLS = Path(__file__).resolve().parents[2] / "templates/pools"
@@ -71,9 +72,9 @@ def test_labels_and_ports_agree(image, documents):
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     assert [one["name"] for one in container["env"]] == ["POD_IP"]
     options = make_parser().parse_args([*image.entrypoint[3:], *container["args"]])
-    (port,), (rule,) = container["ports"], policy["ingress"]
-    assert options.listen == f"tcp://$(POD_IP):{port['containerPort']}"
-    assert rule["ports"] == [{"protocol": "TCP", "port": port["containerPort"]}] and "egress" not in policy
+    ports, (rule,) = [one["containerPort"] for one in container["ports"]], policy["ingress"]
+    assert options.listen == f"tcp://$(POD_IP):{ports[0]}" and ports == [ports[0], ports[0] + PORT_STEP]
+    assert rule["ports"] == [{"protocol": "TCP", "port": port} for port in ports] and "egress" not in policy
 
 
 @pytest.mark.parametrize("nodes, arguments", (("1", ("/data", "true")), ("2", ("/data",))))
