@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import queue
 import secrets
+import select
 import socket
-import struct
 import sys
 import threading
 from collections.abc import Callable
@@ -51,21 +51,33 @@ class _Open:
     def __init__(self, connection: socket.socket, opener: Opener) -> None:
         self.connection, self.opener = connection, opener
         self.head = bytearray(HEAD_BYTES)
+        self.silent_s = _OPEN_S  # how long the engine may send nothing
         self._wake_for = 0
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
 
     def _fill(self, space: memoryview, rest: int) -> None:
         """Receive bytes into ``space``. ``rest``: how many of the record are still to come, these among them."""
         while len(space):
-            if _WAKE_LATE and self._wake_for != rest:
-                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, rest)
-                self._wake_for = rest
             try:
                 come = self.connection.recv_into(space)
             except BlockingIOError:
-                raise TimeoutError("the engine sent nothing for too long") from None
+                self._wait(rest)
+                continue
             if not come:
                 raise ConnectionError("the engine has closed it")
             space, rest = space[come:], rest - come
+
+    def _wait(self, rest: int) -> None:
+        """Wait until all of the record is there, or as much of it as the system keeps.
+
+        Nothing may be there: a read that blocks would take what is there, and then wait for as much again.
+        """
+        if _WAKE_LATE and self._wake_for != rest:
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, rest)
+            self._wake_for = rest
+        if not self._poll.poll(1000 * self.silent_s):
+            raise TimeoutError("the engine sent nothing for too long")
 
     def _head(self, place: Place, kinds: tuple[int, ...]) -> int:
         """Receive the next record's head, and return its kind; then `_opener` has begun to open it."""
@@ -241,11 +253,10 @@ class SealedFetch:
             raise ConnectionError("the engine is lost")
         whole = False
         try:
-            connection.settimeout(None)
-            _limit(connection, _OPEN_S)
             connection.sendall(ticket)
+            connection.setblocking(False)
             stream.ready()
-            _limit(connection, SILENT_S)
+            stream.silent_s = SILENT_S
             whole = True
         finally:
             if not whole:
@@ -286,8 +297,3 @@ class SealedFetch:
         if self._open is not None:
             with contextlib.suppress(OSError):  # it has ended already
                 self._open.connection.shutdown(socket.SHUT_RDWR)
-
-
-def _limit(connection: socket.socket, silent_s: float) -> None:
-    """Have a blocked read fail after so long. Python's own timeouts would take each piece by itself as it comes."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", int(silent_s), 0))

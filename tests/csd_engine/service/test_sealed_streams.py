@@ -9,6 +9,7 @@ import signal
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 
@@ -169,6 +170,38 @@ def test_what_is_not_the_engines_is_refused_and_the_batch_comes_by_curve(engine,
         assert between.connections == 3  # it is tried no more
         assert len(published.told) == 1 and "CURVE" in published.told[0]
         published.link.close()
+
+
+class Slow(Between):
+    """Sends a batch's last record in two pieces, over TCP. Nothing follows it."""
+
+    def connect(self, engine: socket.socket) -> socket.socket:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            host = socket.socket()
+            host.connect(server.getsockname())
+            here, _ = server.accept()
+        here.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        threading.Thread(target=self.relay, args=(here, engine), daemon=True).start()
+        return host
+
+    def relay(self, here: socket.socket, engine: socket.socket) -> None:
+        with here, engine, contextlib.suppress(OSError):
+            engine.sendall(here.recv(32))
+            for _ in range(4):
+                here.sendall(record_from(engine))
+            last = record_from(engine)
+            time.sleep(0.2)  # what was before is read
+            here.sendall(last[: len(last) // 2])
+            time.sleep(0.2)
+            here.sendall(last[len(last) // 2 :])
+            engine.recv(1)  # until the test is over
+
+
+def test_a_record_that_comes_in_pieces_is_not_waited_for(published, parts, monkeypatch):
+    """A read that took the first piece, and then waited for as much as the whole record, would sleep until the next batch."""
+    monkeypatch.setattr(sealed_fetch, "SILENT_S", 3600.0)
+    Slow(lambda records: records, monkeypatch)
+    assert np.array_equal(published.sealed(), parts.expected(published.items))
 
 
 def test_after_one_failure_it_goes_on_sealed(published, parts, monkeypatch):

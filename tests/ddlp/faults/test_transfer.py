@@ -52,7 +52,7 @@ def test_a_shared_spool_is_used(engines, data, truth, told, images):
     truth.check(train(loader))
     assert loader.report().notes == () and not len(told)
     (place,) = loader._connections._places.values()
-    assert place.shared and place.link.stream._fetches == 0
+    assert place.shared and place.link.stream._fetches == place.link.sealed._fetches == 0
 
 
 def test_asked_for(engines, data, truth, images):
@@ -61,7 +61,7 @@ def test_asked_for(engines, data, truth, images):
     truth.check(train(loader))
     assert loader.report().batches_csd == 40 and "transfer='stream'" in loader.report().notes[0]
     (place,) = loader._connections._places.values()
-    assert place.link.stream._fetches == 40
+    assert place.link.stream._fetches == 0 and place.link.sealed._fetches == 40
 
 
 def test_of_the_embedded_engine(leaves_nothing, data, truth):
@@ -133,8 +133,11 @@ def test_an_engine_that_is_killed(engines, data, truth, told, images, tmp_path):
     assert len(told) == 1 and "is gone" in told[0], list(told)
 
 
-def test_breaking_off_does_not_wait_for_a_batch_on_its_way(engines, data, images, tmp_path):
+@pytest.mark.parametrize("sealed", [True, False])
+def test_breaking_off_does_not_wait_for_a_batch_on_its_way(engines, data, images, tmp_path, monkeypatch, sealed):
     """The engine hangs, and the user ends the loop."""
+    if not sealed:
+        monkeypatch.setenv("DDLP_STREAM_CIPHER", "curve")
     engine = engines("--root", str(images))
     loader = make_loader(data, "csd", csd=apart(engine, tmp_path))
     iterator = iter(loader)
@@ -145,7 +148,7 @@ def test_breaking_off_does_not_wait_for_a_batch_on_its_way(engines, data, images
         for _ in range(3):  # these were fetched before; now the next ones are requested
             next(iterator)
         (place,) = loader._connections._places.values()
-        until(lambda: place.link.stream._under_way)
+        until(lambda: place.link.sealed._job if sealed else place.link.stream._under_way)
         began = time.monotonic()
         iterator._shutdown_workers()
         assert time.monotonic() - began < 2
@@ -222,7 +225,7 @@ def test_a_spool_that_shows_files_a_little_late(engines, data, truth, told, imag
         truth.check(train(loader, 0.05))
         assert loader.report().batches_csd and not len(told), list(told)
         (place,) = loader._connections._places.values()
-        assert place.shared and place.link.stream._fetches == 0
+        assert place.shared and place.link.stream._fetches == place.link.sealed._fetches == 0
 
 
 @pytest.fixture

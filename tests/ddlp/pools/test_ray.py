@@ -1,4 +1,8 @@
-"""`DDLPLoader(pool=RayPool())` on a real cluster of several raylets: kills, nodes that come and go, and what is left behind."""
+"""`DDLPLoader(pool=RayPool())` on a real cluster of several raylets: kills, nodes that come and go, and what is left behind.
+
+A busy machine takes minutes to start these clusters, so their tests run with `scripts/test.sh --all`. The same promises are
+held in the quick run by `test_local.py`, `test_cards.py` and `test_retire.py`, with engines that anything else has started.
+"""
 
 from __future__ import annotations
 
@@ -80,6 +84,7 @@ def wait_for(names: set[str], seen: Callable[[DDLPLoader], set[str]], loader: DD
     until(lambda: seen(loader) == names, START_S, f"{names}, not {seen(loader)},")
 
 
+@pytest.mark.slow
 @with_ray
 def test_each_sample_once_with_the_hosts_bits_and_no_secret_passes_ray(cluster, pool, data, truth, told):
     one = pool()
@@ -107,6 +112,7 @@ def test_each_sample_once_with_the_hosts_bits_and_no_secret_passes_ray(cluster, 
     assert "ray" not in sys.modules
 
 
+@pytest.mark.slow
 @with_ray
 def test_killed_engines_are_replaced_and_nodes_come_and_go(cluster, pool, data, truth):
     one = pool()
@@ -137,6 +143,7 @@ def test_killed_engines_are_replaced_and_nodes_come_and_go(cluster, pool, data, 
     truth.check(train(loader, at={1: add}), 2)
 
 
+@pytest.mark.slow
 @with_ray
 def test_an_engine_that_is_killed_alone_is_replaced(cluster, pool, images, data, truth):
     one = pool(max=1, roots=[str(images)])
@@ -152,6 +159,7 @@ def test_an_engine_that_is_killed_alone_is_replaced(cluster, pool, images, data,
     truth.check(train(loader, at={0: kill}))
 
 
+@pytest.mark.slow
 @with_ray
 def test_an_actor_that_is_killed_before_its_engine_serves_leaves_nothing(cluster, pool):
     one = pool(max=1)
@@ -162,6 +170,7 @@ def test_an_actor_that_is_killed_before_its_engine_serves_leaves_nothing(cluster
     one.close()
 
 
+@pytest.mark.slow
 @with_ray
 def test_without_a_node_with_room_the_host_works_alone(cluster, pool, data, truth, told):
     one = pool(num_cpus=64)
@@ -172,6 +181,7 @@ def test_without_a_node_with_room_the_host_works_alone(cluster, pool, data, trut
     assert not one.engines() and not loader.report().batches_csd and not len(told), list(told)
 
 
+@pytest.mark.slow
 @with_ray
 def test_more_engines_join_and_those_too_many_leave(cluster, pool, data, truth, told):
     one = pool()
@@ -195,6 +205,7 @@ def test_more_engines_join_and_those_too_many_leave(cluster, pool, data, truth, 
     assert not len(told), list(told)
 
 
+@pytest.mark.slow
 @with_ray
 def test_a_killed_host_leaves_nothing(cluster, pool, script, spool):
     one = script(

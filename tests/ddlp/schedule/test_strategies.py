@@ -42,7 +42,7 @@ class Watched(Simulation):
             assert not ledger.free and not ledger.returned, "an idle worker, a slot and a batch to prepare"
         for device, account in ledger.devices.items():
             idle = account.at_work and not account.outstanding and account.held < account.quota
-            if strategy.uses_device and idle and device not in self._retiring:
+            if strategy.uses_device and idle and device not in self._unwanted:
                 pays = strategy.needs_device or strategy.worth_leasing(device)
                 assert not (ledger.free and pays), "an idle device and work for it"
 
@@ -144,7 +144,7 @@ class Elastic(Watched):
             self._at(self._rng.uniform(0.0, 2 * self._every_s) * (20 if enough else 1), self._change)
 
     def _come_back(self, name):
-        if name in self._wanted and name not in self._retiring and name in self._dead:
+        if name in self._wanted and name not in self._unwanted and name in self._dead:
             self._return(name)
 
     def _join(self, name):
