@@ -290,8 +290,9 @@ class JobHandle:
         if isinstance(event, EngineLost):
             self._closed = True
             self.answers.put(EngineGone(event.reason))
-            self._end_streams()
         try:
             self._on_event(event)
         except Exception:
             _LOG.exception("the callback for %r failed", event)
+        if isinstance(event, EngineLost):  # the epoch knows of it now, and takes fetches that end for what they are
+            self._end_streams()

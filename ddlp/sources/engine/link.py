@@ -343,14 +343,14 @@ class EngineLink:
                 self._lost = self._lost or reason
                 jobs = list(self._jobs.values())
                 asking, self._asking = self._asking, deque()
-            self.stream.end(reason)
-            self.sealed.end(reason)
             self._look_answers.put(EngineGone(reason))
             for asked in asking:
                 asked.answers.put(None)
             for job in jobs:
                 job.tell(EngineLost(reason))
                 job.answers.put(EngineGone(reason))
+            self.stream.end(reason)
+            self.sealed.end(reason)
             if wire is not None:
                 wire.close()
             wakeup.close()
