@@ -34,7 +34,8 @@ REAL_PROCESSES = (
     "ddlp/faults/", "ddlp/dropin/", "ddlp/bench/", "ddlp/deploy/", "ddlp/observe/", "ddlp/ranks/",
     "ddlp/pools/", "ddlp/sources/engine/test_embedded", "ddlp/sources/engine/test_link_floods", "ddlp/sources/test_contract",
     "csd_engine/service/test_engine", "csd_engine/service/test_link",
-    "csd_engine/service/test_status", "csd_engine/service/test_file_chunks", "csd_engine/test_supervisor",
+    "csd_engine/service/test_status", "csd_engine/service/test_file_chunks", "csd_engine/service/test_retire",
+    "csd_engine/service/test_sealed_streams", "csd_engine/test_supervisor",
     "csd_engine/machine/test_sensors", "board/", "ddlp/tryout/", "templates/test_templates", "scripts/test_auto_check",
 )  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import signal
+import time
 from collections.abc import Iterator
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -13,9 +14,8 @@ import pytest
 from csd_engine.errors import EngineRefused
 from ddlp.sources.engine.events import EngineLost, EngineRetires, LeaseProgress, LeasePublished
 from ddlp.sources.engine.link import EngineLink
-from tests.ddlp.faults.scene import until
 
-SLOW = ("--slowdown", "100")  # a batch takes long enough for a signal in the midst of it
+SLOW = ("--slowdown", "200")  # a batch takes long enough for a signal in the midst of it
 
 
 def next_of(events: SimpleQueue[Any], *kinds: type) -> Any:
@@ -33,12 +33,20 @@ def nothing_more(events: SimpleQueue[Any]) -> None:
         pytest.fail(f"{event}")
 
 
+def begins(link: EngineLink, queued: int) -> None:
+    """Wait until the first of the batches has begun. It is asked for often: so many others wait for a moment only."""
+    end = time.monotonic() + 20
+    while link.status().jobs[0].batches_queued != queued:
+        assert time.monotonic() < end, "the first batch does not begin, or is made already"
+        time.sleep(0.01)
+
+
 @pytest.fixture
 def begun(recipe, start) -> Iterator[Any]:
     """An engine with a worker that has begun lease 0; leases 1 to 3 are queued."""
     engine, link, events, job = recipe.at_work(start, *SLOW)
     items = [recipe.lease(job, number, number) for number in range(4)]
-    until(lambda: link.status().jobs[0].batches_queued == 3, 20, "the first batch's beginning")
+    begins(link, 3)
     yield engine, link, events, job, items
     link.close()
 
@@ -115,7 +123,7 @@ def test_a_host_that_does_not_know_of_it_loses_the_job_once_what_was_begun_is_fe
     monkeypatch.setattr(EngineLink, "_greeted", of_before)
     engine, link, events, job = recipe.at_work(start, *SLOW)
     items = [recipe.lease(job, number, number) for number in range(3)]
-    until(lambda: link.status().jobs[0].batches_queued == 2, 20, "the first batch's beginning")
+    begins(link, 2)
     engine.process.send_signal(signal.SIGTERM)
     recipe.check(next_of(events, LeasePublished).path, 0, items[0])
     job.release(0)
