@@ -170,7 +170,7 @@ def test_every_batch_exactly_once_while_a_pools_engines_join_and_leave(name, sch
         pool = tuple("abcd"[: rng.randint(1, 4)])
         speeds = {engine: rng.choice([0.3, 1.0, 3.0]) for engine in pool}
         world.device_s = {engine: lambda _, mean=mean: mean * rng.uniform(0.5, 1.5) for engine, mean in speeds.items()}
-        world.pool, world.device_dies_s, world.device_returns_s = pool, {}, {}
+        world.pool, world.device_dies_s, world.device_returns_s, world.device_retires_s = pool, {}, {}, {}
         per_s = world.host_workers + world.device_workers * sum(1 / mean for mean in speeds.values())
         least_s = (n - len(list(ledger.delivered))) / per_s
         world.starts_s = rng.choice([0.0, 0.005, 0.02]) * least_s
