@@ -7,6 +7,8 @@ import signal
 import socket
 from pathlib import Path
 
+import pytest
+
 from ddlp import LocalPool
 from ddlp.deploy.status import ask_all, table
 from ddlp.observe.metrics import prometheus_text
@@ -37,6 +39,7 @@ def nothing_was_made_in_vain(trace: EpochTrace, device: str) -> None:
         assert sides[given[lease]] == "csd" and given[lease] not in made, "made twice"
 
 
+@pytest.mark.slow  # a fast machine has made all batches before it looks; quick: tests/csd_engine/service/test_retire.py
 def test_an_engine_that_is_told_to_end_delivers_what_it_has_begun(cards, start, data, truth, told, spool):  # noqa: F811
     engine = start(*SLOW)
     (name,) = names(cards)
