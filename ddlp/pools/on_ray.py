@@ -21,7 +21,8 @@ from typing import Any
 from csd_engine.errors import EngineError
 from csd_engine.service.worker_process import child_environment
 from ddlp.errors import DDLPError
-from ddlp.pools.ray_keeper import Settings, next_pause_s
+from ddlp.pools.ray_keeper import Settings
+from ddlp.process.pauses import next_pause_s
 from ddlp.process.user_warnings import warn_user
 from ddlp.sources.engine.carded import own_pair
 from ddlp.sources.engine.connections import EngineAt

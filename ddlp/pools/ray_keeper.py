@@ -23,22 +23,12 @@ from csd_engine.kernels.build import LIBRARY
 from csd_engine.kernels.report import MADE
 from ddlp.deploy.archive import archive
 from ddlp.pools import ray_actor
+from ddlp.process.pauses import next_pause_s
 
-__all__ = ["Keeper", "Settings", "next_pause_s"]
+__all__ = ["Keeper", "Settings"]
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 _LOOK_S = 0.3
 _LAST_S = 4.0  # for Ray to end the actors
-
-
-def next_pause_s(before_s: float, lived_s: float) -> float:
-    """Return how long to wait before what has died is started again: 1 s, then 2 s, up to 30 s.
-
-    Args:
-        before_s: the pause before; 0: there was none.
-        lived_s: how long it has lived. After more than the longest pause the first one comes again.
-    """
-    return FIRST_PAUSE_S if not before_s or lived_s > LONGEST_PAUSE_S else min(2 * before_s, LONGEST_PAUSE_S)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from csd_engine.prepare.sample import sample_digest
 from csd_engine.service.jobs import Quota
 from csd_engine.transforms import Pipeline
 from ddlp.errors import DDLPError
+from ddlp.process.pauses import next_pause_s
 from ddlp.sources.base import BatchState, Capacity, EpochSink, EpochSpec, PreparedBatch
 from ddlp.sources.engine.connections import EngineConnection, EngineConnections
 from ddlp.sources.engine.events import (
@@ -56,20 +57,6 @@ MOST_WORKERS = 1024  # of a device: each has a lease of its own at a time, whate
 _MOST_BUSY_S = 600.0  # of a batch for another rank, which this host has not seen being made
 _MOST_REASONS = 4  # of failed leases that are told in an epoch; further ones are as good as known
 LOOK_S = 1.0  # between two looks at the pool
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0  # before a lost device is tried again; doubled each time
-
-
-def next_pause_s(before_s: float, lived_s: float) -> float:
-    """Return how long to wait before a lost device is tried again.
-
-    The pause doubles each time, from `FIRST_PAUSE_S` to `LONGEST_PAUSE_S`. It begins anew once the device has lived longer than
-    the longest pause.
-
-    Args:
-        before_s: the pause before the last try; 0: there was none.
-        lived_s: seconds from the last try to the loss.
-    """
-    return FIRST_PAUSE_S if not before_s or lived_s > LONGEST_PAUSE_S else min(2 * before_s, LONGEST_PAUSE_S)
 
 
 class DifferentBits(DDLPError):

@@ -8,8 +8,8 @@ from collections import deque
 from typing import Any
 
 from ddlp.errors import DDLPError
+from ddlp.process.pauses import next_pause_s
 from ddlp.sources.base import Capacity, EpochSink, PreparedBatch
-from ddlp.sources.engine.source import next_pause_s
 from ddlp.sources.usercode.executor import Executor, NodeGone, NodeUnfit
 from ddlp.sources.usercode.host import UserCodeHost, whole
 from ddlp.sources.usercode.nodes import Nodes

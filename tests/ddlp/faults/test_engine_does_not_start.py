@@ -115,7 +115,7 @@ def test_killed_when_it_is_about_to_join(data, truth, told, monkeypatch, strateg
         return starts[-1]
 
     monkeypatch.setattr(EmbeddedEngine, "_await_ready", killed)
-    monkeypatch.setattr(csd, "FIRST_PAUSE_S", 0.1)
+    monkeypatch.setattr("ddlp.process.pauses.FIRST_PAUSE_S", 0.1)
     loader = make_loader(data, strategy)
     truth.check(train_until(loader, lambda: loader._last.executor.ledger.in_spool or loader._last.executor.ledger.ready_csd))
     assert len(told) == 1 and "process ended with status -9" in told[0], list(told)
@@ -131,7 +131,7 @@ def test_killed_while_bits_are_compared(data, truth, told, monkeypatch):
         return compare(spec, item)
 
     monkeypatch.setattr(csd, "host_digest", digest)
-    monkeypatch.setattr(csd, "FIRST_PAUSE_S", 0.1)
+    monkeypatch.setattr("ddlp.process.pauses.FIRST_PAUSE_S", 0.1)
     loader = make_loader(data, "wrr")
     truth.check(train_until(loader, lambda: loader._last.executor.ledger.ready_csd))
     assert len(told) == 1, list(told)

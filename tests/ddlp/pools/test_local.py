@@ -83,7 +83,7 @@ def test_an_epoch_never_waits_for_it_nor_one_engine_for_another(leaves_nothing, 
 
 
 def test_a_killed_engine_is_replaced_in_the_same_epoch(leaves_nothing, slow, data, truth, told, monkeypatch):
-    monkeypatch.setattr("ddlp.sources.engine.source.FIRST_PAUSE_S", 0.1)
+    monkeypatch.setattr("ddlp.process.pauses.FIRST_PAUSE_S", 0.1)
     loader = make_loader(data, "wrr", pool=2)
 
     def kill() -> None:

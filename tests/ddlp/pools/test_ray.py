@@ -26,7 +26,7 @@ from csd_engine.kernels.build import LIBRARY
 from csd_engine.protocol.keys import load_pair
 from ddlp import DDLPLoader, RayPool
 from ddlp.pools.given import pool_of
-from ddlp.pools.ray_keeper import next_pause_s
+from ddlp.process.pauses import next_pause_s
 from ddlp.sources.engine.carded import own_pair
 from scripts.ray_cluster import RayCluster
 from tests.ddlp.faults.scene import REPOSITORY, make_loader, processes, train, until

@@ -61,7 +61,7 @@ def cluster() -> Iterator[None]:
 
 
 def test_an_actor_makes_the_hosts_batches_and_a_killed_one_is_replaced(cluster, monkeypatch):
-    monkeypatch.setattr("ddlp.sources.engine.source.FIRST_PAUSE_S", 0.1)
+    monkeypatch.setattr("ddlp.process.pauses.FIRST_PAUSE_S", 0.1)
     actors = Actors()
     loader = make_loader(Records(100, 0.01), "wrr", pool=actors)
 

@@ -168,7 +168,7 @@ def test_a_state_in_mid_epoch_goes_on_with_and_without_the_pool(limited, pool):
 
 
 def test_a_killed_node_is_replaced_in_the_same_epoch(limited, pool, told, monkeypatch):
-    monkeypatch.setattr("ddlp.sources.engine.source.FIRST_PAUSE_S", 0.1)
+    monkeypatch.setattr("ddlp.process.pauses.FIRST_PAUSE_S", 0.1)
     loader = make_loader(Records(80, 0.02), "wrr", pool=pool)
 
     def kill() -> None:

@@ -108,7 +108,7 @@ def scene(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, data:
 @pytest.fixture
 def scene_of_its_own(scene: Scene, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Scene]:
     """A scene with an engine of its own, which a test may kill."""
-    monkeypatch.setattr("ddlp.sources.engine.source.FIRST_PAUSE_S", 0.1)
+    monkeypatch.setattr("ddlp.process.pauses.FIRST_PAUSE_S", 0.1)
     if scene.source is None:
         scene.spool = Path(tempfile.mkdtemp(prefix="c-", dir="/tmp"))
     yield scene

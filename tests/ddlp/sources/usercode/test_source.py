@@ -98,7 +98,7 @@ class Pool:
 
 @pytest.fixture(autouse=True)
 def clean(hard_limit: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("ddlp.sources.engine.source.FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr("ddlp.process.pauses.FIRST_PAUSE_S", 0.05)
     yield
     until(lambda: not Thread.living, 10, "the end of all nodes")
 

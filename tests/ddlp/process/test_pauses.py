@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddlp.sources.engine.source import next_pause_s
+from ddlp.process.pauses import next_pause_s
 
 
 def test_the_pause_doubles_up_to_a_limit_and_begins_anew_for_a_device_that_has_lived():
