@@ -31,10 +31,13 @@ def test_roots_under_another_name(engines, data, truth, told, images, tmp_path, 
     shutil.copytree(images, elsewhere)
     engine = engines("--root", f"{images}={elsewhere}", "--slowdown", "2")
     loader = make_loader(data, strategy, csd=device(engine))
+    made = 0
     for epoch in range(2):
-        truth.check(train(loader, 0.01), epoch)
-        until(lambda: not list(engine.spool.glob("job-*")), 5, "the job's end with its epoch")
-    assert loader.report().batches_csd and not len(told), list(told)
+        at_work = {} if epoch else {0: lambda: until(lambda: any(one.rate for one in live(loader).devices), 30, "its batch")}
+        truth.check(train(loader, 0.01, at=at_work), epoch)
+        until(lambda: not list(engine.spool.glob("job-*")), 20, "the job's end with its epoch")
+        made += loader.report().batches_csd
+    assert made and not len(told), list(told)
 
 
 def test_the_spool_under_another_name(engines, data, truth, images, tmp_path):
@@ -169,13 +172,11 @@ def test_nobody_there(leaves_nothing, data, tmp_path):
 def test_one_of_two_is_not_there(engines, data, truth, images, tmp_path):
     """The other device does not wait for it."""
     engine = engines("--root", str(images), "--slowdown", "2")
-    nobody = Device("tcp://127.0.0.1:1", engine.keys, connect_timeout_s=4)
+    nobody = Device("tcp://127.0.0.1:1", engine.keys, connect_timeout_s=30)
     loader = make_loader(data, "wrr", csd=[nobody, device(engine)])
     iterator = iter(loader)
-    batches = []
-    while not loader.report().batches_csd:
-        batches.append(next(iterator))
-        time.sleep(0.03)
+    next(iterator)
+    until(lambda: any(one.rate for one in live(loader).devices), 25, "the other one's batch")
     iterator._shutdown_workers()
 
 

@@ -25,8 +25,12 @@ def test_killed_engine(leaves_nothing, data, truth, told, strategy, monkeypatch)
     truth.check(train(loader, 0.02), 0)  # the engine has joined
     assert not len(told)
     first = engine_pid()
-    batches = train(loader, 0.02, at={6: lambda: os.kill(first, signal.SIGKILL)})
-    truth.check(batches, 1)
+
+    def kill():
+        until(lambda: any(one.alive for one in loader.live().devices), 30, "its part in this epoch")
+        os.kill(first, signal.SIGKILL)
+
+    truth.check(train(loader, 0.02, at={6: kill}), 1)
     assert len(told) == 1 and "is gone" in told[0] and "the host prepares" in told[0], list(told)
     for epoch in range(2, 12):  # a new one starts meanwhile, which takes time on a busy machine
         batches = train(loader, 0.02)
