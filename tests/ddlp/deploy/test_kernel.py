@@ -74,7 +74,10 @@ def test_without_zig_too_it_says_what_to_install(tmp_path: Path, monkeypatch: py
     assert caught.value.way_out == "apt-get install gcc-aarch64-linux-gnu or pip install ziglang on this host"
 
 
-@pytest.mark.parametrize("target", ("arm-linux-gnueabihf", "aarch64-linux-gnu", "x86_64-linux-gnu"))
+@pytest.mark.parametrize(
+    "target",
+    ["arm-linux-gnueabihf", *(pytest.param(one, marks=pytest.mark.slow) for one in ("aarch64-linux-gnu", "x86_64-linux-gnu"))],
+)
 def test_a_cross_compiled_kernel_asks_for_no_new_glibc(target: str, tmp_path: Path) -> None:
     """Linked as usual, it would need the host's version of dlopen: GLIBC_2.34."""
     try:

@@ -87,11 +87,16 @@ def test_a_device_helps_where_the_order_is_free(
     assert len(list((tmp_path / "run").glob("*.jsonl"))) == 4
 
 
-def test_a_script_like_timms(folder: Path) -> None:
+@pytest.fixture(scope="module")
+def plain_timm(folder: Path) -> subprocess.CompletedProcess[str]:
+    return run(*PYTHON, "like_timm.py", folder)
+
+
+def test_a_script_like_timms(folder: Path, plain_timm: subprocess.CompletedProcess[str]) -> None:
     """Loaders with a collate_fn, worker seeds or a subclass of DataLoader stay torch's, to the bit. The others are swapped."""
-    plain, swapped = run(*PYTHON, "like_timm.py", folder), run(*RUN, "--no-compare", "--", "like_timm.py", folder)
-    assert plain.returncode == swapped.returncode == 0, swapped.stderr
-    lines, plain_lines = swapped.stdout.splitlines(), plain.stdout.splitlines()
+    swapped = run(*RUN, "--no-compare", "--", "like_timm.py", folder)
+    assert plain_timm.returncode == swapped.returncode == 0, swapped.stderr
+    lines, plain_lines = swapped.stdout.splitlines(), plain_timm.stdout.splitlines()
     assert lines[:4] == plain_lines[:4] and len(lines) == 6
     labels, plain_labels = ([line.split("]")[0] for line in those[4:]] for those in (lines, plain_lines))
     assert labels == plain_labels  # the crops differ
@@ -102,11 +107,12 @@ def test_a_script_like_timms(folder: Path) -> None:
     assert ": left alone: collate_fn=fast_collate: " in collate and ": swapped, cpu: " in plainest and "160 samples" in gain
 
 
-def test_torchs_own_loaders_are_measured(folder: Path, tmp_path: Path) -> None:
+def test_torchs_own_loaders_are_measured(
+    folder: Path, tmp_path: Path, plain_timm: subprocess.CompletedProcess[str]
+) -> None:
     """Nothing is swapped: the output is the script's to the bit. Its plain loaders are recorded."""
-    plain = run(*PYTHON, "like_timm.py", folder)
     done = run(*RUN, "--strategy", "dataloader", "--record", tmp_path, "--", "like_timm.py", folder)
-    assert done.stdout == plain.stdout and done.returncode == 0, done.stderr
+    assert done.stdout == plain_timm.stdout and done.returncode == 0, done.stderr
     subclass, began, both = said(done)  # the script makes both plain loaders at one place
     assert "MultiEpochsDataLoader(ImageFolder): left alone: " in subclass
     assert began.endswith("): measured, dataloader: torch's own, as it is")
@@ -117,10 +123,11 @@ def test_torchs_own_loaders_are_measured(folder: Path, tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_loader_that_is_left_alone_is_recorded(folder: Path, tmp_path: Path) -> None:
-    plain = run(*PYTHON, "like_timm.py", folder)
+def test_a_loader_that_is_left_alone_is_recorded(
+    folder: Path, tmp_path: Path, plain_timm: subprocess.CompletedProcess[str]
+) -> None:
     done = run(*RUN, "--no-compare", "--record", tmp_path, "--", "like_timm.py", folder)
-    assert done.returncode == 0 and done.stdout.splitlines()[:4] == plain.stdout.splitlines()[:4], done.stderr
+    assert done.returncode == 0 and done.stdout.splitlines()[:4] == plain_timm.stdout.splitlines()[:4], done.stderr
     assert [one.began.strategy for one in read_run(tmp_path)] == ["dataloader", "dataloader", "cpu", "cpu"]
 
 

@@ -78,7 +78,7 @@ def test_on_one_core(tmp_path: Path, folder: Path) -> None:
 
 
 def test_ctrl_c(tmp_path: Path, folder: Path) -> None:
-    process = started(tmp_path, folder, "--seconds", "30")
+    process = started(tmp_path, folder, "--seconds", "8")
     assert process.stderr is not None
     try:
         assert all(process.stderr.readline().startswith("comparing: ") for _ in range(2))
