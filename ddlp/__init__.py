@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ddlp.datasets import ImageArrays, ImageFiles
     from ddlp.devices.device import Device
     from ddlp.errors import DDLPError, Untranslatable
+    from ddlp.evaluation import Evaluated, Evaluation
     from ddlp.huggingface import HuggingFaceImages
     from ddlp.loader import DDLPLoader
     from ddlp.planning.controller import Goal
@@ -32,6 +33,8 @@ __all__ = [
     "DDLPLoader",
     "Device",
     "EpochReport",
+    "Evaluated",
+    "Evaluation",
     "Goal",
     "HuggingFaceImages",
     "ImageArrays",
@@ -52,6 +55,8 @@ _WHERE = {
     "DDLPLoader": "ddlp.loader",
     "Device": "ddlp.devices.device",
     "EpochReport": "ddlp.stats.report",
+    "Evaluated": "ddlp.evaluation",
+    "Evaluation": "ddlp.evaluation",
     "Goal": "ddlp.planning.controller",
     "HuggingFaceImages": "ddlp.huggingface",
     "ImageArrays": "ddlp.datasets",

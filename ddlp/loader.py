@@ -775,6 +775,20 @@ class DDLPLoader(DataLoader):
         print(text)
         return text
 
+    def runs_own_code_here(self) -> bool:
+        """Return whether an epoch runs the data set's own code in this process, as with ``num_workers=0``.
+
+        Then each sample seeds the global generators of torch, numpy and random, and puts them back. Another thread that draws
+        from them meanwhile gets other numbers.
+        """
+        if self.num_workers:
+            return False
+        try:
+            self._translated(LoaderConfig.of(self))
+        except Untranslatable:
+            return True
+        return False
+
     def _own_source(self, source: LeaseSource) -> OwnSource:
         """Describe a source of the user's own, with its capacity if it has joined the last epoch."""
         kind = type(source).__name__

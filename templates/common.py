@@ -42,6 +42,7 @@ class Epoch:
     rate_cpu: float | None = None
     rate_csd: float | None = None
     bound_s: float | None = None  # the least time in which both sides together can prepare it
+    accuracy: float | None = None  # top-1 on the val set after it, with --evaluate-beside
     by_torch: bool = False  # DataLoader, or transforms of yours: no device took part
 
 
@@ -119,6 +120,7 @@ def flags(description: str | None, models: Sequence[str], *, strategies: Sequenc
     add("--amp", choices=AMP, default="off", help="mixed precision (default %(default)s)")
     add("--compile", action="store_true", help="torch.compile the model")
     add("--small", action="store_true", help="tiny images, a tiny model: shows in seconds that all works")
+    add("--evaluate-beside", action="store_true", help="evaluate after each epoch, while the next one is trained")
     add("--checkpoint", type=Path, metavar="FILE",
         help="written after each epoch and on Ctrl-C; if it is there the run goes on from it. One strategy, one seed")
     add("--report", type=Path, default=Path("runs"), metavar="DIR", help="where the report goes (default %(default)s)")

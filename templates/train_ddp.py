@@ -28,7 +28,7 @@ from common import Epoch, Run, finish, flags, parse, turns
 from csd_engine.errors import EngineError
 from ddlp import DDLPError
 from train_imagenet import BATCH_SIZES, MODELS, add_flags, make_task
-from training import Task, evaluate, train
+from training import Task, evaluate, train, val_loader
 
 
 def over_ranks(run: Run) -> Run:
@@ -63,7 +63,7 @@ def accuracy(plain: nn.Module, task: Task, options: Any) -> float:
     for buffer in plain.buffers():  # BatchNorm's means differ between ranks since the last step
         dist.broadcast(buffer, 0)
     part = Subset(task.val, range(rank, len(task.val), ranks))
-    counts = torch.tensor(evaluate(plain, task, part, options), device=options.device)
+    counts = torch.tensor(evaluate(plain, task, val_loader(part, options), options), device=options.device)
     dist.all_reduce(counts)
     right, seen = counts.tolist()
     return float(right / seen)

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Subset
 
 from common import AMP, Epoch, Run, finish, record_directory, turns
 from csd_engine.errors import EngineError
-from ddlp import DDLPError, DDLPLoader, Untranslatable
+from ddlp import DDLPError, DDLPLoader, Evaluated, Evaluation, Untranslatable
 from ddlp.observe import MeasuredDataLoader, progress
 from ddlp.schedule.strategies import STRATEGIES as OURS
 
@@ -238,13 +238,16 @@ def train_epoch(
     epoch.by_torch = not report.travels
 
 
+def val_loader(val: Any, options: Any) -> DDLPLoader:
+    """Return the loader of an evaluation. No strategy, no csd: the host alone, in the data set's order."""
+    return DDLPLoader(val, options.batch_size, num_workers=options.workers, device=torch.device(options.device))
+
+
 @torch.inference_mode()
-def evaluate(model: nn.Module, task: Task, val: Any, options: Any) -> tuple[int, int]:
-    """Return how many images of `val` the model classifies correctly, and how many there are."""
+def evaluate(model: nn.Module, task: Task, loader: Any, options: Any) -> tuple[int, int]:
+    """Return how many images of the loader the model classifies correctly, and how many there are."""
     model.eval()
     device, amp = torch.device(options.device), AMP[options.amp]
-    # No strategy, no csd: the host alone, in the data set's order.
-    loader: DDLPLoader = DDLPLoader(val, options.batch_size, num_workers=options.workers, device=device)
     right, seen = torch.zeros((), dtype=torch.int64, device=device), 0
     for batch in loader:
         images, labels = to_device(batch, task, device)
@@ -279,7 +282,8 @@ def train(
     if first or loader_state is not None:
         print(f"rank {rank} goes on from {options.checkpoint}: epoch {first + 1}", file=sys.stderr)
     torch.manual_seed(seed + rank)  # dropout draws from it
-    with Interrupt(after_the_step=ranks == 1) as interrupt:
+    side = _beside(training, task, options, rank)
+    with Interrupt(after_the_step=ranks == 1) as interrupt, side or contextlib.nullcontext():
         for number in range(first, options.epochs):
             begin_epoch(loader, seed, number)
             if loader_state is not None and isinstance(loader, DDLPLoader):
@@ -293,9 +297,30 @@ def train(
                 _save(training, loader, run, options, number, interrupt.asked)
             if interrupt.asked:
                 return run, training
+            if side is not None:
+                side.start(number)
+                _note(side.done(), run)
+        if side is not None:
+            _note(side.finish(), run)
     del engine
     run.complete = True
     return run, training
+
+
+def _beside(training: Training, task: Task, options: Any, rank: int) -> Evaluation[tuple[int, int]] | None:
+    """Return what evaluates after each epoch, beside the next one, if --evaluate-beside asks for it."""
+    if not options.evaluate_beside or rank:
+        return None
+    return Evaluation(
+        training.plain, val_loader(task.val, options), lambda model, loader: evaluate(model, task, loader, options)
+    )
+
+
+def _note(found: list[Evaluated[tuple[int, int]]], run: Run) -> None:
+    """Print the results that have come, and keep them with their epochs."""
+    for (epoch, (right, seen), seconds) in found:
+        run.epochs[epoch].accuracy = right / seen
+        print(f"epoch {epoch + 1}: {right / seen:.1%} of {seen} images right; evaluated in {seconds:.1f} s", file=sys.stderr)
 
 
 def _save(training: Training, loader: DataLoader, run: Run, options: Any, number: int, interrupted: bool) -> None:
@@ -338,8 +363,10 @@ def compare(task: Task, options: Any) -> int:
             runs.append(run)
             if not run.complete:
                 break
-            right, seen = evaluate(training.plain, task, task.val, options)
-            run.accuracy = right / seen
+            run.accuracy = run.epochs[-1].accuracy  # --evaluate-beside
+            if run.accuracy is None:
+                right, seen = evaluate(training.plain, task, val_loader(task.val, options), options)
+                run.accuracy = right / seen
     except KeyboardInterrupt:
         pass
     except (DDLPError, EngineError) as error:  # a device can't be reached, or the data can't travel

@@ -36,7 +36,7 @@ FLOORS = (
     ("ddlp.epoch", "ddlp.deploy", "ddlp.config"),
     ("ddlp.pools", "ddlp.recording", "ddlp.remembered", "ddlp.auto_workers"),
     ("ddlp.loader",),
-    ("ddlp", "ddlp.observe", "ddlp.integrations", "ddlp.swap"),
+    ("ddlp", "ddlp.observe", "ddlp.integrations", "ddlp.swap", "ddlp.evaluation"),
     ("ddlp.bench",),
     ("ddlp.tryout",),
     ("ddlp.cli",),

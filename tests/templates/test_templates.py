@@ -26,7 +26,8 @@ RUNS = (  # those that fork come first, before torch has started threads
     ("train_ddp", ["--small", "--workers", "1", "--epochs", "2"], 2),
     (
         "train_imagenet",
-        ["--small", "--workers", "1", "--strategy", "dataloader", "csd", "wrr", "--epochs", "2", "--record", "runs/recorded"],
+        ["--small", "--workers", "1", "--strategy", "dataloader", "csd", "wrr", "--epochs", "2", "--record", "runs/recorded",
+         "--evaluate-beside"],
         1,
     ),
     ("train_cifar10", ["--small", "--workers", "1", "--strategy", "wrr", "--seeds", "2"], 1),
@@ -91,6 +92,9 @@ def test_train_imagenet(home: Path, printed: str) -> None:
         check_run(one, IMAGES, epochs=2)
         assert one["paper_model"] == "WRN" and one["seed"] == 0
         assert one["strategy"] in printed
+        beside = [epoch["accuracy"] for epoch in one["epochs"]]
+        assert all(0 <= part <= 1 for part in beside) and one["accuracy"] == beside[-1]
+    assert printed.count("images right; evaluated in") == 6
     assert (torchs["backend"], wrr["backend"]) == ("torch", "native")
     assert torchs["figures"]["csd_share"] == 0 and csd["figures"]["csd_share"] == 1
     assert 0 < sum(epoch["batches_csd"] for epoch in wrr["epochs"]) < 2 * IMAGES / 4
