@@ -42,8 +42,8 @@ def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS), help="(all)")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each way (%(default)s)")
-    parser.add_argument("--images", type=int, default=800, help="images of an epoch; an evaluation has a fourth (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each way (%(default)s)")
+    parser.add_argument("--images", type=int, default=2400, help="images of an epoch; an evaluation has a fourth (%(default)s)")
     parser.add_argument("--cpu", type=int, default=min(os.sched_getaffinity(0)), help="the core to use (%(default)s)")
     options = parser.parse_args()
     os.sched_setaffinity(0, {options.cpu})
