@@ -99,9 +99,10 @@ static void random_batch(ddlp_context *context, const uint8_t *data, size_t size
     job.plan = &plan, job.count = job.end = FILES, job.indices = job.occurrences = keys, job.paths = paths, job.sizes = sizes;
     job.descriptors = descriptors, job.beneath_count = -1, job.ahead = (int64_t)draw(3), job.enough_ns = 1 + draw(2) * 1000000000;
     job.most_bytes = 1 << 20, job.most_pixels = 1 << 18, job.most_memory = draw(4) ? INT64_MAX : 1;
-    job.table = kind == 1 ? table : NULL, job.element_bytes = element, job.channels_last = (int32_t)draw(2), job.planes = kind == 2;
+    job.to.table = kind == 1 ? table : NULL, job.to.element_bytes = element, job.to.channels_last = (int32_t)draw(2);
+    job.to.planes = kind == 2;
     for (int64_t first = 0; first < FILES; first = job.next) {
-        job.out = out + (size_t)first * sample * (size_t)element, job.boxes = boxes + first * BOXES * 4;
+        job.to.out = out + (size_t)first * sample * (size_t)element, job.to.boxes = boxes + first * BOXES * 4;
         const int result = ddlp_files(context, &job);
         made += job.next - first;
         if (result) job.next++, refused++;

@@ -19,7 +19,7 @@ from csd_engine.kernels.windows import Windows
 
 __all__ = ["Context", "Job", "Kernel", "rebuild"]
 
-ABI = 8  # DDLP_ABI of src/ddlp.h
+ABI = 9  # DDLP_ABI of src/ddlp.h
 _REFUSALS = {
     1: "there is no libjpeg",
     2: "no JPEG with a plain header",
@@ -288,6 +288,7 @@ class Kernel(ArrayCalls):
             ("ddlp_windows", number, [pointer]),
             ("ddlp_plan_job", number, [pointer, pointer, pointer, job, pointer]),
             ("ddlp_files", number, [pointer, pointer]),
+            ("ddlp_pixels", number, [pointer, pointer]),
         ):
             function = getattr(self._library, name)
             function.restype, function.argtypes = result, arguments

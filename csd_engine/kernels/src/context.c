@@ -121,6 +121,10 @@ uint8_t *context_scratch(ddlp_context *context, size_t bytes) {
     return grow((void **)&context->scratch, &context->scratch_room, bytes) ? NULL : context->scratch;
 }
 
+uint8_t *context_band(ddlp_context *context, size_t bytes) {
+    return grow((void **)&context->memory.bytes, &context->memory.room, bytes) ? NULL : context->memory.bytes;
+}
+
 step_state *context_steps(ddlp_context *context) { return &context->steps; }
 
 resample_state *context_resample(ddlp_context *context) { return &context->resample; }

@@ -37,7 +37,7 @@
 #endif
 
 /* Changes with every incompatible change of this file; library.py refuses another one. */
-#define DDLP_ABI 8
+#define DDLP_ABI 9
 
 typedef enum {
     DDLP_NO_LIBJPEG = 1,  /* ddlp_use_jpeg was not called or failed */
@@ -73,9 +73,11 @@ typedef struct {
 /* Many samples of one array in one call. */
 typedef struct ddlp_windows_job ddlp_windows_job;
 
-/* The operators to draw for each image of a data set (plan.h), and many of its files in one call (files.h). */
+/* The operators to draw for each image of a data set (plan.h), and many of its files (files.h) or of its images in memory
+ * (pixels.h) in one call. */
 typedef struct ddlp_plan ddlp_plan;
 typedef struct ddlp_files_job ddlp_files_job;
+typedef struct ddlp_pixels_job ddlp_pixels_job;
 
 /* One step on an image in memory: steps.h. */
 typedef struct ddlp_step_numbers ddlp_step_numbers;
@@ -174,5 +176,8 @@ DDLP_API int ddlp_plan_job(const ddlp_plan *plan, const int32_t size[2], const u
 
 /* Open, read, draw, decode and finish files one after the other; files.h describes the job. */
 DDLP_API int ddlp_files(ddlp_context *context, ddlp_files_job *job);
+
+/* Do the same with images in memory; pixels.h describes the job. */
+DDLP_API int ddlp_pixels(ddlp_context *context, ddlp_pixels_job *job);
 
 #endif
