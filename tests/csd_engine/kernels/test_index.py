@@ -130,6 +130,31 @@ def test_what_lies_beside_the_needed_part_is_not_read(kernel):
         made(context, above, refused=True)
 
 
+def test_what_lies_behind_the_needed_part_need_not_be_there(kernel):
+    context, jpeg = kernel.context(), photograph()
+    index, above = index_of(context, jpeg), crop(40, 8, 200, 90)
+    context.take(jpeg)
+    plain = made(context, above)
+    with Opened(jpeg[: len(jpeg) // 2]) as file:
+        assert context.read_indexed(file.about[0], len(jpeg), index, 77)
+        assert np.array_equal(made(context, above), plain)
+        made(context, crop(40, 300, 20, 20), refused=True)
+
+
+def test_a_file_with_another_header_is_refused(kernel):
+    """Of the same length: a value of the quantisation, by which the coded data are as good as before."""
+    context, jpeg = kernel.context(), photograph(90, 70)
+    other, index = bytearray(jpeg), index_of(context, jpeg)
+    other[jpeg.index(b"\xff\xdb") + 9] += 1
+    context.take(bytes(other))
+    made(context, crop(0, 0, 9, 9))
+    context.use_index(index)
+    made(context, crop(0, 0, 9, 9), refused=True)
+    with Opened(other) as file:
+        context.read_indexed(*file.about, index, 77)
+        made(context, crop(0, 0, 9, 9), refused=True)
+
+
 def test_a_damaged_file_has_none(kernel):
     """Though the sample, which lies above the damage, can be made."""
     context, jpeg = kernel.context(), photograph()
