@@ -14,16 +14,17 @@
 #include <unistd.h>
 
 #include "files.h"
+#include "index.h"
 
 #ifdef GUIDED /* many small tries */
-enum { MOST_PIXELS = 1 << 12, MOST_SIDE = 24, JOBS = 1, BATCH_OF = 8 };
+enum { MOST_PIXELS = 1 << 12, MOST_SIDE = 24, JOBS = 1, BATCH_OF = 8, INDEXES = 1 };
 #else
-enum { MOST_PIXELS = 1 << 18, MOST_SIDE = 200, JOBS = 3, BATCH_OF = 4 };
+enum { MOST_PIXELS = 1 << 18, MOST_SIDE = 200, JOBS = 3, BATCH_OF = 4, INDEXES = 3 };
 #endif
 
 static uint64_t state;
-/* Samples made, samples and files refused, and files that their Exif turns. */
-static long made, refused, turned;
+/* Samples made, samples and files refused, files that their Exif turns, and samples made by an index that may be damaged. */
+static long made, refused, turned, indexed;
 
 static uint32_t draw(uint32_t below) {
     state ^= state << 13, state ^= state >> 7, state ^= state << 17;
@@ -99,9 +100,10 @@ static void random_batch(ddlp_context *context, const uint8_t *data, size_t size
     job.plan = &plan, job.count = job.end = FILES, job.indices = job.occurrences = keys, job.paths = paths, job.sizes = sizes;
     job.descriptors = descriptors, job.beneath_count = -1, job.ahead = (int64_t)draw(3), job.enough_ns = 1 + draw(2) * 1000000000;
     job.most_bytes = 1 << 20, job.most_pixels = 1 << 18, job.most_memory = draw(4) ? INT64_MAX : 1;
-    job.table = kind == 1 ? table : NULL, job.element_bytes = element, job.channels_last = (int32_t)draw(2), job.planes = kind == 2;
+    job.to.table = kind == 1 ? table : NULL, job.to.element_bytes = element, job.to.channels_last = (int32_t)draw(2);
+    job.to.planes = kind == 2;
     for (int64_t first = 0; first < FILES; first = job.next) {
-        job.out = out + (size_t)first * sample * (size_t)element, job.boxes = boxes + first * BOXES * 4;
+        job.to.out = out + (size_t)first * sample * (size_t)element, job.to.boxes = boxes + first * BOXES * 4;
         const int result = ddlp_files(context, &job);
         made += job.next - first;
         if (result) job.next++, refused++;
@@ -110,6 +112,33 @@ static void random_batch(ddlp_context *context, const uint8_t *data, size_t size
         if (descriptors[k] >= 0) exit(3); /* all must be closed by now */
     close(file);
     free(out), free(table), free(boxes);
+}
+
+/* Makes an index of the file, damages it, mostly so that its hash is right again, and makes samples by it. */
+static void random_index(ddlp_context *context, const uint8_t *data, size_t size, const int32_t info[4]) {
+    int64_t bytes;
+    int32_t again[4];
+    if (ddlp_take(context, data, (int64_t)size, again)) exit(3);
+    ddlp_want_index(context, 1);
+    random_job(context, info);
+    const uint8_t *index = ddlp_made_index(context, &bytes);
+    ddlp_want_index(context, 0);
+    if (!index) return;
+    uint8_t *bad = malloc((size_t)bytes);
+    if (!bad) exit(2);
+    memcpy(bad, index, (size_t)bytes);
+    for (uint32_t count = draw(4); count > 0; count--) bad[draw((uint32_t)bytes)] ^= (uint8_t)(1u << draw(8));
+    const uint64_t hash = index_hash(bad + 12, (size_t)bytes - 12);
+    for (int k = 0; k < 8 && draw(9); k++) bad[4 + k] = (uint8_t)(hash >> 8 * k);
+    if (draw(9)) bad[0] = 'D', bad[1] = 'J', bad[2] = 'I', bad[3] = 1;
+    const int file = memfd_create("fuzz", MFD_CLOEXEC);
+    if (file < 0 || write(file, data, size) != (ssize_t)size) exit(2);
+    const int used = draw(2) ? ddlp_use_index(context, bad, bytes)
+                             : ddlp_read_indexed(context, file, 0, (int64_t)size, bad, bytes, again);
+    for (int jobs = 0; jobs < 2 && !used; jobs++)
+        if (!random_job(context, info)) indexed++;
+    close(file);
+    free(bad);
 }
 
 static void try_file(const uint8_t *data, size_t size) {
@@ -124,6 +153,8 @@ static void try_file(const uint8_t *data, size_t size) {
             if (random_job(context, info)) refused++;
             else made++;
         }
+    if (!taken && (int64_t)info[0] * info[1] <= MOST_PIXELS)
+        for (int tries = 0; tries < INDEXES; tries++) random_index(context, data, size, info);
     if (!draw(BATCH_OF)) random_batch(context, data, size);
     ddlp_free(context);
 }
@@ -184,7 +215,7 @@ int main(int count, char **arguments) {
         free(data);
     }
     for (int i = 0; i < files; i++) free(contents[i]);
-    printf("%ld made, %ld refused, %ld turned\n", made, refused, turned);
+    printf("%ld made, %ld refused, %ld turned, %ld by an index\n", made, refused, turned, indexed);
     return 0;
 }
 #endif

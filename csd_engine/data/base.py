@@ -16,6 +16,7 @@ from PIL import Image
 from csd_engine.data.image_files import content, open_image, turned_upright
 from csd_engine.data.safe_open import OpenFile
 from csd_engine.kernels.files import Parts
+from csd_engine.kernels.pixels import Pixels
 
 __all__ = ["ARRAY", "MANIFEST", "Dataset", "Places", "Reader", "Source", "fingerprint", "open_reader"]
 
@@ -184,7 +185,7 @@ class Reader:
         """
         source = self.open(index)
         if not isinstance(source, OpenFile):
-            return Image.fromarray(source)
+            return Image.fromarray(np.array(source))  # a copy, which the image's owner may change
         image = open_image(source.path, content(source))
         return turned_upright(image) if source.upright else image
 
@@ -202,6 +203,11 @@ class Reader:
         """Return the places of these samples in files; None unless each is a file or a part of one. Raises as `open` does."""
         found = self.paths(indices)
         return None if found is None else Places(found)
+
+    def pixels(self, indices: np.ndarray) -> Optional[Pixels]:
+        """Return these samples, int64, where they lie in memory. None unless each is an array's row, or if one does not exist."""
+        rows = self.rows()
+        return None if rows is None else Pixels.of_rows(rows, indices)
 
     def where(self, index: int) -> str:
         """Return where the sample lies, for messages."""

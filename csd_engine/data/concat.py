@@ -6,8 +6,11 @@ import bisect
 from dataclasses import dataclass
 from typing import Any, Callable, ClassVar, Dict, List, Optional, Sequence, Tuple
 
+import numpy as np
+
 from csd_engine.data.base import Dataset, PathLike, Places, Reader, Source, fingerprint
 from csd_engine.data.checks import bad, check_countable, checked_fields
+from csd_engine.kernels.pixels import Pixels
 
 __all__ = ["ConcatSet"]
 
@@ -116,6 +119,9 @@ class _ConcatReader(Reader):
 
     def places(self, indices: List[int]) -> Optional[Places]:
         return Places.join([reader.places([own]) for reader, own in map(self._part, indices)])
+
+    def pixels(self, indices: np.ndarray) -> Optional[Pixels]:
+        return Pixels.of_parts(self._starts, lambda part, own: self._readers[part].pixels(own), indices)
 
     def where(self, index: int) -> str:
         reader, own = self._part(index)

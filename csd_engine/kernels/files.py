@@ -9,9 +9,10 @@ from typing import NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 
 from csd_engine.kernels.library import Job, Kernel
-from csd_engine.kernels.places import address, check_out, checked_table
+from csd_engine.kernels.places import address
+from csd_engine.kernels.samples import Samples, Stopped, samples_to
 
-__all__ = ["FilePlan", "Files", "Parts", "PlanOperator", "Stopped"]
+__all__ = ["FilePlan", "Files", "Parts", "PlanOperator"]
 
 _LARGE = 7  # DDLP_LARGE of src/ddlp.h
 _ALL = (1 << 63) - 1
@@ -58,12 +59,7 @@ class _FilesJob(ctypes.Structure):
         ("sizes", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("ahead", "opened", "next", "end", "enough_ns")),
         *((name, ctypes.c_int64) for name in ("most_bytes", "most_pixels", "most_memory")),
-        ("out", ctypes.c_void_p),
-        ("table", ctypes.c_void_p),
-        ("element_bytes", ctypes.c_int32),
-        ("channels_last", ctypes.c_int32),
-        ("planes", ctypes.c_int32),
-        ("boxes", ctypes.c_void_p),
+        ("to", Samples),
         ("reading_ns", ctypes.c_int64),
     ]
 
@@ -146,22 +142,6 @@ class Parts(NamedTuple):
     upright: np.ndarray
 
 
-class Stopped(NamedTuple):
-    """Where a call stopped, and why.
-
-    Attributes:
-        next: the first file whose sample was not made.
-        refused: the kernel refused that file; False: there was no more time or no more room.
-        read: `Files.content` has the file's bytes, for Pillow; False: it can't be read, or decoding takes too much memory.
-        reading_s: the time for opening and reading, in seconds.
-    """
-
-    next: int
-    refused: bool
-    read: bool
-    reading_s: float
-
-
 class Files:
     """The files of one batch. It is for one thread. Call `close` at the end.
 
@@ -238,32 +218,18 @@ class Files:
 
         Args:
             first: the file whose turn it is; files go in order.
-            out: C-contiguous, room for m samples; the samples made are filled: uint8 (m, height, width, channels). With a
-                table, or if the channels do not come last, they have the form of the kernel's `table` or `planes`.
-            boxes: C-contiguous int32 (m, masks, 4), filled in the same way; None if the plan has no masks.
+            out, boxes, table, channels_last: as for `samples_to`.
             enough_s: seconds after which no further file is begun.
-            table, channels_last: as for the kernel's `table`; without a table bytes stay bytes.
 
         Raises:
             ValueError: shapes or types do not fit.
         """
-        (height, width, channels), m, masks = self._plan.shape, len(out), self._plan.boxes
-        kind = np.dtype(np.uint8) if table is None else checked_table(table, channels).dtype
-        expected = (m, height, width, channels) if channels_last else (m, channels, height, width)
-        if out.dtype != kind or out.shape != expected or not 0 <= first <= first + m <= len(self):
-            raise ValueError(f"samples from {first} on of {len(self)} go to {kind} {expected}, got {out.dtype} {out.shape}")
-        check_out(out)
-        if masks:
-            if boxes is None or boxes.dtype != np.int32 or boxes.shape != (m, masks, 4):
-                raise ValueError(f"boxes of {m} samples are int32 ({m}, {masks}, 4)")
-            check_out(boxes)
-        job = self._job
-        job.next, job.end, job.enough_ns, job.reading_ns = first, first + m, max(1, int(enough_s * 1e9)), 0
-        job.out, job.boxes = address(out), address(boxes) if masks and boxes is not None else None
-        job.table, job.element_bytes = None if table is None else address(table), kind.itemsize
-        job.channels_last, job.planes = channels_last, table is None and not channels_last
-        kernel = self._plan.kernel
-        result = kernel.library.ddlp_files(kernel.context().pointer, ctypes.byref(job))
+        job, plan = self._job, self._plan
+        if not 0 <= first <= len(self):
+            raise ValueError(f"file {first} of {len(self)}")
+        job.to = samples_to(plan.shape, plan.boxes, len(self) - first, out, boxes, table, channels_last)
+        job.next, job.end, job.enough_ns, job.reading_ns = first, first + len(out), max(1, int(enough_s * 1e9)), 0
+        result = plan.kernel.library.ddlp_files(plan.kernel.context().pointer, ctypes.byref(job))
         return Stopped(job.next, result != 0, result > 0 and result != _LARGE, job.reading_ns * 1e-9)
 
     def upright(self, position: int) -> bool:

@@ -1,4 +1,4 @@
-"""Makes the samples of a batch in the fastest of three ways: in bulk, by the kernel's calls on many files, or one by one.
+"""Makes the samples of a batch in the fastest of three ways: in bulk, by the kernel's calls on many images, or one by one.
 
 Host, engine and benchmarks all make their batches here. Each says where the samples go. All ways give the same bits.
 """
@@ -14,6 +14,8 @@ from csd_engine.data.base import Reader
 from csd_engine.data.readahead import ReadAhead
 from csd_engine.kernels import kernel
 from csd_engine.prepare.file_batch import FileBatch
+from csd_engine.prepare.kernel_batch import KernelBatch
+from csd_engine.prepare.pixel_batch import PixelBatch
 from csd_engine.prepare.sample import prepare_sample
 from csd_engine.transforms import Pipeline
 from csd_engine.transforms.bulk import Bulk
@@ -126,11 +128,10 @@ class BatchMaker:
         """
         if self._bulk is not None and (known or self._bulk.takes(sources)):
             return _InBulk(self._bulk, sources, occurrences, seed, epoch)
-        files = FileBatch.of(
-            self._reader, self._pipeline, self._plan, sources, occurrences, seed, epoch, large_bytes, before_decoding
-        )
-        if files is not None:
-            return _ByFiles(files, len(sources))
+        batch = self._reader, self._pipeline, self._plan, sources, occurrences, seed, epoch
+        found = PixelBatch.of(*batch, before_decoding) or FileBatch.of(*batch, large_bytes, before_decoding)
+        if found is not None:
+            return _ByKernel(found)
         items = list(zip(sources.tolist(), occurrences.tolist()))
         return _OneByOne(self._reader, self._pipeline, items, seed, epoch, before_decoding)
 
@@ -163,20 +164,20 @@ class _InBulk(StartedBatch):
         self._bulk.fill(self._sources[part], self._occurrences[part], *self._key, out, boxes, table, channels_last)
 
 
-class _ByFiles(StartedBatch):
-    def __init__(self, files: FileBatch, samples: int) -> None:
-        self._files, self._samples = files, samples
+class _ByKernel(StartedBatch):
+    def __init__(self, batch: KernelBatch) -> None:
+        self._batch = batch
 
     def close(self) -> None:
-        self._files.close()
+        self._batch.close()
 
     def make(self, first: int, to: Destination) -> int:
-        rest = slice(first, self._samples)
+        rest = slice(first, self._batch.samples)
         finished = to.finished_place(rest)
         if finished is not None:
-            return self._files.make(first, *finished)
+            return self._batch.make(first, *finished)
         images, boxes = to.place(rest)
-        end = self._files.make(first, images, boxes)
+        end = self._batch.make(first, images, boxes)
         to.done(slice(first, end))
         return end
 

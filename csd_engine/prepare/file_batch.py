@@ -1,13 +1,9 @@
-"""Makes the files of one batch into samples by a few calls of the kernel. Each call makes samples for some milliseconds.
-
-Sample by sample, Python takes a tenth of a small image's time, and each thread waits for the GIL several times a sample. Here
-it waits only once a call. A file that the kernel refuses goes through Pillow, as it would by itself.
-"""
+"""Makes one batch's files into samples. A file that the kernel refuses goes through Pillow, as it would by itself."""
 
 from __future__ import annotations
 
 import os
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Callable, Optional
 
 import numpy as np
 from PIL import Image
@@ -16,13 +12,11 @@ from csd_engine.data.base import Reader
 from csd_engine.data.image_files import MAX_FILE_BYTES
 from csd_engine.data.readahead import AHEAD
 from csd_engine.kernels.files import FilePlan, Files
-from csd_engine.prepare.read_time import READING
-from csd_engine.prepare.sample import prepare_by_pillow, prepare_sample
+from csd_engine.prepare.kernel_batch import KernelBatch
+from csd_engine.prepare.sample import prepare_by_pillow
 from csd_engine.transforms import Pipeline
 
 __all__ = ["FileBatch"]
-
-ENOUGH_S = 0.02  # short enough to notice a cancel soon; with 5 ms, and cold caches at each call, Python took 0.7 % of all time
 
 
 def _most_pixels() -> Optional[int]:
@@ -31,24 +25,10 @@ def _most_pixels() -> Optional[int]:
     return None if limit is None or limit >= 1 << 63 else int(limit)
 
 
-class FileBatch:
-    """The files of one batch. `of` makes it. It is for one thread, in a `with`. The samples are made in their order."""
+class FileBatch(KernelBatch):
+    """The files of one batch. `of` makes it."""
 
-    def __init__(
-        self,
-        reader: Reader,
-        pipeline: Pipeline,
-        plan: FilePlan,
-        files: Files,
-        items: List[Tuple[int, int]],
-        seed: int,
-        epoch: int,
-        before_decoding: Optional[Callable[[int], None]],
-    ) -> None:
-        self._reader, self._pipeline, self._plan, self._seed, self._epoch = reader, pipeline, plan, seed, epoch
-        self._files, self._items, self._before_decoding = files, items, before_decoding
-        self._refused = -1  # the position at which the kernel stopped because of the file
-        self._read = False  # whether the kernel has that file's bytes
+    _calls: Files
 
     @staticmethod
     def of(
@@ -88,58 +68,16 @@ class FileBatch:
             plan, paths, found.parts, seed, epoch, sources, occurrences, AHEAD, MAX_FILE_BYTES, _most_pixels(), most_memory,
             reader.beneath,
         )  # fmt: skip
-        items = list(zip(sources.tolist(), occurrences.tolist()))
-        return FileBatch(reader, pipeline, plan, files, items, seed, epoch, before_decoding)
-
-    def __enter__(self) -> FileBatch:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
+        return FileBatch(reader, pipeline, plan, files, sources, occurrences, seed, epoch, before_decoding)
 
     def close(self) -> None:
         """Close the files that were opened before their turn."""
-        self._files.close()
-
-    def make(
-        self,
-        first: int,
-        out: np.ndarray,
-        boxes: Optional[np.ndarray],
-        table: Optional[np.ndarray] = None,
-        channels_last: bool = True,
-    ) -> int:
-        """Make some samples from `first` on, which must be the first one not made.
-
-        Args:
-            first: position in the batch.
-            out, boxes, table, channels_last: as for `Files.make`; the first sample made is out[0].
-
-        Returns:
-            The position of the first sample that is still not made.
-
-        Raises:
-            SampleError: the sample at `first` cannot be read, decoded or transformed.
-        """
-        if first != self._refused:
-            stopped = self._files.make(first, out, boxes, ENOUGH_S, table, channels_last)
-            READING.seconds += stopped.reading_s
-            if stopped.refused:
-                self._refused, self._read = stopped.next, stopped.read
-            if stopped.next > first:
-                return stopped.next
-        place = out[0] if table is None and channels_last else np.empty(self._plan.shape, dtype=np.uint8)
-        self._make_one(first, place, None if boxes is None else boxes[0])
-        if table is not None:
-            self._plan.kernel.table(place[np.newaxis], table, out[:1], channels_last)
-        elif not channels_last:
-            self._plan.kernel.planes(place[np.newaxis], out[:1])
-        return first + 1
+        self._calls.close()
 
     def _make_one(self, position: int, out: np.ndarray, boxes: Optional[np.ndarray]) -> None:
-        """Make the sample that the kernel refused."""
-        about = self._reader, self._pipeline, self._items[position], self._seed, self._epoch
-        if self._read:
-            prepare_by_pillow(*about, self._files.content(), out, boxes, self._before_decoding, self._files.upright(position))
-        else:
-            prepare_sample(*about, out, boxes, self._before_decoding)
+        if not self._read:
+            return super()._make_one(position, out, boxes)
+        prepare_by_pillow(
+            self._reader, self._pipeline, self._item(position), *self._key, self._calls.content(), out, boxes,
+            self._before_decoding, self._calls.upright(position),
+        )  # fmt: skip

@@ -14,7 +14,7 @@ import io
 import os
 import time
 import warnings
-from typing import BinaryIO, Callable, Iterator, List, Optional, Tuple, Union
+from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Optional, Tuple, Union
 
 import numpy as np
 from PIL import Image
@@ -31,7 +31,7 @@ from csd_engine.prepare.file_info import FileInfo, Header
 from csd_engine.prepare.read_time import READING
 from csd_engine.transforms import Pipeline
 from csd_engine.transforms.compiled import Compiled, compile_plan
-from csd_engine.transforms.pipeline import CHANNELS
+from csd_engine.transforms.pipeline import CHANNELS, SamplePlan
 from csd_engine.transforms.primitives import UserCall, kernel_steps
 
 __all__ = ["is_bad_image", "prepare_by_pillow", "prepare_sample", "sample_digest"]
@@ -87,7 +87,8 @@ def prepare_sample(
             READING.seconds += time.monotonic() - began
         if not isinstance(source, OpenFile):
             if not _pixels_by_kernel(source, pipeline, Keyed(seed, epoch, index, occurrence), out, boxes):
-                _by_pillow(Image.fromarray(source), pipeline, item, seed, epoch, out, boxes, before_decoding)
+                image = Image.fromarray(np.array(source))  # a copy, which a user's function may change
+                _by_pillow(image, pipeline, item, seed, epoch, out, boxes, before_decoding)
             return
         if source.size > MAX_FILE_BYTES:  # only on a host; Pillow reads the bytes that it needs
             with io.BufferedReader(SampleStream(source)) as stream:
@@ -204,9 +205,8 @@ def _by_kernel(
     if source.upright and context.turned:
         return False
     plans = pipeline.draw_row(size, keyed, jpeg=True)
-    found = [compile_plan(plan, size, one) for one, plan in zip(pipeline.each, plans)]
-    compiled = [one for one in found if one is not None]
-    if len(compiled) < len(plans):
+    compiled = _compiled(plans, size, pipeline)
+    if compiled is None:
         return False
     places = pipeline.places(plans, out, boxes)
     window = _window([one.job for one in compiled]) if len(compiled) > 1 else None
@@ -219,9 +219,15 @@ def _by_kernel(
         if not context.sample(window, pixels):
             return False
         decode = functools.partial(_resample, context, pixels, window.left, window.top)
-    return all(
-        _view_by_kernel(context, source, pipeline, one, place, decode) for one, place in zip(compiled, places)
-    )
+    info = lambda: _opened(source.path, context.content()).info  # noqa: E731
+    return all(_view_by_kernel(context, info, pipeline, one, place, decode) for one, place in zip(compiled, places))
+
+
+def _compiled(plans: List[SamplePlan], size: Tuple[int, int], pipeline: Pipeline) -> Optional[List[Compiled]]:
+    """Return the kernel's part of each image of a sample's row; None if Pillow must make one of them."""
+    found = [compile_plan(plan, size, one) for one, plan in zip(pipeline.each, plans)]
+    compiled = [one for one in found if one is not None]
+    return compiled if len(compiled) == len(plans) else None
 
 
 def _window(jobs: List[Job]) -> Job:
@@ -243,13 +249,16 @@ def _resample(context: Context, pixels: np.ndarray, left: int, top: int, job: Jo
 
 def _view_by_kernel(
     context: Context,
-    source: OpenFile,
+    info: Callable[[], Dict[Any, Any]],
     pipeline: Pipeline,
     compiled: Compiled,
     out: np.ndarray,
     decode: Callable[[Job, np.ndarray], bool],
 ) -> bool:
-    """Make one image of a sample's row. ``decode`` does its job. False if Pillow must make the sample."""
+    """Make one image of a sample's row. False if Pillow must make the sample.
+
+    ``decode`` does its job, ``info`` reads what Pillow keeps in its image's `info`.
+    """
     job, rest = compiled
     if not rest:
         return decode(job, out)
@@ -267,7 +276,7 @@ def _view_by_kernel(
         return True
     if job.channels == 1:
         image = image.copy()  # else it would use numpy's memory, and Pillow would not let the function draw on it
-    header = Header(lambda: _opened(source.path, context.content()).info)
+    header = Header(info)
     image.info = FileInfo(header)
     try:
         pipeline.finish(image, rest, out)
@@ -280,14 +289,17 @@ def _pixels_by_kernel(
     source: np.ndarray, pipeline: Pipeline, keyed: Keyed, out: np.ndarray, boxes: Optional[np.ndarray]
 ) -> bool:
     """Make the sample of an array's row, (height, width) or (height, width, channels); False if Pillow must make it."""
-    fast = kernel()
-    pixels = source if source.ndim == 3 else source.reshape(*source.shape, 1)
-    if fast is None or pixels.shape[2] != CHANNELS[pipeline.mode] or not pixels.flags.c_contiguous:
+    fast, (height, width) = kernel(), source.shape[:2]
+    pixels = np.ascontiguousarray(source).reshape(height, width, -1)
+    if fast is None or pixels.shape[2] != CHANNELS[pipeline.mode]:
         return False
-    plans = pipeline.draw_row((pixels.shape[1], pixels.shape[0]), keyed)
-    each = [kernel_steps(plan.primitives, pipeline.order) for plan in plans]
+    plans = pipeline.draw_row((width, height), keyed)
+    compiled = _compiled(plans, (width, height), pipeline)
+    if compiled is None:
+        return False
     context, places = fast.context(), pipeline.places(plans, out, boxes)
-    return all(steps is not None and context.steps(pixels, PackedSteps(steps), place) for steps, place in zip(each, places))
+    decode = functools.partial(_resample, context, pixels, 0, 0)
+    return all(_view_by_kernel(context, dict, pipeline, one, place, decode) for one, place in zip(compiled, places))
 
 
 def _read(context: Context, source: OpenFile) -> Optional[Tuple[int, int]]:

@@ -18,6 +18,7 @@ from torch.utils.data import ConcatDataset, Subset
 from torchvision import datasets as tv
 
 from csd_engine.data.base import Places, Reader, Source
+from csd_engine.kernels.pixels import Pixels
 from ddlp.datasets import ImageArrays, ImageFiles
 from ddlp.errors import Untranslatable
 from ddlp.huggingface import HUGGING_FACE, HuggingFaceImages
@@ -143,6 +144,13 @@ class _PartReader(Reader):
         if len(self._portable.parts) == 1:
             return self._portable.parts[0].places(indices)
         return Places.join([part.places([k]) for part, k in map(self._portable.part, indices)])
+
+    def pixels(self, indices: np.ndarray) -> Pixels | None:
+        def of(part: int, own: np.ndarray) -> Pixels | None:
+            rows = self._portable.parts[part].rows()
+            return None if rows is None else Pixels.of_rows(rows, own)
+
+        return Pixels.of_parts(self._portable.starts, of, indices)
 
     def where(self, index: int) -> str:
         part, k = self._portable.part(index)

@@ -1,6 +1,5 @@
 #define _GNU_SOURCE
 #define _FILE_OFFSET_BITS 64 /* files of more than 2 GiB on 32-bit computers too */
-#undef _TIME_BITS /* with 64 time bits clock_gettime has another name, which older C libraries do not know */
 #include "files.h"
 
 #include <errno.h>
@@ -8,18 +7,11 @@
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "context.h"
 
 enum { COEFFICIENT_BYTES = 6 /* of a pixel's three; the same as in csd_engine/prepare/sample.py */ };
-
-static int64_t now_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
 
 /* Whether an opened file lies in an allowed place. Its real name is checked: the path may lead to another file a moment
  * later. */
@@ -101,27 +93,16 @@ static int read_next(ddlp_context *context, ddlp_files_job *job, int32_t info[4]
 
 /* Makes the sample of the file that was read, the `nth` of this call. */
 static int make_next(ddlp_context *context, const ddlp_files_job *job, int64_t nth, const int32_t info[4]) {
-    const ddlp_plan *plan = job->plan;
-    const int64_t k = job->next, pixels = (int64_t)plan->height * plan->width, bytes = pixels * plan->channels;
-    const int64_t image = (int64_t)info[0] * info[1];
+    const int64_t k = job->next, image = (int64_t)info[0] * info[1];
     const uint64_t key[4] = {job->seed, job->epoch, (uint64_t)job->indices[k], (uint64_t)job->occurrences[k]};
     ddlp_job one;
     if (image > job->most_pixels) return DDLP_JOB;
-    int result = ddlp_plan_job(plan, info, key, &one, job->boxes ? job->boxes + 4 * plan->boxes * nth : NULL);
+    int result = samples_draw(context, &job->to, job->plan, info, key, nth, &one);
     if (result) return result;
     if (info[3] && image * COEFFICIENT_BYTES >= job->most_memory) return DDLP_LARGE;
-    const int at_once = !job->table && !job->planes;
-    one.out = at_once ? job->out + nth * bytes : context_scratch(context, (size_t)bytes);
-    one.out_stride = (int64_t)plan->width * plan->channels;
-    if (!one.out) return -ENOMEM;
     result = ddlp_sample(context, &one);
-    if (result || at_once) return result;
-    if (job->table)
-        ddlp_table(one.out, 1, pixels, plan->channels, job->table, job->element_bytes, job->channels_last,
-                   job->out + nth * bytes * job->element_bytes);
-    else
-        ddlp_planes(one.out, 1, pixels, plan->channels, job->out + nth * bytes);
-    return 0;
+    if (!result) samples_finish(&job->to, job->plan, nth, &one);
+    return result;
 }
 
 int ddlp_files(ddlp_context *context, ddlp_files_job *job) {

@@ -7,7 +7,7 @@
 #ifndef DDLP_FILES_H
 #define DDLP_FILES_H
 
-#include "plan.h"
+#include "samples.h"
 
 struct ddlp_files_job {
     const ddlp_plan *plan;
@@ -30,11 +30,7 @@ struct ddlp_files_job {
     int64_t enough_ns;                   /* the call also stops after a file once this time has passed */
     int64_t most_bytes, most_pixels;     /* limits for a file or part (EFBIG), and for an image (DDLP_JOB) */
     int64_t most_memory;                 /* limit in bytes for all coefficients of an image (DDLP_LARGE) */
-    uint8_t *out;      /* this call's samples, plan->height x plan->width pixels of plan->channels bytes, without gaps; */
-    const void *table; /* unless NULL, `out` has the results of ddlp_table */
-    int32_t element_bytes, channels_last;
-    int32_t planes;     /* 1: `out` has the results of ddlp_planes */
-    int32_t *boxes;     /* this call's boxes, plan->boxes x 4 for each sample, or NULL */
+    ddlp_samples to;    /* this call's samples */
     int64_t reading_ns; /* the time for opening and reading is added to it */
 };
 

@@ -12,6 +12,8 @@
  *   these coefficients. So libjpeg keeps no coefficients itself, and works on the region alone. If our decoder finds
  *   anything unusual, libjpeg gets the original file.
  *
+ * - With an index (index.h) our decoder jumps over MCUs that are not wanted. What lies beside them is not looked through.
+ *
  * An image for which libjpeg reports anything, even a warning, is refused at once.
  */
 #define _GNU_SOURCE
@@ -55,6 +57,8 @@ typedef struct {
     jmp_buf give_up;
     int own_entropy; /* client_data replaces libjpeg's entropy decoder */
     int own_scans;   /* client_data is a `progressive`, and the source is only a header */
+    const uint8_t *content; /* the source's bytes */
+    size_t size;
 } decoding;
 
 static void give_up(jpeg_decompress *decoder) { longjmp(((decoding *)decoder)->give_up, 1); }
@@ -169,8 +173,59 @@ static int replaceable(const jpeg_decompress *decoder, decoder_memory *memory, u
            inside_libjpeg(*(void *const *)&theirs->decode_mcu, &memory->checked[1]);
 }
 
+/* The rows of MCUs that libjpeg asks for: it skips whole rows of interleaved MCUs, and reads one more of them on either side. */
+static int wanted_rows(const jpeg_decompress *decoder, const region *wanted, unsigned *first, unsigned *last) {
+    const unsigned lines = 8u * (unsigned)decoder->max_v_samp_factor / decoder->scale_denom;
+    const unsigned each = decoder->comps_in_scan == 1 ? (unsigned)decoder->max_v_samp_factor : 1;
+    const unsigned top = (unsigned)wanted->top / (lines ? lines : 1);
+    *first = (top ? top - 1 : 0) * each;
+    *last = ((unsigned)(wanted->top + wanted->height - 1) / (lines ? lines : 1) + 2) * each - 1;
+    if (*last >= decoder->MCU_rows_in_scan) *last = decoder->MCU_rows_in_scan - 1;
+    return lines != 0;
+}
+
+static uint64_t mcus_of(const jpeg_decompress *decoder) { return (uint64_t)decoder->MCUs_per_row * decoder->MCU_rows_in_scan; }
+
+/* Prepares the index that is made while the scan is decoded. Without memory none is made. */
+static void begin_index(const jpeg_decompress *decoder, jpeg_index *index, entropy_scan *scan) {
+    const decoding *d = (const decoding *)decoder;
+    const uint64_t mcus = mcus_of(decoder);
+    index->count = 0;
+    index->file_bytes = d->size;
+    index->header_bytes = (uint32_t)(scan->data - d->content);
+    index->header_hash = index_hash(d->content, index->header_bytes);
+    index->width = decoder->image_width, index->height = decoder->image_height;
+    index->components = (uint32_t)scan->components;
+    index->step = index_step(d->size, mcus);
+    if (scan->components <= INDEX_COMPONENTS && !index_room(index, (mcus - 1) / index->step + 1)) scan->record = index;
+}
+
+/* Has the bytes fetched that the region needs, and makes the scan begin and end there. 0, a ddlp_refusal or -errno: the index is
+ * not this file's, or they can't be had. */
+static int use_index(const jpeg_decompress *decoder, const decoder_memory *memory, const region *wanted, entropy_scan *scan) {
+    const decoding *d = (const decoding *)decoder;
+    const jpeg_index *index = memory->index;
+    const size_t header = (size_t)(scan->data - d->content), bytes = d->size - header;
+    unsigned first, last;
+    if (index->file_bytes != d->size || index->header_bytes != header || index->header_hash != index_hash(d->content, header) ||
+        index->components != (uint32_t)scan->components || index->count != (mcus_of(decoder) - 1) / index->step + 1 ||
+        !wanted_rows(decoder, wanted, &first, &last))
+        return DDLP_INDEX;
+    scan->index = index;
+    scan->from = scan->data;
+    if (!memory->fetch) return 0;
+    const uint64_t from = ((uint64_t)first * scan->mcus_per_row + scan->first_column) / index->step;
+    const uint64_t end = ((uint64_t)last * scan->mcus_per_row + scan->last_column) / index->step + 1;
+    size_t until = bytes;
+    scan->from += index->points[from].bit / 8;
+    /* The last MCU's bits end within the byte of the next point, which may be followed by its stuffing. */
+    if (end < index->count && index->points[end].bit / 8 + 2 < bytes) until = (size_t)(index->points[end].bit / 8 + 2);
+    scan->end = scan->data + until;
+    return memory->fetch(memory->fetcher, (size_t)(scan->from - d->content), header + until);
+}
+
 /* Replaces libjpeg's entropy decoder by ours. 0: libjpeg's stays. */
-static int take_over(jpeg_decompress *decoder, decoder_memory *memory, unsigned first, unsigned columns) {
+static int take_over(jpeg_decompress *decoder, decoder_memory *memory, const region *wanted, unsigned first, unsigned columns) {
     entropy *ours = memory->entropy;
     jpeg_entropy *theirs = decoder->entropy;
     const jpeg_source *source = decoder->src;
@@ -194,6 +249,8 @@ static int take_over(jpeg_decompress *decoder, decoder_memory *memory, unsigned 
     scan.mcus_per_row = decoder->MCUs_per_row;
     scan.first_column = first / mcu;
     scan.last_column = (first + columns - 1) / mcu;
+    if (memory->index && use_index(decoder, memory, wanted, &scan)) return 0;
+    if (memory->wants_index && !memory->index) begin_index(decoder, &memory->made, &scan);
     if (entropy_begin(ours, &scan)) return 0;
     decoder->client_data = ours;
     theirs->decode_mcu = decode_mcu;
@@ -204,16 +261,9 @@ static int take_over(jpeg_decompress *decoder, decoder_memory *memory, unsigned 
 static int take_scans(jpeg_decompress *decoder, decoder_memory *memory, const region *wanted, unsigned first, unsigned columns) {
     progressive *ours = memory->progressive;
     jpeg_entropy *theirs = decoder->entropy;
-    /* libjpeg skips whole rows of interleaved MCUs, and reads one more row of them on either side. */
-    const unsigned lines = 8u * (unsigned)decoder->max_v_samp_factor / decoder->scale_denom;
-    const unsigned each = decoder->comps_in_scan == 1 ? (unsigned)decoder->max_v_samp_factor : 1;
-    const unsigned top = (unsigned)wanted->top / (lines ? lines : 1), last = decoder->MCU_rows_in_scan - 1;
     progressive_part part;
     unsigned mcu;
-    if (!lines || !replaceable(decoder, memory, &mcu)) return 0;
-    part.first_row = (top ? top - 1 : 0) * each;
-    part.last_row = ((unsigned)(wanted->top + wanted->height - 1) / lines + 2) * each - 1;
-    if (part.last_row > last) part.last_row = last;
+    if (!wanted_rows(decoder, wanted, &part.first_row, &part.last_row) || !replaceable(decoder, memory, &mcu)) return 0;
     part.first_column = first / mcu;
     part.last_column = (first + columns - 1) / mcu;
     if (progressive_read(ours, &part)) return 0;
@@ -238,8 +288,9 @@ static int rows_of(decoding *d, const region *wanted, decoder_memory *memory, ro
             if (!take_scans(decoder, memory, wanted, first, columns)) return DDLP_DAMAGED;
             memory->own_entropy = 1;
         } else {
-            memory->own_entropy = d->own_entropy = take_over(decoder, memory, first, columns);
+            memory->own_entropy = d->own_entropy = take_over(decoder, memory, wanted, first, columns);
         }
+        if (memory->index && !d->own_entropy) return DDLP_INDEX;
         if (top) row = jpeg.skip_scanlines(decoder, top);
     }
     stride = ((size_t)columns * (size_t)wanted->channels + 63) & ~(size_t)63;
@@ -277,6 +328,15 @@ static int ended_well(const decoding *d) {
     return jpeg_ends_well(source->next_input_byte, source->next_input_byte + source->bytes_in_buffer);
 }
 
+/* Decodes the rest for the index; if it is damaged there is none. */
+static void end_index(const decoding *d, decoder_memory *memory) {
+    const uint8_t *end = d->content + d->size;
+    jpeg_index *made = &memory->made;
+    if (entropy_finish(memory->entropy, mcus_of(&d->decoder)) || !jpeg_ends_well(entropy_rest(memory->entropy), end) ||
+        index_place(made, d->content + made->header_bytes, end))
+        made->count = 0;
+}
+
 /* Decodes a file. With own_scans `content` is only a header, and our decoder gives the coefficients. */
 static int decode_with(const uint8_t *content, size_t size, int own_scans, const region *wanted, decoder_memory *memory,
                        rows_taker take, void *taker) {
@@ -286,6 +346,8 @@ static int decode_with(const uint8_t *content, size_t size, int own_scans, const
     memset(decoder, 0, sizeof *decoder);
     memory->own_entropy = d.own_entropy = 0;
     d.own_scans = own_scans;
+    d.content = content, d.size = size;
+    memory->made.count = 0;
     decoder->err = jpeg.std_error(&d.errors);
     d.errors.error_exit = give_up;
     d.errors.emit_message = on_message;
@@ -309,7 +371,8 @@ static int decode_with(const uint8_t *content, size_t size, int own_scans, const
     decoder->out_color_space = wanted->channels == 1 ? JPEG_GRAYSCALE : JPEG_RGB;
     jpeg.start_decompress(decoder);
     result = rows_of(&d, wanted, memory, take, taker);
-    if (!result && !ended_well(&d)) result = DDLP_DAMAGED;
+    if (!result && !memory->index && !ended_well(&d)) result = DDLP_DAMAGED; /* who made the index has seen the end */
+    if (!result && memory->made.count) end_index(&d, memory);
     jpeg.destroy_decompress(decoder);
     return result;
 }

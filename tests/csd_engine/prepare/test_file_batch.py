@@ -17,6 +17,7 @@ from csd_engine.data.manifest import write_manifest
 from csd_engine.data.readahead import AHEAD
 from csd_engine.errors import SampleError
 from csd_engine.prepare import file_batch as filebatch
+from csd_engine.prepare import kernel_batch
 from csd_engine.prepare import sample as samples
 from csd_engine.prepare.file_batch import FileBatch
 from csd_engine.prepare.read_time import READING
@@ -98,9 +99,9 @@ def test_they_come_in_the_batchs_type(kernel, folder, dtype, channels_last):
 
 def test_many_are_made_by_one_call(kernel, folder, monkeypatch):
     reader, indices = reader_of(folder, ["plain.jpg", "444.jpg"]), [0, 1] * 20
-    monkeypatch.setattr(filebatch, "ENOUGH_S", 60.0)
+    monkeypatch.setattr(kernel_batch, "ENOUGH_S", 60.0)
     assert together(reader, pipeline(TRAIN), kernel, indices)[2] == 1
-    monkeypatch.setattr(filebatch, "ENOUGH_S", 1e-9)  # time for one sample only
+    monkeypatch.setattr(kernel_batch, "ENOUGH_S", 1e-9)  # time for one sample only
     assert together(reader, pipeline(TRAIN), kernel, indices)[2] == len(indices)
 
 
@@ -131,7 +132,7 @@ def test_an_image_that_the_pipeline_cannot_take_is_told_as_ever(kernel, folder):
 
 def test_what_the_kernel_takes_never_comes_to_pillow(kernel, folder, monkeypatch):
     monkeypatch.setattr(filebatch, "prepare_by_pillow", None)
-    monkeypatch.setattr(filebatch, "prepare_sample", None)
+    monkeypatch.setattr(kernel_batch, "prepare_sample", None)
     reader = reader_of(folder, ["plain.jpg", "444.jpg", "progressive.jpg", "grey.jpg", "profile.jpg"])
     for name in ("train", "evaluation", "masks"):
         together(reader, pipeline(PIPELINES[name]), kernel, range(5))
@@ -172,7 +173,7 @@ def test_each_file_is_opened_once(kernel, folder):
 
 @pytest.mark.parametrize("calls", [0, 1, 3])
 def test_nothing_stays_open_when_a_batch_is_broken_off(kernel, folder, monkeypatch, calls):
-    monkeypatch.setattr(filebatch, "ENOUGH_S", 1e-9)
+    monkeypatch.setattr(kernel_batch, "ENOUGH_S", 1e-9)
     reader, pipe, n = reader_of(folder, ["plain.jpg"]), pipeline(TRAIN), 2 * AHEAD
     zeros, out, before = np.zeros(n, np.int64), np.zeros((n, *SHAPES["RGB"]), np.uint8), descriptors()
     with FileBatch.of(reader, pipe, file_plan(pipe, kernel), zeros, zeros, SEED, EPOCH) as batch:
@@ -228,7 +229,7 @@ def test_files_lie_beneath_the_roots_whatever_links_say(kernel, folder):
 
 
 def test_with_roots_the_kernel_still_does_it(kernel, folder, monkeypatch):
-    monkeypatch.setattr(filebatch, "prepare_sample", None)
+    monkeypatch.setattr(kernel_batch, "prepare_sample", None)
     together(reader_of(folder, ["plain.jpg"], [str(folder)]), pipeline(TRAIN), kernel, [0, 0])
     together(reader_of(folder, ["plain.jpg"], ["/"]), pipeline(TRAIN), kernel, [0, 0])
 

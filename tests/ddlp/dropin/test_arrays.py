@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, WeightedRandomSampler
+from torch.utils.data import ConcatDataset, DataLoader, WeightedRandomSampler
 from torch.utils.data._utils.collate import default_collate_fn_map
 from torchvision import transforms
 from torchvision.datasets import MNIST
 
+from csd_engine.kernels.pixels import PixelSamples
 from csd_engine.transforms.bulk import Bulk
 from ddlp import DDLPLoader, ImageArrays
 from ddlp.transforms import Cutout
@@ -56,6 +57,23 @@ def test_the_bits_of_each_sample_made_by_itself(images, engine, strategy, fills,
     check_samples(loader, strategy, expected)
     if strategy == "cpu":
         assert sum(fills) == SAMPLES
+
+
+@pytest.mark.parametrize("strategy", ["cpu", "csd", "wrr"])
+def test_arrays_that_are_resized_have_pillows_bits(engine, strategy, need_kernel, monkeypatch):
+    """Two arrays, of images of other sizes, one not packed; torchvision's pixels are those that are expected."""
+    calls: list[int] = []
+    made = PixelSamples.make
+    monkeypatch.setattr(PixelSamples, "make", lambda self, first, *rest: (calls.append(first), made(self, first, *rest))[1])
+    random = np.random.default_rng(8)
+    steps = transforms.Compose([transforms.Resize(40), transforms.CenterCrop(32), transforms.ToTensor()])
+    wide = ImageArrays(random.integers(0, 256, (9, 50, 80, 3), dtype=np.uint8), list(range(9)), steps)
+    rows = random.integers(0, 256, (SAMPLES - 9, 60, 47, 3), dtype=np.uint8).transpose(0, 2, 1, 3)
+    both = ConcatDataset([wide, ImageArrays(rows, list(range(9, SAMPLES)), steps)])
+    expected = {target: image for image, target in both}
+    spool = None if strategy == "cpu" else engine
+    check_samples(DDLPLoader(both, batch_size=7, shuffle=True, strategy=strategy, spool=spool), strategy, expected)
+    assert strategy == "csd" or calls
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torchvision import transforms
 
 from csd_engine.data.image_files import MAX_FILE_BYTES
 from csd_engine.kernels.files import Files
-from csd_engine.prepare import file_batch as filebatch
+from csd_engine.prepare import kernel_batch
 from csd_engine.prepare.file_batch import FileBatch
 from ddlp import DDLPLoader
 from ddlp.transforms import Cutout
@@ -39,7 +39,7 @@ def calls(monkeypatch, need_kernel) -> list[int]:
         return stopped
 
     monkeypatch.setattr(Files, "make", counted)
-    monkeypatch.setattr(filebatch, "ENOUGH_S", 30.0)  # so that it does not depend on this machine's speed
+    monkeypatch.setattr(kernel_batch, "ENOUGH_S", 30.0)  # so that it does not depend on this machine's speed
     return seen
 
 
@@ -107,7 +107,7 @@ def test_a_batch_that_is_not_wanted_any_more_is_left(paths, monkeypatch, need_ke
     from ddlp.sources.base import Unwanted
     from ddlp.sources.host.native import prepare_batch
 
-    monkeypatch.setattr(filebatch, "ENOUGH_S", 1e-9)
+    monkeypatch.setattr(kernel_batch, "ENOUGH_S", 1e-9)
     iterator = iter(DDLPLoader(numbered(paths, RANDOM), batch_size=20))
     spec = iterator.spec
     iterator.executor.close()

@@ -1,0 +1,143 @@
+"""The kernel's call on many images in memory: it draws, resamples, and converts to a type."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from csd_engine.kernels.files import FilePlan
+from csd_engine.kernels.places import address
+from csd_engine.kernels.samples import Samples, Stopped, samples_to
+
+__all__ = ["Pixels", "PixelSamples"]
+
+_MASK = (1 << 64) - 1
+
+_IMAGE = np.dtype(
+    [("first", "u8"), ("row", "i8"), ("pixel", "i8"), ("channel", "i8"), ("width", "i4"), ("height", "i4"),
+     ("channels", "i4"), ("unused", "i4")]
+)  # fmt: skip
+"""ddlp_image of src/pixels.h."""
+
+
+class Pixels(NamedTuple):
+    """Images in memory. Each has its own size; the strides may be any.
+
+    Attributes:
+        images: one element for each image, in the kernel's form.
+        arrays: whose memory it is, kept alive.
+    """
+
+    images: np.ndarray
+    arrays: Tuple[np.ndarray, ...]
+
+    @staticmethod
+    def of_rows(rows: np.ndarray, indices: np.ndarray) -> Optional[Pixels]:
+        """Return rows of one array; None if one of them does not exist.
+
+        Args:
+            rows: uint8 (n, height, width) or (n, height, width, 3).
+            indices: int64.
+        """
+        if len(indices) and int(indices.view(np.uint64).max()) >= len(rows):  # a negative one becomes very large
+            return None
+        _, height, width, channels = rows.shape if rows.ndim == 4 else (*rows.shape, 1)
+        strides = rows.strides if rows.ndim == 4 else (*rows.strides, 1)
+        images = np.zeros(len(indices), _IMAGE)
+        images["first"] = (address(rows) + indices * strides[0]).view(np.uint64)
+        images["row"], images["pixel"], images["channel"] = strides[1:]
+        images["width"], images["height"], images["channels"] = width, height, channels
+        return Pixels(images, (rows,))
+
+    @staticmethod
+    def of_parts(
+        starts: Sequence[int], pixels: Callable[[int, np.ndarray], Optional[Pixels]], indices: np.ndarray
+    ) -> Optional[Pixels]:
+        """Return samples of several parts; None if one of these samples does not exist or is not in memory.
+
+        Args:
+            starts: the first index of each part, in order, and the number of all samples.
+            pixels: of samples of one part, from its number and their indices in it.
+            indices: int64, through all parts.
+        """
+        if len(indices) and int(indices.view(np.uint64).max()) >= starts[-1]:
+            return None
+        images = np.zeros(len(indices), _IMAGE)
+        arrays: List[np.ndarray] = []
+        part_of = np.searchsorted(starts, indices, side="right") - 1
+        for part in np.unique(part_of).tolist():
+            places = np.flatnonzero(part_of == part)
+            found = pixels(part, indices[places] - starts[part])
+            if found is None:
+                return None
+            images[places] = found.images
+            arrays += found.arrays
+        return Pixels(images, tuple(arrays))
+
+
+class _PixelsJob(ctypes.Structure):
+    """ddlp_pixels_job of src/pixels.h."""
+
+    _fields_ = [
+        ("plan", ctypes.c_void_p),
+        ("seed", ctypes.c_uint64),
+        ("epoch", ctypes.c_uint64),
+        ("images", ctypes.c_void_p),
+        ("indices", ctypes.c_void_p),
+        ("occurrences", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("next", "end", "enough_ns")),
+        ("to", Samples),
+    ]
+
+
+class PixelSamples:
+    """The samples of one batch, made of images in memory. It is for one thread.
+
+    Args:
+        plan: what to do with each image.
+        pixels: of each sample.
+        seed, epoch: the key of an image's draws, together with its index and occurrence; all modulo 2**64.
+        indices, occurrences: int64 (n,).
+    """
+
+    def __init__(
+        self, plan: FilePlan, pixels: Pixels, seed: int, epoch: int, indices: np.ndarray, occurrences: np.ndarray
+    ) -> None:
+        self._plan, self._pixels = plan, pixels
+        self._indices, self._occurrences = (np.ascontiguousarray(v, dtype=np.int64) for v in (indices, occurrences))
+        n = len(pixels.images)
+        if self._indices.shape != (n,) or self._occurrences.shape != (n,):
+            raise ValueError(f"{n} images need as many indices and occurrences, got {indices.shape} and {occurrences.shape}")
+        self._job = _PixelsJob(
+            plan=plan.pointer, seed=seed & _MASK, epoch=epoch & _MASK, images=address(pixels.images),
+            indices=address(self._indices), occurrences=address(self._occurrences),
+        )  # fmt: skip
+
+    def make(
+        self,
+        first: int,
+        out: np.ndarray,
+        boxes: Optional[np.ndarray],
+        enough_s: float,
+        table: Optional[np.ndarray] = None,
+        channels_last: bool = True,
+    ) -> Stopped:
+        """Make the samples from ``first`` on: as many as the time allows, at least one.
+
+        Args:
+            first: the image whose turn it is.
+            out, boxes, table, channels_last: as for `samples_to`.
+            enough_s: seconds after which no further sample is begun.
+
+        Raises:
+            ValueError: shapes or types do not fit.
+        """
+        job, plan, n = self._job, self._plan, len(self._indices)
+        if not 0 <= first <= n:
+            raise ValueError(f"image {first} of {n}")
+        job.to = samples_to(plan.shape, plan.boxes, n - first, out, boxes, table, channels_last)
+        job.next, job.end, job.enough_ns = first, first + len(out), max(1, int(enough_s * 1e9))
+        result = plan.kernel.library.ddlp_pixels(plan.kernel.context().pointer, ctypes.byref(job))
+        return Stopped(job.next, result != 0)
