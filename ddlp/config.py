@@ -15,7 +15,7 @@ from ddlp.devices.device import Device
 from ddlp.planning.controller import Goal
 from ddlp.process.platforms import other_system
 from ddlp.sampling.epoch_plan import is_built_in
-from ddlp.schedule.strategies import STRATEGIES, Cpu, Ordered, Strategy, Wrr, strategy_class
+from ddlp.schedule.strategies import STRATEGIES, Auto, Cpu, Ordered, Strategy, strategy_class
 from ddlp.sources.base import LeaseSource, is_lease_source
 from ddlp.sources.engine.shared_spool import TRANSFERS
 from ddlp.sources.host.dali import require_dali
@@ -105,7 +105,7 @@ class LoaderConfig:
             return strategy_class(self.strategy)
         if self.csd is None and self.pool is None:
             return Cpu
-        return Wrr if order_is_free() else Ordered
+        return Auto if order_is_free() else Ordered
 
     @cached_property
     def devices(self) -> tuple[Device | LeaseSource, ...]:

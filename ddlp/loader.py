@@ -93,7 +93,7 @@ class DDLPLoader(DataLoader):
         strategy: which side each step's batch comes from. ``"cpu"``: the host alone. ``"csd"``: the device alone. ``"mte"``:
             the host's batches come first, then the device's. ``"wrr"``: any batch that is ready, the device's first.
             ``"ordered"``: both sides, in the sampler's order. None: ``"cpu"`` without ``csd=`` and ``pool=``; with one of them
-            ``"wrr"`` if the order is random anyway, else ``"ordered"``. ``"auto"``: as wrr, but measures while training goes
+            ``"auto"`` if the order is random anyway, else ``"ordered"``. ``"auto"``: as wrr, but measures while training goes
             on, and lets devices rest that do not make training faster. You can also pass a class of your own, a subclass of
             `ddlp.schedule.strategies.Strategy` (docs/extending.md).
         csd: the device: the name under which ``ddlp deploy`` has stored it, its engine's address, a `Device` (address and

@@ -42,8 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "ddlp run [OPTIONS] -- SCRIPT.py ... | -m MODULE ... | COMMAND ..."
     parser.add_argument(
         "--strategy", choices=[DATALOADER, *(name for name, one in STRATEGIES.items() if not one.needs_device)],
-        help="where batches come from, see docs/strategies.md; a loader whose order is not random gets ordered in place of wrr "
-        "and mte. Default: cpu; with --csd wrr, or ordered. Without --csd, all but cpu start an engine on this machine. "
+        help="where batches come from, see docs/strategies.md; a loader whose order is not random gets ordered, not auto, "
+        "wrr or mte. Default: cpu; with --csd auto, or ordered. Without --csd, all but cpu start an engine on this machine. "
         "dataloader swaps nothing: torch's own loaders are measured",
     )  # fmt: skip
     parser.add_argument("--csd", action="append", default=[], metavar="NAME", help="a device, by name or address; repeatable")

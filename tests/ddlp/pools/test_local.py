@@ -61,7 +61,7 @@ def test_it_brings_a_strategy_and_is_explained(data):
     text = make_loader(data, None, pool=LocalPool(1)).explain()
     assert "ordered (by default)" in text and "pool       1 engine in processes on this machine" in text
     text = make_loader(data, None, pool=2, shuffle=True).explain()
-    assert "wrr (by default)" in text and "pool       2 engines in processes on this machine" in text
+    assert "auto (by default)" in text and "pool       2 engines in processes on this machine" in text
     assert not engine_pids()  # they start with the first epoch
 
 
