@@ -10,6 +10,7 @@ import shutil
 import signal
 import struct
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -196,7 +197,7 @@ def _card(way: Callable[[World, Path, bytes], None]) -> Callable[[World, CardedE
         card = engine.card
         if card is None or not engine.runs or not card.exists():
             return None
-        content = card.read_bytes()
+        content = engine.card_content
         way(world, card, content)
 
         def mend() -> None:
@@ -268,15 +269,12 @@ def _want(engines: int) -> Callable[[World, OwnProcesses], Mend | None]:
 # -- batch files and the spool -----------------------------------------------------------------------------------------
 
 
-def _damage(
-    way: Callable[[Path, list[Path]], None],
-    files_of: Callable[[World, Engine], list[Path]] = lambda world, engine: engine.batch_files(),
-) -> Callable[[World, Engine], Mend | None]:
+def _damage(way: Callable[[Path, list[Path]], None]) -> Callable[[World, Engine], Mend | None]:
     def strike(world: World, engine: Engine) -> Mend | None:
-        files = files_of(world, engine)
+        files = engine.batch_files()
         struck = False
         for path in files[: world.random.randrange(1, 4)]:
-            with contextlib.suppress(OSError, IndexError, struct.error):  # it is not whole yet, or was read and removed
+            with contextlib.suppress(OSError, IndexError):  # it was read and removed meanwhile
                 way(path, files)
                 struck = True
         return _nothing if struck else None
@@ -284,34 +282,42 @@ def _damage(
     return strike
 
 
-def _parcels(world: World, engine: Engine) -> list[Path]:
-    """Return the files of carried images on all engines. They are there for a moment, so it waits for them a little.
+def _parcels(way: Callable[[Path], None]) -> Callable[[World, Engine], Mend | None]:
+    """Damage all carried images that come from now on, before their batches are made: each file is there for a moment alone."""
 
-    The newest first: the others are being read.
-    """
+    def strike(world: World, engine: Engine) -> Mend | None:
+        over, struck = threading.Event(), set()
 
-    def found() -> list[Path]:
-        return [path for one in world.engines for path in one.parcels() if path.stem.isdigit()]
+        def damage() -> None:
+            while not over.wait(0.003):
+                for path in set(engine.parcels()) - struck:
+                    with contextlib.suppress(OSError, IndexError, struct.error):  # it is not whole yet, or was removed
+                        _as_another_file(way, path)
+                        struck.add(path)
 
-    with contextlib.suppress(AssertionError):
-        until(found, 0.3)
-    return sorted(found(), key=lambda path: int(path.stem), reverse=True)
+        thread = threading.Thread(target=damage, name="damage")
+        thread.start()
+
+        def mend() -> None:
+            over.set()
+            thread.join()
+
+        return mend
+
+    return strike
 
 
-def _as_another_file(way: Callable[[Path, list[Path]], None]) -> Callable[[Path, list[Path]], None]:
-    """Return what damages a file by putting a damaged copy in its place: who reads it already, reads it whole."""
-
-    def damage(path: Path, files: list[Path]) -> None:
-        copy = path.with_suffix(".tmp")
-        try:
-            shutil.copy(path, copy)
-            way(copy, files)
-            path.unlink()  # an error if it is gone
+def _as_another_file(way: Callable[[Path], None], path: Path) -> None:
+    """Damage a file by putting a damaged copy in its place: who reads it already, reads it whole."""
+    copy = path.with_suffix(".tmp")
+    try:
+        shutil.copy(path, copy)
+        way(copy)
+        path.unlink()  # an error if it is gone
+        if copy.exists():
             os.replace(copy, path)
-        finally:
-            copy.unlink(missing_ok=True)
-
-    return damage
+    finally:
+        copy.unlink(missing_ok=True)
 
 
 def _flip(path: Path, files: list[Path]) -> None:
@@ -322,7 +328,7 @@ def _flip(path: Path, files: list[Path]) -> None:
         stream.write(bytes([byte[0] ^ 16]))
 
 
-def _flip_images(path: Path, files: list[Path]) -> None:
+def _flip_images(path: Path) -> None:
     """Flip a bit of each image, where a JPEG's pixels are: they change from there on, and it can be decoded all the same."""
     content = bytearray(path.read_bytes())
     _, *rows = struct.unpack_from(f"<{1 + 3 * int.from_bytes(content[:8], 'little')}q", content)
@@ -489,9 +495,9 @@ FAULTS = (
     Fault("batch file doubled", _damage(_double)),
     Fault("batch file removed", _damage(lambda path, files: path.unlink())),
     Fault("batch file late", _late_file),
-    Fault("carried images flipped", _damage(_as_another_file(_flip_images), _parcels)),
-    Fault("carried images torn", _damage(_as_another_file(_tear), _parcels)),
-    Fault("carried images removed", _damage(lambda path, files: path.unlink(), _parcels)),
+    Fault("carried images flipped", _parcels(_flip_images)),
+    Fault("carried images torn", _parcels(lambda path: os.truncate(path, path.stat().st_size // 2))),
+    Fault("carried images removed", _parcels(Path.unlink)),
     Fault("spool full", _full, fits=_mounted),
     Fault("spool read-only", _read_only, fits=_mounted),
     Fault("spool slow", _slow_spool, fits=_preloaded),

@@ -173,7 +173,8 @@ def resumed(world: World, epoch: int, plan: Plan) -> None:
         state = loader.state_dict()
         options = {**draw_options(world, (*STRATEGIES, "cpu")), "shuffle": shuffle}
         if options["strategy"] == "cpu":
-            del options["csd"]
+            options.pop("csd", None)
+            options.pop("pool", None)
     world.check(batches, epoch)
 
 
@@ -415,7 +416,7 @@ ENDINGS: dict[str, Ending] = {
     "own engine killed": Ending(by_own_engine, 1.0),
     "engines restarted between epochs": Ending(restarted, 0.7),
     "pool of this machine": Ending(by_local_pool, 1.0, lambda world: [world.local_pool]),
-    "user code on a pool": Ending(by_code_pool, 0.7, lambda world: [world.code_pool]),
+    "user code on a pool": Ending(by_code_pool, 0.3, lambda world: [world.code_pool]),
     "two hosts": Ending(beside_another, 0.4),
     "other host killed": Ending(another_killed, 0.7),
     "other host interrupted": Ending(another_interrupted, 0.9),

@@ -230,18 +230,21 @@ class CardedEngine(Engine):
         super().__init__(world, number, f"tcp://{THERE}:{_free_port() if fixed else 0}")
         self.cards = world.cards
         self.card: Path | None = None  # of the process that runs
+        self.card_content = b""
         self.withdraws = True  # it can remove its card
 
     def _identity(self) -> dict[str, Any]:
         return {"cards": self.cards}
 
     def start(self) -> None:
-        """Start it as `Engine.start`, and note its card."""
+        """Start it as `Engine.start`, and note its card. It can't start while others may write to the cards' directory."""
         before = self.process
-        super().start()
+        if not self.cards.stat().st_mode & 0o022:
+            super().start()
         if self.process is not None and self.process is not before:
             cards = [path for path in self.cards.glob("*.card") if f"-{self.process.process.pid}-" in path.name]
             self.card, self.withdraws = cards[0] if cards else None, True
+            self.card_content = self.card.read_bytes() if self.card is not None else b""
 
     def _collect(self) -> None:
         process = self.process
