@@ -286,7 +286,8 @@ def _parcels(way: Callable[[Path], None]) -> Callable[[World, Engine], Mend | No
     """Damage all carried images that come from now on, before their batches are made: each file is there for a moment alone."""
 
     def strike(world: World, engine: Engine) -> Mend | None:
-        over, struck = threading.Event(), set()
+        over = threading.Event()
+        struck: set[Path] = set()
 
         def damage() -> None:
             while not over.wait(0.003):

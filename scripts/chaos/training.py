@@ -89,7 +89,7 @@ def draw_options(world: World, strategies: tuple[str, ...] = STRATEGIES) -> dict
     draw = world.random
     named = draw.sample(world.named, draw.randrange(1, len(world.named) + 1))
     devices = [dataclasses.replace(engine.device, data=_data(draw)) for engine in named]
-    options = {
+    options: dict[str, Any] = {
         "strategy": draw.choice(strategies),
         "csd": devices if len(devices) > 1 or draw.random() < 0.5 else devices[0],
         "transfer": draw.choice([None, "stream", "stream"]),
