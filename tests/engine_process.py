@@ -111,7 +111,10 @@ class Recipe:
 
 
 class EngineProcess:
-    """`python -m csd_engine` with new keys, and a spool below `home`. `within` is a command that runs it elsewhere."""
+    """`python -m csd_engine` with new keys, and a spool below `home`. `within` is a command that runs it elsewhere.
+
+    `cards`: the directory for its card; it has no keys then.
+    """
 
     def __init__(
         self,
@@ -121,10 +124,12 @@ class EngineProcess:
         keys: Path | None = None,
         workers: int | None = 1,
         within: tuple[str, ...] = (),
+        cards: Path | None = None,
     ) -> None:
         self.home = home
         self.spool = home / "spool"
-        self.keys = keys or make_keys(home / "keys")
+        self.keys = keys or (home / "keys" if cards else make_keys(home / "keys"))
+        who = ["--card", str(cards)] if cards else ["--keys", str(self.keys)]
         listen = listen or f"ipc://{home}/s"
         self.process = subprocess.Popen(
             [
@@ -136,8 +141,7 @@ class EngineProcess:
                 listen,
                 "--spool",
                 str(self.spool),
-                "--keys",
-                str(self.keys),
+                *who,
             ]
             + ["--reserve-bytes", "0", *([] if workers is None else ["--workers", str(workers)]), *arguments],
             stdout=subprocess.PIPE,

@@ -26,8 +26,8 @@ from csd_engine.errors import EngineError, EngineUnreachable
 from ddlp.errors import DDLPError
 from scripts.chaos.faults import FAULTS, Fault, wait_for_engines
 from scripts.chaos.planted import PLANTED
-from scripts.chaos.training import ENDINGS, Plan, draw_ending
-from scripts.chaos.world import REPOSITORY, Finding, World
+from scripts.chaos.training import ENDINGS, Ending, Plan, draw_ending
+from scripts.chaos.world import REPOSITORY, CardedEngine, Finding, OwnProcesses, World
 from tests.ddlp.faults.scene import processes
 
 __all__ = ["main"]
@@ -40,8 +40,9 @@ Trains while faults strike. Checks that every sample comes exactly once, with it
   python -m scripts.chaos --list                           the faults alone
   python -m scripts.chaos --plant skipped-checksum         plant a bug first: the run must find it (exit status 1)
 
-Two engines run as processes of their own, each with a small spool; one of them is reached through a bad network. Each round
-makes a loader by chance (strategy, workers, devices, transfer, order), trains one or more epochs, and strikes up to nine times.
+Two engines run as processes of their own, each with a small spool; one of them is reached through a bad network. Two more with
+cards join them later. Each round makes a loader by chance (strategy, workers, devices, pool, transfer, order), trains one or
+more epochs, and strikes up to nine times.
 What is checked: the samples and their bits against what the host alone makes; the time of a round; afterwards descriptors,
 threads, processes, shared memory and the engines' spools. As root the spools and /dev/shm are file systems of the run's own, in
 a mount namespace: without that, faults of a full or read-only spool are left out. Without a C compiler no clock jumps.
@@ -108,22 +109,26 @@ def _supervise(arguments: list[str]) -> int:
 
 def _run(options: argparse.Namespace, home: Path) -> int:
     warnings.simplefilter("ignore")
-    if options.plant:
-        PLANTED[options.plant]()
+    os.environ["DDLP_HOME"] = str(home / "ddlp")  # this host's keys for engines with cards
     struck: collections.Counter[str] = collections.Counter()
     only = options.only or [""]
     faults = [fault for fault in FAULTS if any(part in fault.name for part in only)]
-    endings = [name for name in ENDINGS if any(part in name for part in only)] or ["two whole epochs"]
-    began, number, finding = time.monotonic(), 0, None
     world = World(home, options.seed, options.patience)
+    if options.plant:
+        PLANTED[options.plant](world)
+    endings = [name for name in ENDINGS if any(part in name for part in only)] or _endings_for(faults)
+    of_cards = 1.0 if options.only and any(fault.of is CardedEngine for fault in faults) else 0.3
+    began, number, finding = time.monotonic(), 0, None
     world.add_engines()
     try:
         while time.monotonic() - began < 60 * options.minutes and number != options.rounds:
             number += 1
+            if world.random.random() < of_cards:
+                world.add_carded_engines()
             ending = draw_ending(world.random, endings)
             print(f"{time.monotonic() - began:7.1f} s  round {number}: {ending}", end="", flush=True)
             with _patience(options.patience, f"in round {number} of seed {options.seed}"):
-                _round(world, ending, faults, number, struck)
+                _round(world, ENDINGS[ending], faults, number, struck)
             if ending != "two whole epochs":
                 struck[ending] += 1
             print(flush=True)
@@ -150,19 +155,26 @@ def _run(options: argparse.Namespace, home: Path) -> int:
     return 0
 
 
-def _round(world: World, ending: str, faults: list[Fault], number: int, struck: collections.Counter[str]) -> None:
+def _endings_for(faults: list[Fault]) -> list[str]:
+    """Return the endings in which one of these faults can be applied, one for each kind of fault."""
+    of_processes = [issubclass(fault.of, OwnProcesses) for fault in faults]
+    found = ["pool of this machine", "user code on a pool"] if any(of_processes) else []
+    return found if all(of_processes) else ["two whole epochs", *found]
+
+
+def _round(world: World, ending: Ending, faults: list[Fault], number: int, struck: collections.Counter[str]) -> None:
     epoch = 2 * (number % 5)
     for one in (epoch, epoch + 1):  # computed before an image is replaced
         world.truth.of(one), world.other_truth.of(one)
     with world.leaves_nothing():
-        plan = Plan(world, faults, world.random.randrange(0, 10), partial(_note, struck))
+        plan = Plan(world, ending.struck(world), faults, world.random.randrange(0, 10), partial(_note, struck))
         plan.begin()
         before = struck.total()
         try:
-            ENDINGS[ending][0](world, epoch, plan)
+            ending.run(world, epoch, plan)
         except (EngineError, DDLPError) as error:  # a device that was never reached is an error of the training run
             if struck.total() == before and not plan.engines_were_down:
-                if not (isinstance(error, EngineUnreachable) and all(engine.answers() for engine in world.engines)):
+                if not (isinstance(error, EngineUnreachable) and all(engine.answers() for engine in world.named)):
                     raise  # otherwise this computer is just slow
             print(f", raised at the first meeting: {str(error)[:60]}...", end="", flush=True)
         finally:

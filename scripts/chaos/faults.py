@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-import re
 import resource
 import shutil
 import signal
+import struct
 import subprocess
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from scripts.chaos.world import REPOSITORY, Engine, World
+from csd_engine.protocol.cards import STALE_S
+from scripts.chaos.world import CardedEngine, Engine, NamedEngine, OwnProcesses, World, package_with
 from tests.ddlp.faults.scene import alive
 from tests.engine_process import until
 
@@ -24,19 +29,25 @@ Mend = Callable[[], None]
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault of one engine.
+    """A fault of one engine, or of the processes of a pool.
 
     Attributes:
         name: in reports and for ``--only``.
-        strike: applies it to an engine and returns what undoes it. None: it could not be applied, and does not count.
-        fits: whether an engine can have this fault at all.
+        strike: applies it to one of them and returns what undoes it. None: it could not be applied, and does not count.
+        of: the kind of thing that can have this fault.
+        fits: whether a thing of that kind can have it.
         before: applied before the epoch begins.
     """
 
     name: str
-    strike: Callable[[World, Engine], Mend | None]
-    fits: Callable[[Engine], bool] = lambda engine: True
-    before: Callable[[Engine], None] = lambda engine: None
+    strike: Callable[[World, Any], Mend | None]
+    of: type[Engine] | type[OwnProcesses] = Engine
+    fits: Callable[[Any], bool] = lambda engine: True
+    before: Callable[[Any], None] = lambda engine: None
+
+    def can_hit(self, thing: Engine | OwnProcesses) -> bool:
+        """Return whether it can be applied to this."""
+        return isinstance(thing, self.of) and self.fits(thing)
 
 
 def _nothing() -> None:
@@ -136,18 +147,14 @@ def _other_version(world: World, engine: Engine) -> Mend | None:
     """The engine is replaced by one that speaks another version of the protocol."""
     other = engine.home / "other"
     if not other.exists():
-        shutil.copytree(REPOSITORY / "csd_engine", other / "csd_engine", ignore=shutil.ignore_patterns("__pycache__"))
-        file = other / "csd_engine" / "protocol" / "codec.py"
-        text, count = re.subn(r"^PROTOCOL = \d+", "PROTOCOL = 999", file.read_text(), flags=re.MULTILINE)
-        assert count == 1, "the protocol's version has moved"
-        file.write_text(text)
+        package_with(other, "protocol/codec.py", r"^PROTOCOL = \d+", "PROTOCOL = 999")
     engine.kill()
     engine.package = other
     engine.start()
 
     def mend() -> None:
         engine.kill()
-        engine.package = REPOSITORY
+        engine.package = world.package
         engine.start()
 
     return mend
@@ -167,8 +174,8 @@ def _preloaded(engine: Engine) -> bool:
 # -- the network -------------------------------------------------------------------------------------------------------
 
 
-def _network(*orders: str) -> Callable[[World, Engine], Mend | None]:
-    def strike(world: World, engine: Engine) -> Mend | None:
+def _network(*orders: str) -> Callable[[World, NamedEngine], Mend | None]:
+    def strike(world: World, engine: NamedEngine) -> Mend | None:
         for order in orders:
             engine.network(order)
         return lambda: engine.network("restore")
@@ -176,8 +183,87 @@ def _network(*orders: str) -> Callable[[World, Engine], Mend | None]:
     return strike
 
 
-def _relayed(engine: Engine) -> bool:
+def _relayed(engine: NamedEngine) -> bool:
     return engine.relayed
+
+
+# -- the cards ---------------------------------------------------------------------------------------------------------
+
+
+def _card(way: Callable[[World, Path, bytes], None]) -> Callable[[World, CardedEngine], Mend | None]:
+    """Damage an engine's card. It is put right later, unless the engine has removed it since."""
+
+    def strike(world: World, engine: CardedEngine) -> Mend | None:
+        card = engine.card
+        if card is None or not engine.runs or not card.exists():
+            return None
+        content = engine.card_content
+        way(world, card, content)
+
+        def mend() -> None:
+            with contextlib.suppress(FileNotFoundError), open(card, "r+b") as stream:
+                stream.truncate(0)
+                stream.write(content)
+
+        return mend
+
+    return strike
+
+
+def _damage_card(world: World, card: Path, content: bytes) -> None:
+    at = world.random.randrange(len(content))
+    card.write_bytes(world.random.choice([content[:at], content[:at] + b"\0" + content[at + 1 :], os.urandom(200)]))
+
+
+def _other_key(world: World, card: Path, content: bytes) -> None:
+    card.write_text(json.dumps({**json.loads(content), "key": "0" * 40}))
+
+
+def _stale_card(world: World, engine: CardedEngine) -> Mend | None:
+    """Hosts take a living engine's card for one of an engine that is gone. The engine writes it again."""
+    old = time.time() - 2 * STALE_S
+    if engine.card is None or not engine.card.exists():
+        return None
+    os.utime(engine.card, (old, old))
+    return _nothing
+
+
+def _second_card(world: World, engine: CardedEngine) -> Mend | None:
+    if engine.card is None or not engine.card.exists():
+        return None
+    second = engine.card.with_name(f"second-{engine.card.name}")
+    shutil.copy(engine.card, second)
+    return lambda: second.unlink(missing_ok=True)
+
+
+def _open_to_all(world: World, engine: CardedEngine) -> Mend | None:
+    for one in world.carded:
+        one.withdraws = False  # an engine that ends meanwhile must not use the directory
+    engine.cards.chmod(0o777)
+    return lambda: engine.cards.chmod(0o700)
+
+
+# -- the processes of pools on this machine ----------------------------------------------------------------------------
+
+
+def _to_own(number: int) -> Callable[[World, OwnProcesses], Mend | None]:
+    def strike(world: World, own: OwnProcesses) -> Mend | None:
+        pids = own.pids()
+        if not pids:
+            return None
+        pid = world.random.choice(pids)
+        _signal(pid, number)
+        return (lambda: _signal(pid, signal.SIGCONT)) if number == signal.SIGSTOP else _nothing
+
+    return strike
+
+
+def _want(engines: int) -> Callable[[World, OwnProcesses], Mend | None]:
+    def strike(world: World, own: OwnProcesses) -> Mend | None:
+        own.pool.want(engines)
+        return lambda: own.pool.want(2)
+
+    return strike
 
 
 # -- batch files and the spool -----------------------------------------------------------------------------------------
@@ -196,12 +282,62 @@ def _damage(way: Callable[[Path, list[Path]], None]) -> Callable[[World, Engine]
     return strike
 
 
+def _parcels(way: Callable[[Path], None]) -> Callable[[World, Engine], Mend | None]:
+    """Damage all carried images that come from now on, before their batches are made: each file is there for a moment alone."""
+
+    def strike(world: World, engine: Engine) -> Mend | None:
+        over = threading.Event()
+        struck: set[Path] = set()
+
+        def damage() -> None:
+            while not over.wait(0.003):
+                for path in set(engine.parcels()) - struck:
+                    with contextlib.suppress(OSError, IndexError, struct.error):  # it is not whole yet, or was removed
+                        _as_another_file(way, path)
+                        struck.add(path)
+
+        thread = threading.Thread(target=damage, name="damage")
+        thread.start()
+
+        def mend() -> None:
+            over.set()
+            thread.join()
+
+        return mend
+
+    return strike
+
+
+def _as_another_file(way: Callable[[Path], None], path: Path) -> None:
+    """Damage a file by putting a damaged copy in its place: who reads it already, reads it whole."""
+    copy = path.with_suffix(".tmp")
+    try:
+        shutil.copy(path, copy)
+        way(copy)
+        path.unlink()  # an error if it is gone
+        if copy.exists():
+            os.replace(copy, path)
+    finally:
+        copy.unlink(missing_ok=True)
+
+
 def _flip(path: Path, files: list[Path]) -> None:
     with open(path, "r+b") as stream:
         stream.seek(-100, os.SEEK_END)
         byte = stream.read(1)
         stream.seek(-100, os.SEEK_END)
         stream.write(bytes([byte[0] ^ 16]))
+
+
+def _flip_images(path: Path) -> None:
+    """Flip a bit of each image, where a JPEG's pixels are: they change from there on, and it can be decoded all the same."""
+    content = bytearray(path.read_bytes())
+    _, *rows = struct.unpack_from(f"<{1 + 3 * int.from_bytes(content[:8], 'little')}q", content)
+    start = 8 * (1 + len(rows))
+    for size in rows[1::3]:
+        content[start + size * 2 // 3] ^= 16
+        start += size
+    path.write_bytes(content)
 
 
 def _tear(path: Path, files: list[Path]) -> None:
@@ -344,17 +480,25 @@ FAULTS = (
     Fault("worker stopped", _to_worker(signal.SIGSTOP)),
     Fault("worker out of memory", _no_memory),
     Fault("engine's clock jumps", _clock, fits=_preloaded),
-    Fault("network cut", _network("cut"), fits=_relayed),
-    Fault("connections reset", _network("reset"), fits=_relayed),
-    Fault("network half open", _network("half"), fits=_relayed),
-    Fault("200 ms latency", _network("latency 0.2"), fits=_relayed),
-    Fault("5 % loss", _network("loss 0.05"), fits=_relayed),
+    Fault("network cut", _network("cut"), NamedEngine, _relayed),
+    Fault("connections reset", _network("reset"), NamedEngine, _relayed),
+    Fault("network half open", _network("half"), NamedEngine, _relayed),
+    Fault("200 ms latency", _network("latency 0.2"), NamedEngine, _relayed),
+    Fault("5 % loss", _network("loss 0.05"), NamedEngine, _relayed),
+    Fault("bits flipped in the network", _network("flip 0.02"), NamedEngine, _relayed),
+    Fault("sealed batches: port cut", _network("sealed cut"), NamedEngine, _relayed),
+    Fault("sealed batches: connection reset", _network("sealed reset"), NamedEngine, _relayed),
+    Fault("sealed batches: half open", _network("sealed half"), NamedEngine, _relayed),
+    Fault("sealed batches: bits flipped", _network("sealed flip 0.5"), NamedEngine, _relayed),
     Fault("batch file flipped", _damage(_flip)),
     Fault("batch file torn", _damage(_tear)),
     Fault("batch file of another batch", _damage(_replace)),
     Fault("batch file doubled", _damage(_double)),
     Fault("batch file removed", _damage(lambda path, files: path.unlink())),
     Fault("batch file late", _late_file),
+    Fault("carried images flipped", _parcels(_flip_images)),
+    Fault("carried images torn", _parcels(lambda path: os.truncate(path, path.stat().st_size // 2))),
+    Fault("carried images removed", _parcels(Path.unlink)),
     Fault("spool full", _full, fits=_mounted),
     Fault("spool read-only", _read_only, fits=_mounted),
     Fault("spool slow", _slow_spool, fits=_preloaded),
@@ -362,6 +506,17 @@ FAULTS = (
     Fault("spool emptied", _remove_all),
     Fault("stale files", _stale),
     Fault("image replaced", _changed_image),
+    Fault("card damaged", _card(_damage_card), CardedEngine),
+    Fault("card with another key", _card(_other_key), CardedEngine),
+    Fault("card removed", _card(lambda world, card, content: card.unlink()), CardedEngine),
+    Fault("card stale", _stale_card, CardedEngine),
+    Fault("card doubled", _second_card, CardedEngine),
+    Fault("cards' directory open to all", _open_to_all, CardedEngine),
+    Fault("pool's process killed", _to_own(signal.SIGKILL), OwnProcesses),
+    Fault("pool's process ended", _to_own(signal.SIGTERM), OwnProcesses),
+    Fault("pool's process stopped", _to_own(signal.SIGSTOP), OwnProcesses),
+    Fault("pool made smaller", _want(1), OwnProcesses),
+    Fault("pool made larger", _want(3), OwnProcesses),
 )
 
 

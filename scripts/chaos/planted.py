@@ -2,34 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import csd_engine.batchfile.reader
+from csd_engine.protocol.sealed import Opener
 from ddlp.epoch.iterator import EpochIterator
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.states import CsdCopy, Entry, HostCopy
+from scripts.chaos.world import World, package_with
 
 __all__ = ["PLANTED"]
 
 
-def _forgotten_reclaim() -> None:
+def _counts_as_delivered(self: Ledger, entry: Entry) -> None:
+    if entry.host is HostCopy.NONE and entry.csd is CsdCopy.NONE:
+        del self._open[entry.position]
+        self.delivered.add(entry.position)
+
+
+def _forgotten_reclaim(world: World) -> None:
     """A batch that a lost device held is not given back, and counts as delivered."""
-
-    def settle(self: Ledger, entry: Entry) -> None:
-        if entry.host is HostCopy.NONE and entry.csd is CsdCopy.NONE:
-            del self._open[entry.position]
-            self.delivered.add(entry.position)
-
-    Ledger._settle = settle  # type: ignore[method-assign]
+    Ledger._settle = _counts_as_delivered  # type: ignore[method-assign]
 
 
-def _skipped_checksum() -> None:
+def _forgotten_by_retiring(world: World) -> None:
+    """A batch that a retiring engine has not begun is not given back, and counts as delivered."""
+    settle, retire = Ledger._settle, Ledger.retire
+
+    def forget(self: Ledger, device: str, begun: Collection[int] | None = None) -> None:
+        Ledger._settle = _counts_as_delivered  # type: ignore[method-assign]
+        try:
+            retire(self, device, begun)
+        finally:
+            Ledger._settle = settle  # type: ignore[method-assign]
+
+    Ledger.retire = forget  # type: ignore[method-assign]
+
+
+def _skipped_checksum(world: World) -> None:
     """A batch file's checksum is computed, and not compared."""
     csd_engine.batchfile.reader.check_sum = lambda found, promised: None
 
 
-def _double_delivery() -> None:
+def _skipped_tag(world: World) -> None:
+    """Sealed bytes are decrypted, and neither their tag nor the batch's checksum is compared."""
+    _skipped_checksum(world)
+    Opener.check = lambda self, head: None  # type: ignore[method-assign]
+
+
+def _skipped_digest(world: World) -> None:
+    """The engines do not compare the digest of the images that a host has sent with a lease."""
+    where = world.home / "planted"
+    world.package = package_with(where, "service/worker.py", r"if found\.hexdigest\(\) != digest:", "if False:")
+
+
+def _double_delivery(world: World) -> None:
     """In each epoch the fifth batch comes a second time."""
     following = EpochIterator._next_data
 
@@ -45,8 +73,11 @@ def _double_delivery() -> None:
     EpochIterator._next_data = twice  # type: ignore[method-assign]
 
 
-PLANTED: dict[str, Callable[[], None]] = {
+PLANTED: dict[str, Callable[[World], None]] = {
     "forgotten-reclaim": _forgotten_reclaim,
+    "forgotten-by-retiring": _forgotten_by_retiring,
     "skipped-checksum": _skipped_checksum,
+    "skipped-tag": _skipped_tag,
+    "skipped-digest": _skipped_digest,
     "double-delivery": _double_delivery,
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import os
 import random
@@ -9,14 +11,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from ddlp import DDLPLoader
+from ddlp.devices.device import Data
 from scripts.chaos.faults import Fault, Mend
-from scripts.chaos.world import BATCH, IMAGES, REPOSITORY, Engine, Finding, Setting, World, ends_within_s
+from scripts.chaos.world import BATCH, IMAGES, REPOSITORY, Engine, Finding, OwnProcesses, Setting, World, ends_within_s
+from tests.engine_process import until
 
-__all__ = ["ENDINGS", "Plan", "draw_options", "train"]
+__all__ = ["ENDINGS", "Ending", "Plan", "draw_options", "train"]
 
 STEPS = IMAGES // BATCH
 STRATEGIES = ("csd", "mte", "wrr", "ordered", "auto")
@@ -26,37 +30,44 @@ class Plan:
     """The faults of one epoch: which, on which engine, before which steps they strike and are mended.
 
     Args:
-        world: has the random numbers and the engines.
+        world: has the random numbers.
+        things: the engines, or processes of pools, that are struck.
         faults: the faults to draw from.
         count: at most so many.
         done: called with each fault's name after it was applied.
     """
 
-    def __init__(self, world: World, faults: list[Fault], count: int, done: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        world: World,
+        things: Sequence[Engine | OwnProcesses],
+        faults: list[Fault],
+        count: int,
+        done: Callable[[str], None],
+    ) -> None:
         self._world, self._done = world, done
         self.engines_were_down = False  # when the epoch began
-        self._due: list[tuple[int, Fault, Engine, int]] = []
+        self._due: list[tuple[int, Fault, Engine | OwnProcesses, int]] = []
         self._mends: list[tuple[int, Mend]] = []
         draw = world.random
-        for _ in range(count):
-            engine = draw.choice(world.engines)
-            fitting = [fault for fault in faults if fault.fits(engine)]
-            if fitting:
-                step = draw.randrange(1, STEPS)
-                self._due.append((step, draw.choice(fitting), engine, step + draw.randrange(1, STEPS)))
+        fitting = [(thing, those) for thing in things if (those := [fault for fault in faults if fault.can_hit(thing)])]
+        for _ in range(count if fitting else 0):
+            thing, those = draw.choice(fitting)
+            step = draw.randrange(1, STEPS)
+            self._due.append((step, draw.choice(those), thing, step + draw.randrange(1, STEPS)))
 
     def begin(self) -> None:
         """Apply the faults that come before the epoch."""
-        for _, fault, engine, _ in self._due:
-            fault.before(engine)
+        for _, fault, thing, _ in self._due:
+            fault.before(thing)
         self.engines_were_down = not all(engine.runs for engine in self._world.engines)
 
     def step(self, number: int) -> None:
         """Apply and undo the faults that are due before this step."""
-        for due, fault, engine, until_step in list(self._due):
+        for due, fault, thing, until_step in list(self._due):
             if due <= number:
-                self._due.remove((due, fault, engine, until_step))
-                mend = fault.strike(self._world, engine)
+                self._due.remove((due, fault, thing, until_step))
+                mend = fault.strike(self._world, thing)
                 if mend is not None:
                     self._mends.append((until_step, mend))
                     self._done(fault.name)
@@ -74,25 +85,44 @@ class Plan:
 
 
 def draw_options(world: World, strategies: tuple[str, ...] = STRATEGIES) -> dict[str, Any]:
-    """Draw a loader's strategy and options."""
+    """Draw a loader's strategy and options. It has devices, or a pool of the engines with cards if there are some, or both."""
     draw = world.random
-    devices = [engine.device for engine in draw.sample(world.engines, draw.randrange(1, len(world.engines) + 1))]
-    return {
+    named = draw.sample(world.named, draw.randrange(1, len(world.named) + 1))
+    devices = [dataclasses.replace(engine.device, data=_data(draw)) for engine in named]
+    options: dict[str, Any] = {
         "strategy": draw.choice(strategies),
         "csd": devices if len(devices) > 1 or draw.random() < 0.5 else devices[0],
-        "transfer": draw.choice([None, "stream"]),
+        "transfer": draw.choice([None, "stream", "stream"]),
         "num_workers": draw.choice([0, 1, 2]),
         "shuffle": draw.random() < 0.5,
     }
+    if world.carded:
+        options["pool"] = world.card_pool()
+        if draw.random() < 0.5:
+            del options["csd"]
+    return options
 
 
-def train(world: World, loader: DDLPLoader, plan: Plan, until_step: int | None = None) -> list[Any]:
-    """Train on the loader's next epoch, or on the rest that a state has left of it. ``until_step``: at most so many batches."""
+def _data(draw: random.Random) -> Data:
+    """Draw where a device has the images from."""
+    return "carried" if draw.random() < 0.5 else "there"
+
+
+def train(world: World, loader: DDLPLoader, plan: Plan, until_step: int | None = None, engines: int = 0) -> list[Any]:
+    """Train on the loader's next epoch, or on the rest that a state has left of it.
+
+    Args:
+        until_step: at most so many batches.
+        engines: for so many it waits now and then, since those of a pool take as long to start as an epoch.
+    """
     batches, step_s = [], world.random.choice([0.0, 0.01, 0.03])
     for step, batch in enumerate(loader):
         batches.append(batch)
         if step + 1 == until_step:
             break
+        if engines and step % STEPS in (0, STEPS // 2):
+            with contextlib.suppress(AssertionError):
+                until(lambda: sum(one.alive for one in loader.live().devices) >= engines, 10)
         plan.step(step + 1)
         time.sleep(step_s)
     return batches
@@ -143,7 +173,8 @@ def resumed(world: World, epoch: int, plan: Plan) -> None:
         state = loader.state_dict()
         options = {**draw_options(world, (*STRATEGIES, "cpu")), "shuffle": shuffle}
         if options["strategy"] == "cpu":
-            del options["csd"]
+            options.pop("csd", None)
+            options.pop("pool", None)
     world.check(batches, epoch)
 
 
@@ -177,10 +208,43 @@ def by_own_engine(world: World, epoch: int, plan: Plan) -> None:
     for step, batch in enumerate(loader):
         batches.append(batch)
         if step == STEPS // 3:
-            for pid in world.own_engines():
+            for pid in world.local_pool.pids():
                 os.kill(pid, world.random.choice([signal.SIGKILL, signal.SIGTERM]))
         plan.step(step)
     world.check(batches, epoch)
+
+
+def by_local_pool(world: World, epoch: int, plan: Plan) -> None:
+    """Two epochs with a pool of this machine, whose engines the loader starts."""
+    draw = world.random
+    with _environment("DDLP_ENGINE_SLOWDOWN", draw.choice(["1", "8", "25"])):
+        loader = world.loader(
+            draw.choice(STRATEGIES), pool=world.local_pool.pool, transfer=draw.choice([None, "stream"]),
+            num_workers=draw.choice([0, 1]), shuffle=draw.random() < 0.5,
+        )  # fmt: skip
+        loader.set_epoch(epoch)
+        world.check(train(world, loader, plan, engines=1), epoch)
+        world.check(train(world, loader, plan, engines=1), epoch + 1)
+
+
+def by_code_pool(world: World, epoch: int, plan: Plan) -> None:
+    """Two epochs of samples that only the user's code can make, on processes of a pool."""
+    draw = world.random
+    loader = world.loader(
+        draw.choice(STRATEGIES), dataset=world.code, pool=world.code_pool.pool, num_workers=1, shuffle=draw.random() < 0.5
+    )
+    loader.set_epoch(epoch)
+    world.check(train(world, loader, plan, engines=1), epoch, of_code=True)
+    world.check(train(world, loader, plan, engines=1), epoch + 1, of_code=True)
+
+
+@contextlib.contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
 
 
 _STAGES = ("imported", "made", "begun", "batch", "trained", "dropped")  # what the second host reports, in this order
@@ -192,7 +256,7 @@ from tests.ddlp.faults.scene import dataset
 def tell(*words): print(*words, flush=True)
 tell("imported")
 loader = DDLPLoader(dataset({paths!r}), {batch}, seed=3, strategy={strategy!r}, num_workers=1,
-                    csd=[Device(address, keys) for address, keys in {devices!r}])
+                    csd=[Device(address, keys, data=data) for address, keys, data in {devices!r}])
 loader.set_epoch({epoch})
 tell("made")
 batches, got = iter(loader), []
@@ -219,7 +283,7 @@ class _SecondHost:
 
     def __init__(self, world: World, epoch: int, environment: dict[str, str]) -> None:
         self._world, self._epoch = world, epoch
-        devices = [(engine.device.address, str(engine.device.keys)) for engine in world.engines]
+        devices = [(one.device.address, str(one.device.keys), _data(world.random)) for one in world.named]
         script = _SECOND_HOST.format(
             paths=world.paths, epoch=epoch, batch=BATCH, strategy=world.random.choice(STRATEGIES[1:]), devices=devices
         )
@@ -326,22 +390,42 @@ def clock_of_another(world: World, epoch: int, plan: Plan) -> None:
     _with_second_host(world, epoch, plan, _STAGES[1:4], jump, (0,), environment)
 
 
-ENDINGS: dict[str, tuple[Callable[[World, int, Plan], None], float]] = {
-    "two whole epochs": (to_the_end, 6.0),
-    "loop left": (broken_off, 2.0),
-    "state saved and resumed": (resumed, 2.0),
-    "200 loaders dropped": (dropped, 0.5),
-    "own engine killed": (by_own_engine, 1.0),
-    "engines restarted between epochs": (restarted, 0.7),
-    "two hosts": (beside_another, 0.4),
-    "other host killed": (another_killed, 0.7),
-    "other host interrupted": (another_interrupted, 0.9),
-    "other host stopped": (another_stopped, 0.5),
-    "other host's clock jumps": (clock_of_another, 0.4),
+def _engines(world: World) -> Sequence[Engine | OwnProcesses]:
+    return world.engines
+
+
+class Ending(NamedTuple):
+    """What a round does.
+
+    Attributes:
+        run: does it.
+        weight: how often it is drawn.
+        struck: what faults hit meanwhile.
+    """
+
+    run: Callable[[World, int, Plan], None]
+    weight: float
+    struck: Callable[[World], Sequence[Engine | OwnProcesses]] = _engines
+
+
+ENDINGS: dict[str, Ending] = {
+    "two whole epochs": Ending(to_the_end, 6.0),
+    "loop left": Ending(broken_off, 2.0),
+    "state saved and resumed": Ending(resumed, 2.0),
+    "200 loaders dropped": Ending(dropped, 0.5),
+    "own engine killed": Ending(by_own_engine, 1.0),
+    "engines restarted between epochs": Ending(restarted, 0.7),
+    "pool of this machine": Ending(by_local_pool, 1.0, lambda world: [world.local_pool]),
+    "user code on a pool": Ending(by_code_pool, 0.3, lambda world: [world.code_pool]),
+    "two hosts": Ending(beside_another, 0.4),
+    "other host killed": Ending(another_killed, 0.7),
+    "other host interrupted": Ending(another_interrupted, 0.9),
+    "other host stopped": Ending(another_stopped, 0.5),
+    "other host's clock jumps": Ending(clock_of_another, 0.4),
 }
-"""What a round does, and its weight. All but the first count as a fault themselves."""
+"""By name. All but the first count as a fault themselves."""
 
 
 def draw_ending(draw: random.Random, names: list[str]) -> str:
     """Draw one of these, by weight."""
-    return draw.choices(names, [ENDINGS[name][1] for name in names])[0]
+    return draw.choices(names, [ENDINGS[name].weight for name in names])[0]

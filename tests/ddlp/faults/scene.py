@@ -50,17 +50,19 @@ def device(engine: Any, **options: Any) -> Device:
 
 
 class Truth:
-    """The bits that each sample must have: those that the host alone makes."""
+    """The bits that each sample must have: those that the host alone makes. ``options``: more of its loader."""
 
-    def __init__(self, data: Any) -> None:
-        self._data = data
+    def __init__(self, data: Any, **options: Any) -> None:
+        self._data, self._options = data, options
         self._epochs: dict[int, dict[int, torch.Tensor]] = {}
 
     def of(self, epoch: int) -> dict[int, torch.Tensor]:
         if epoch not in self._epochs:
-            loader = make_loader(self._data, "cpu")
+            loader = make_loader(self._data, "cpu", **self._options)
             loader.set_epoch(epoch)
-            self._epochs[epoch] = {int(y): x for images, labels in loader for x, y in zip(images, labels)}
+            self._epochs[epoch] = {
+                int(y): x.clone() for images, labels in loader for x, y in zip(images, labels)  # not workers' shared memory
+            }
         return self._epochs[epoch]
 
     def check(self, batches: Iterable[Any], epoch: int = 0, without: Iterable[int] = ()) -> None:
