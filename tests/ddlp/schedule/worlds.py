@@ -7,6 +7,7 @@ import random
 
 from ddlp.planning.simulate import Simulation, World
 from ddlp.schedule.ledger import Ledger
+from ddlp.schedule.slots import FETCHERS
 from ddlp.schedule.strategies import STRATEGIES, Order
 from ddlp.schedule.strategies.base import HANDED_OVER
 
@@ -20,7 +21,8 @@ class Watched(Simulation):
         super()._pump()
         ledger, strategy = self.ledger, self.strategy
         in_any_order = strategy.order is Order.ANY
-        assert ledger.free_host_slots >= 0 and ledger.free_fetch_slots >= -(HANDED_OVER + 1 if ledger.retired else 0)
+        # Beside those that were handed over there is the turn's batch, and the one of the turn before, if the host was quicker.
+        assert ledger.free_host_slots >= 0 and ledger.free_fetch_slots >= -(HANDED_OVER + FETCHERS if ledger.retired else 0)
         assert ledger.free_host_slots == ledger.host_slots - ledger.host_in_work - len(ledger.ready_host)
         for account in ledger.devices.values():
             assert 0 <= account.held <= account.quota and len(account.outstanding) <= account.window
