@@ -4,9 +4,9 @@
     python -m scripts.pool_scaling --curve               # n = 1, 2, 4, 8 beside DataLoader and Ray Data; ten minutes
     python -m scripts.pool_scaling --auto --runs 10      # best n of 0, 1, 3, 6; half an hour
 
-Sleeps stand for preparation and training, so that two cores hold several engines. They must be long beside what batches cost the
-processor: on a slow machine give --times 4. The bound of the curve is min(1 / step, r_cpu (1 - o r_off) + r_off), with r_cpu of
-the host alone, r_off of the engines, and o, the host's processor seconds to take a batch, as measured.
+Sleeps stand for preparation and training, so that two cores hold several engines. They must be long beside what batches cost
+the processor: on a slow machine give --times 4. The bound of the curve is min(1 / step, r_cpu (1 - o r_off) + r_off), with
+r_cpu of the host alone, r_off of the engines, and o, the host's processor seconds to take a batch, as measured.
 """
 
 from __future__ import annotations
