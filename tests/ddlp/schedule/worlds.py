@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
+from typing import Any
 
 from ddlp.planning.simulate import Simulation, World
 from ddlp.schedule.ledger import Ledger
@@ -17,7 +19,7 @@ MOVES = 10  # joins and leaves of an elastic schedule at least, each
 class Watched(Simulation):
     """Each time nothing more can be decided, checks that no side waits, and no space is used, against the promises."""
 
-    def _pump(self):
+    def _pump(self) -> None:
         super()._pump()
         ledger, strategy = self.ledger, self.strategy
         in_any_order = strategy.order is Order.ANY
@@ -44,22 +46,22 @@ class Watched(Simulation):
                 assert not (ledger.free and pays), "an idle device and work for it"
 
 
-def random_world(rng: random.Random, strategy: str, n: int | None = None) -> tuple[int, Ledger, World, dict]:
+def random_world(rng: random.Random, strategy: str, n: int | None = None) -> tuple[int, Ledger, World, dict[str, Any]]:
     n = rng.choice([0, 1, 2, 3, 5, rng.randint(4, 30), rng.randint(20, 60)]) if n is None else n
     devices = ["a", "b", "c"][: rng.choice([0, 1, 1, 1, 2, 3])] if STRATEGIES[strategy].uses_device else []
     bad = rng.choice([0.0, 0.0, 0.1, 0.5, 1.0])
 
-    def luck(p: float):
+    def luck(p: float) -> Callable[[int], bool]:
         return lambda _: rng.random() < p
 
-    def speed(mean: float, stalls: float = 0.0):
+    def speed(mean: float, stalls: float = 0.0) -> Callable[[int], float]:
         spread = rng.choice([0.0, 0.3, 1.0])
         return lambda _: math.inf if rng.random() < stalls else mean * math.exp(spread * rng.gauss(0, 1))
 
     stalls, hangs = rng.choice([0.0, 0.0, 0.05, 0.3]), rng.choice([0.0, 0.0, 0.05, 0.3])
     ends_s = rng.choice([math.inf, 20.0, 60.0])  # after this time a fetch that hangs fails
 
-    def fetch_speed(mean: float):
+    def fetch_speed(mean: float) -> Callable[[int], float]:
         usual = speed(mean)
         return lambda position: ends_s if rng.random() < hangs else usual(position)
 
@@ -93,14 +95,14 @@ def random_world(rng: random.Random, strategy: str, n: int | None = None) -> tup
 class Elastic(Watched):
     """Engines of a pool are started, retired and killed all the time, and killed ones come back."""
 
-    def __init__(self, *arguments, rng, every_s, **options):
+    def __init__(self, *arguments: Any, rng: random.Random, every_s: float, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._rng, self._every_s = rng, every_s
         self.joins = self.leaves = self.retired = 0
         self.want(rng.randint(0, len(self.world.pool)))
         self._at(0.0, self._change)
 
-    def _change(self):
+    def _change(self) -> None:
         alive = sorted(name for name, account in self.ledger.devices.items() if account.alive)
         if alive and self._rng.random() < 0.4:
             name = self._rng.choice(alive)
@@ -112,15 +114,15 @@ class Elastic(Watched):
         if not self._over():
             self._at(self._rng.uniform(0.0, 2 * self._every_s) * (20 if enough else 1), self._change)
 
-    def _come_back(self, name):
+    def _come_back(self, name: str) -> None:
         if name in self._wants and name in self._dead:
             self._return(name)
 
-    def _join(self, name):
+    def _join(self, name: str) -> None:
         super()._join(name)
         self.joins += 1
 
-    def _die(self, name):
+    def _die(self, name: str) -> None:
         self.leaves += self.ledger.devices[name].alive
         self.retired += self.ledger.devices[name].has_retired
         super()._die(name)
@@ -132,7 +134,11 @@ def elastic(name: str, seed: int) -> tuple[Elastic, int, int]:
     n, ledger, world, options = random_world(rng, name, rng.randint(40, 80))
     pool = tuple("abcd"[: rng.randint(1, 4)])
     speeds = {engine: rng.choice([0.3, 1.0, 3.0]) for engine in pool}
-    world.device_s = {engine: lambda _, mean=mean: mean * rng.uniform(0.5, 1.5) for engine, mean in speeds.items()}
+
+    def about(mean: float) -> Callable[[int], float]:
+        return lambda _: mean * rng.uniform(0.5, 1.5)
+
+    world.device_s = {engine: about(mean) for engine, mean in speeds.items()}
     world.pool, world.device_dies_s, world.device_returns_s, world.device_retires_s = pool, {}, {}, {}
     per_s = world.host_workers + world.device_workers * sum(1 / mean for mean in speeds.values())
     least_s = (n - len(list(ledger.delivered))) / per_s
