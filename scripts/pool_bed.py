@@ -71,7 +71,7 @@ def data_of(batches: int, batch: int, host_s: float) -> Any:
     images = np.arange(_IMAGES * 8 * 8 * 3, dtype=np.uint8).reshape(_IMAGES, 8, 8, 3)
     prepare = load_operators(OPERATOR).prepare(host_s=host_s)
     data = ImageArrays(images, range(_IMAGES), transforms.Compose([prepare, transforms.PILToTensor()]))
-    return Subset(data, [number % _IMAGES for number in range(batches * batch)])  # type: ignore[arg-type]
+    return Subset(data, [number % _IMAGES for number in range(batches * batch)])
 
 
 def loader_of(pool: Any, batches: int, batch: int, host_s: float, **options: Any) -> DDLPLoader:
