@@ -33,7 +33,8 @@ from ddlp.frameworks.shards import warn_if_not_shared
 from ddlp.planning.controller import Controller, Goal
 from ddlp.planning.decide import Decision
 from ddlp.planning.measured import Measured
-from ddlp.pools.base import Pool, nodes_of
+from ddlp.planning.scaling import Scaler
+from ddlp.pools.base import Pool, nodes_of, range_of
 from ddlp.pools.given import pool_of
 from ddlp.pools.joining import Members, newcomers
 from ddlp.process.finalizers import when_dropped
@@ -561,6 +562,12 @@ class DDLPLoader(DataLoader):
                 if agreement is not None:
                     agreement.known = self._controller.measured
         self._controller.part = "whole" if now.rest is None else "prefix"
+        if self._controller.scaler is None and not (config.engine_devices or config.own_sources or work):
+            pool = pool_of(config.pool)
+            if pool is not None and (numbers := range_of(pool)) is not None:
+                self._controller.scaler = Scaler(*numbers)
+                self._controller.asks(pool.want)
+                pool.want(self._controller.engines)
         return self._controller
 
     def _judged(self) -> Callable[[], None]:

@@ -37,6 +37,10 @@ class RankJob(Protocol):
         """Its place in the run."""
 
     @property
+    def waiting(self) -> bool:
+        """Whether its training waits for a batch."""
+
+    @property
     def command(self) -> Dict[str, Any]:
         """The command that opens the job in a worker: "pipeline", "dataset" and others."""
 
@@ -66,7 +70,10 @@ def others(job: AJob, jobs: Iterable[AJob]) -> List[AJob]:
 
 
 def without_turns(jobs: List[AJob]) -> List[AJob]:
-    """Sort the jobs of each group whose lower ranks come first by rank. The group's jobs keep their places in the list."""
+    """Sort the jobs of each group whose lower ranks come first: those whose training waits, in their order, then by rank.
+
+    The group's jobs keep their places in the list.
+    """
     order = list(jobs)
     seen: List[AJob] = []
     for job in jobs:
@@ -75,7 +82,7 @@ def without_turns(jobs: List[AJob]) -> List[AJob]:
         group = [one for one in [job, *others(job, jobs)] if one.member.after_lower]
         seen += group
         places = [k for k, one in enumerate(jobs) if any(one is member for member in group)]
-        for place, one in zip(places, sorted(group, key=lambda one: one.member.rank)):
+        for place, one in zip(places, sorted(group, key=lambda one: (not one.waiting, 0 if one.waiting else one.member.rank))):
             order[place] = one
     return order
 

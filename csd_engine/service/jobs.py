@@ -1,7 +1,8 @@
 """Jobs and their leases on the engine: whose lease is next, and who may fill the spool. No socket, file, process or clock.
 
 All hosts get equal shares of the workers' time, however many jobs they have. Each pays for what its leases and probes have
-cost, also for those that failed or were cancelled. The jobs of one host take turns; jobs whose training waits come first.
+cost, also for those that failed or were cancelled. So it is with the jobs of one host: those that take each batch as soon as it
+is made get equal shares, and those that have batches in stock get the rest.
 
 The spool's quota is shared in the same way. A host or job with less than a fair share may take any free part of the quota.
 One with more may take a part only if enough stays free for the others' shares. The engine never takes a published batch
@@ -26,6 +27,7 @@ __all__ = ["FairQueue", "Job", "LeaseState", "Parcel", "Quota", "Work"]
 
 _FREE_FOR_NEWCOMERS = 1 / 16  # part of the quota, but at least one batch: for hosts, and as much again for jobs
 _NEWCOMER_HOLDS = 1 / 64  # part of the quota, but at least one batch: a newcomer holds no more
+_STOCK = 2  # batches that wait to be fetched: a job with more is not in need
 _EPSILON = 1e-9
 _LARGE_BATCH = 1 / 8  # part of the quota: if a batch takes more, nothing is kept free for newcomers
 
@@ -136,6 +138,7 @@ class Job:
     member: Member = Member()
     measured: Deque[Measurement] = field(default_factory=lambda: deque(maxlen=groups.CALIBRATION))  # of its last batches
     told: int = 0  # measurements of its group's other jobs that its host has heard of
+    used_s: float = 0.0  # workers' time beside the host's other jobs; the time in which it wanted nothing counts as used
     held_back: str = ""  # why its next lease was not begun when a worker was free
     carried: bool = False  # its host sends the samples' bytes with each lease
     probe_parcel: Optional[Parcel] = None
@@ -154,6 +157,11 @@ class Job:
     def working(self) -> bool:
         """Whether a worker is at one of its leases."""
         return self.holds[0] > self.unfetched
+
+    @property
+    def in_need(self) -> bool:
+        """Whether its training waits, or takes each batch at once; or it is a rank that comes after lower ones."""
+        return self.waiting or self.unfetched <= _STOCK or self.member.after_lower
 
     @property
     def can_begin(self) -> bool:
@@ -258,12 +266,14 @@ class FairQueue:
         self._used_s: Dict[str, float] = {}  # workers' time by host; the time while a host wanted nothing counts as used
         self._estimated_s: Dict[str, float] = {}  # the part of it that is the estimate for leases at work
         self._served_s = 0.0  # workers' time that every host that wants something has used at least
+        self._job_served_s: Dict[str, float] = {}  # the same for the jobs of each host
         self._sample_s: Dict[str, float] = {}  # by host, as last measured: the estimate for its next job
 
     def add(self, job: Job) -> None:
         """Add a job; its turn comes last."""
         self._jobs[job.key] = job
         self._used_s.setdefault(job.host, self._served_s)
+        job.used_s = self._job_served_s.setdefault(job.host, 0.0)
 
     def remove(self, job: Job) -> None:
         """Remove a job."""
@@ -271,7 +281,7 @@ class FairQueue:
         hosts = {one.host for one in self._jobs.values()}
         # A host that has had more time than the others is remembered: it may come back with another job.
         self._used_s = {host: s for host, s in self._used_s.items() if host in hosts or s > self._served_s}
-        for known in (self._estimated_s, self._sample_s):
+        for known in (self._estimated_s, self._sample_s, self._job_served_s):
             for host in set(known) - set(self._used_s):
                 del known[host]
 
@@ -288,22 +298,30 @@ class FairQueue:
         return [job for job in self._jobs.values() if peer is None or job.peer == peer]
 
     def _service_order(self) -> List[Job]:
-        """Return open jobs in the order of service: jobs whose training waits, then the others.
+        """Return open jobs in the order of service: jobs in need, then those with batches in stock.
 
-        Each part is in the order of turns. In the second part, a run's ranks may come in the order of their numbers.
+        In each part, those that have used less time than the host's other jobs come first, and else whose turn it is. A run's
+        ranks may come in the order of their numbers.
         """
         open_jobs = [job for job in self._jobs.values() if not job.closing]
-        return [job for job in open_jobs if job.waiting] + groups.without_turns(
-            [job for job in open_jobs if not job.waiting]
-        )
+        return groups.without_turns(sorted(open_jobs, key=lambda job: (not job.in_need, job.used_s)))
 
     def _serve(self) -> None:
         """Note the time that all hosts that want something have used. For a host that wanted nothing, it counts as used.
 
+        So it is with the jobs of one host, where the time in which a job has batches in stock counts as used too.
+
         A host whose lease is at work wants something, though its queue may be empty for a moment: it keeps the time that is
         due to it.
         """
-        wanting = {job.host for job in self._jobs.values() if job.can_begin or job.can_probe or job.working}
+        jobs = [job for job in self._jobs.values() if job.can_begin or job.can_probe or job.working]
+        wanting = {job.host for job in jobs}
+        for host in wanting:
+            own = [job for job in jobs if job.host == host]
+            least_s = min(job.used_s for job in [job for job in own if job.in_need] or own)
+            self._job_served_s[host] = max(self._job_served_s[host], least_s)
+        for job in jobs:
+            job.used_s = max(job.used_s, self._job_served_s[job.host])
         if wanting:
             self._served_s = max(self._served_s, min(self._used_s[host] for host in wanting))
         for host in wanting:
@@ -366,7 +384,7 @@ class FairQueue:
         job.step(work, LeaseState.WORKING)
         sample_s = self._sample_s.get(job.host, 0.0) if job.sample_s is None else job.sample_s
         work.estimated_s = len(work.lease.items) * sample_s
-        self._charge(job.host, work.estimated_s, work.estimated_s)
+        self._charge(job, work.estimated_s, work.estimated_s)
         for one in groups.served_together(job, list(self._jobs.values())):
             self._jobs[one.key] = self._jobs.pop(one.key)  # the end of the turn
         return work
@@ -375,12 +393,14 @@ class FairQueue:
         """Charge the workers' time that a lease has cost, in seconds, whether it was published, has failed or was cancelled."""
         if published:
             job.sample_s = self._sample_s[job.host] = spent_s / len(work.lease.items)
-        self._charge(job.host, spent_s - work.estimated_s, -work.estimated_s)
+        self._charge(job, spent_s - work.estimated_s, -work.estimated_s)
         work.estimated_s = 0.0
 
-    def _charge(self, host: str, used_s: float, estimated_s: float) -> None:
-        self._used_s[host] += used_s
-        self._estimated_s[host] = self._estimated_s.get(host, 0.0) + estimated_s
+    def _charge(self, job: Job, used_s: float, estimated_s: float) -> None:
+        self._used_s[job.host] += used_s
+        self._estimated_s[job.host] = self._estimated_s.get(job.host, 0.0) + estimated_s
+        for one in groups.served_together(job, self._jobs.values()):
+            one.used_s += used_s
 
     # -- the quota
 

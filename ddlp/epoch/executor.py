@@ -197,8 +197,8 @@ class EpochExecutor:
             now, samples = time.monotonic(), self.spec.plan.size(position)
             self._given = now, samples / self.full_batch
             self.counts.delivered(position, side, samples, began, now)
-            if self._controller is not None and (news := self._controller.delivered(now - began, *step)) is not None:
-                self._messages.warn(news)
+            if self._controller is not None:
+                self._decide(self._controller, now - began, step)
             if self._clock is not None:
                 self._clock.begins()
             if batch.replaced:
@@ -229,6 +229,14 @@ class EpochExecutor:
             for step in self._clock.done():
                 self.rates.trained(*step)
         return now - given_s, part
+
+    def _decide(self, controller: Controller, waited_s: float, step: tuple[float | None, float]) -> None:
+        """Let the controller note a batch, and tell what it has decided."""
+        engines = controller.engines
+        if (news := controller.delivered(waited_s, *step)) is not None:
+            self._messages.warn(news)
+        if controller.scaler is not None and controller.engines != engines:
+            self.counts.changed("pool", f"{controller.engines} wanted instead of {engines}: {controller.scaler.why}")
 
     def _counted(self, position: int, batch: PreparedBatch) -> PreparedBatch:
         """Count the replaced samples of a delivered batch. Returns the batch; a failed one if they are too many by now."""

@@ -193,12 +193,16 @@ def estimate(
 def host_spare(measured: Measured) -> tuple[float, float]:
     """The host's processors, in batches a second of its own path: those that this path leaves free, and all.
 
-    One of the free ones trains. If too little is known, none is free.
+    One of the free ones trains. Where there are less than two, training and the host's path share one: it trains for as long as
+    the steps take with all sides at work. If too little is known, none is free.
     """
     r_cpu, p_cycle, processors = measured.host_batches_per_s or 0.0, measured.host_cpu_s_per_batch, measured.host_processors
     if p_cycle is None or processors is None:
         return 0.0, r_cpu
-    return max(0.0, (processors - 1) / p_cycle - r_cpu), processors / p_cycle
+    trains = 1.0
+    if processors < 2 and measured.step_s is not None:
+        trains = min(1.0, measured.step_s * (r_cpu + sum(path.batches_per_s or 0.0 for path in measured.paths)))
+    return max(0.0, (processors - trains) / p_cycle - r_cpu), processors / p_cycle
 
 
 def ocycle_ratio(measured: Measured, path: OffloadPath) -> float:

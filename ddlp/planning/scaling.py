@@ -41,8 +41,8 @@ class _Mean:
         share = max(weight / (self.weight + weight), 1 / REMEMBERED)
         self.value, self.weight = self.value + share * (value - self.value), self.weight + weight
 
-    def moved(self, value: float) -> bool:
-        return self.weight > 0 and abs(value / self.value - 1) > MOVED
+    def moved(self, value: float, least: float = 0.0) -> bool:
+        return self.weight > 0 and abs(value - self.value) > max(MOVED * self.value, least)
 
 
 @dataclass
@@ -92,7 +92,7 @@ class Scaler:
         alone = measured.host_batches_per_s
         if measured.step_s is None or alone is None or not batch_s:
             return self.engines
-        if self._step.moved(measured.step_s) or self._alone.moved(1 / alone):
+        if self._step.moved(measured.step_s, GAIN * batch_s) or self._alone.moved(1 / alone):
             self._forget()
         self._step.add(measured.step_s)
         self._alone.add(1 / alone)

@@ -127,7 +127,7 @@ class Simulation:
         self._waiting_since: float | None = 0.0
         self._wanted: dict[str, float] = {}  # engines of the pool that are there or starting, and since when
         self._there = [name for name in world.device_s if name not in world.pool]  # all that the ledger may give leases to
-        self._unwanted: set[str] = set()  # those of them that leave once all that they have made is fetched
+        self._wants: frozenset[str] = frozenset()  # engines of the pool that there should be
         for name in world.device_s:
             if name in world.pool:
                 continue
@@ -139,7 +139,7 @@ class Simulation:
         for name, when in world.device_dies_s.items():
             self._at(when, partial(self._die, name))
         for name, when in world.device_retires_s.items():
-            self._at(when, partial(self._retire, name))
+            self._at(when, partial(self._retire, name, False))
         for when, name, joins in world.moves:
             self._at(when, partial(self._return if joins else self._die, name))
         if controller is not None:
@@ -160,29 +160,28 @@ class Simulation:
 
     def want(self, engines: int) -> None:
         """Let so many engines of the pool be there. Further ones start; those too many retire."""
-        pool = self.world.pool
-        self._unwanted = set(pool[engines:]) & self._wanted.keys()
-        for name in pool[:engines]:
+        self._wants = frozenset(self.world.pool[:engines])
+        for name in self.world.pool[:engines]:
             if name not in self._wanted:
                 self._wanted[name] = self.now
                 self._there.append(name)
-                self._dead.discard(name)
-                self.ledger.expect(name, self.now)
-                self._at(self.world.starts_s, partial(self._started, name, self.now))
+                self._start(name)
+        for name in sorted(self._wanted.keys() - self._wants):
+            if self.ledger.devices[name].alive:
+                self._retire(name, True)
+            else:
+                self._die(name)
+
+    def _start(self, name: str) -> None:
+        self._dead.discard(name)
+        self.ledger.expect(name, self.now)
+        self._at(self.world.starts_s, partial(self._started, name, self._wanted[name]))
 
     def _started(self, name: str, since: float) -> None:
         if self._wanted.get(name) == since:
             self._lives[name] += 1
             self._device_idle[name] = self._workers(name)
             self._join(name)
-
-    def _end_unwanted(self) -> None:
-        for name in sorted(self._unwanted):
-            if not self.ledger.devices[name].held:
-                self._unwanted.remove(name)
-                self._there.remove(name)
-                self.outcome.engine_s += self.now - self._wanted.pop(name)
-                self._die(name)
 
     def _over(self) -> bool:
         stopped = self.stop_after is not None and len(self.outcome.order) >= self.stop_after
@@ -201,7 +200,6 @@ class Simulation:
             while (device := self.strategy.late_device(self.now)) is not None:
                 self.ledger.no_longer_expect(device)
             self._read_sampler()
-            self._end_unwanted()
             busy = self._deliver() | self._fetch() | self._lease() | self._claim()
             self._drain()
 
@@ -217,6 +215,8 @@ class Simulation:
     def _drain(self) -> None:
         for name in [name for name, account in self.ledger.devices.items() if account.has_retired]:
             self._die(name)
+            if name in self._wants:
+                self._start(name)  # it is wanted again
         effects = self.ledger.effects
         while effects:
             effect = effects.popleft()
@@ -285,16 +285,24 @@ class Simulation:
     def _workers(self, name: str) -> int:
         return self.world.workers_of.get(name, self.world.device_workers)
 
-    def _retire(self, name: str) -> None:
-        if self.ledger.devices[name].alive:
-            queued = {lease for lease, _ in self._queues[name]}
+    def _retire(self, name: str, finishes: bool) -> None:
+        """Let a device leave once all that it has is fetched. ``finishes``: it also makes what it has not begun."""
+        account = self.ledger.devices[name]
+        if not account.alive:
+            return
+        begun = None
+        if not finishes:
+            begun = set(account.outstanding) - {lease for lease, _ in self._queues[name]}
             self._queues[name].clear()
-            self.ledger.retire(name, set(self.ledger.devices[name].outstanding) - queued)
+        self.ledger.retire(name, begun)
 
     def _die(self, name: str) -> None:
         self._dead.add(name)
         self._queues[name].clear()
         self.ledger.leave(name, self.now)
+        if name in self._wanted and name not in self._wants:
+            self._there.remove(name)
+            self.outcome.engine_s += self.now - self._wanted.pop(name)
         if name in self.world.device_returns_s:
             self._at(self.world.device_returns_s[name], partial(self._return, name))
 
@@ -311,7 +319,7 @@ class Simulation:
             queue = self._queues[name]
             if not self.ledger.devices[name].alive:
                 continue
-            position = None if name in self._unwanted else self.strategy.next_lease(name)
+            position = self.strategy.next_lease(name)
             if position is not None:
                 queue.append((self.ledger.lease(name, position, self.now), position))
                 any_given = True

@@ -9,7 +9,7 @@ from csd_engine.errors import EngineError
 from csd_engine.protocol.cards import open_cards
 from ddlp.devices.device import Data, check_data
 from ddlp.errors import DDLPError
-from ddlp.pools.base import check_number
+from ddlp.pools.base import check_number, check_range, check_wanted
 from ddlp.sources.engine.carded import carded_engines
 from ddlp.sources.engine.connections import EngineAt
 
@@ -27,16 +27,22 @@ class CardPool:
         directory: it must belong to this user, and nobody else may write to it.
         data: "there": the engines see the data set's files. "carried": this host sends the files of each batch, as for
             `ddlp.Device`.
+        min, max: if ``max`` is given, ``min`` to ``max`` of the engines are used: as many as training needs with
+            ``strategy="auto"``, else ``max`` until `want` says another number. None: all that are there.
 
     Raises:
-        ValueError: ``data`` is something else.
+        ValueError: ``data`` is something else, or a number is out of range.
         DDLPError: the directory is missing, another user's, or others may write to it.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], *, data: Data = "there") -> None:
+    def __init__(
+        self, directory: str | os.PathLike[str], *, data: Data = "there", min: int = 0, max: int | None = None
+    ) -> None:
         check_data(data)
+        if max is not None:
+            check_range(min, max)
         self.directory, self._data = os.path.abspath(directory), data
-        self._at_most: int | None = None
+        self.min, self.max, self._at_most = min, max, max
         try:
             open_cards(self.directory)
         except EngineError as error:
@@ -46,9 +52,12 @@ class CardPool:
         """Use so many of the engines at most. Others finish what they have, and are left alone. No engine is started or ended.
 
         Raises:
-            ValueError: if it is less than 1.
+            ValueError: if it is less than 1, or beyond ``min`` and ``max`` if they are given.
         """
-        check_number(engines, f"want({engines!r})")
+        if self.max is None:
+            check_number(engines, f"want({engines!r})")
+        else:
+            check_wanted(engines, self.min, self.max)
         self._at_most = engines
 
     def engines(self) -> Mapping[str, EngineAt]:
@@ -70,7 +79,8 @@ class CardPool:
         return dict(engines)
 
     def __repr__(self) -> str:
-        return f"the engines whose cards are in {self.directory}"
+        number = "" if self.max is None else f"{self.min} to {self.max} of "
+        return f"{number}the engines whose cards are in {self.directory}"
 
 
 def _unfit(error: EngineError) -> DDLPError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from ddlp.pools.base import check_number
+from ddlp.pools.base import check_number, check_range, check_wanted
 from ddlp.sources.engine.connections import EngineAt
 from ddlp.sources.engine.embedded import EmbeddedOptions
 from ddlp.sources.usercode.executor import Starter
@@ -22,7 +22,9 @@ class LocalPool:
     with equal pools share the processes, and so do the ranks of a torchrun job on one machine.
 
     Args:
-        engines: number of engines, 1 or more.
+        max: number of engines, 1 or more.
+        min: if it is given, there are ``min`` to ``max`` engines: as many as training needs with ``strategy="auto"``, else
+            ``max`` until `want` says another number. None: always ``max``, until `want` says another number.
         workers: number of worker processes in each engine, 1 or more. Each prepares one batch at a time.
         cpus: the CPUs of each engine, e.g. ``["0,1,2,3", "4,5,6,7"]`` for one engine on each of two NUMA nodes. The entries are
             used again if there are more engines. None: all CPUs of this process.
@@ -34,7 +36,7 @@ class LocalPool:
     """
 
     def __init__(
-        self, engines: int, *, workers: int = 1, cpus: Sequence[str] | None = None, user_code: bool = False
+        self, max: int, *, min: int | None = None, workers: int = 1, cpus: Sequence[str] | None = None, user_code: bool = False
     ) -> None:
         if not isinstance(workers, int) or workers < 1:
             raise ValueError(f"workers={workers!r}: the number of worker processes in each engine, 1 or more")
@@ -42,23 +44,30 @@ class LocalPool:
             raise ValueError(f'cpus={cpus!r}: the CPUs of each engine, such as ["0,1", "2,3"], or None')
         self._workers, self._cpus = workers, (None,) if cpus is None else tuple(cpus)
         self.user_code = user_code
-        self.want(engines)
+        check_number(max, f"pool={max!r}")
+        if min is not None:
+            check_range(min, max)
+        self.min, self.max, self._engines = min, max, max
 
     def want(self, engines: int) -> None:
         """Set the number of engines. Further ones join the epoch under way. Those too many finish what they have, and end.
 
         Raises:
-            ValueError: if it is less than 1.
+            ValueError: if it is less than 1, or beyond ``min`` and ``max`` if they are given.
         """
-        check_number(engines, f"pool={engines!r}")
+        if self.min is None:
+            check_number(engines, f"want({engines!r})")
+        else:
+            check_wanted(engines, self.min, self.max)
         self._engines = engines
 
     def engines(self) -> Mapping[str, EngineAt]:
         """Return the engines by their names. All of them together use as much of the spool as one embedded engine."""
         count, cpus = self._engines, self._cpus
+        share = count if self.min is None else self.max
         return {
             f"pool engine {number}": EmbeddedOptions(
-                workers=self._workers, cpus=cpus[(number - 1) % len(cpus)], number=number, share=count
+                workers=self._workers, cpus=cpus[(number - 1) % len(cpus)], number=number, share=share
             )
             for number in range(1, count + 1)
         }
@@ -75,4 +84,6 @@ class LocalPool:
 
     def __repr__(self) -> str:
         more = ", also for user code" if self.user_code else ""
+        if self.min is not None:
+            return f"{self.min} to {self.max} engines in processes on this machine{more}"
         return f"{self._engines} engine{'s' * (self._engines != 1)} in processes on this machine{more}"

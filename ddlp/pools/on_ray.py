@@ -21,6 +21,7 @@ from typing import Any
 from csd_engine.errors import EngineError
 from csd_engine.service.worker_process import child_environment
 from ddlp.errors import DDLPError
+from ddlp.pools.base import check_range, check_wanted
 from ddlp.pools.ray_keeper import Settings
 from ddlp.process.pauses import next_pause_s
 from ddlp.process.user_warnings import warn_user
@@ -47,7 +48,7 @@ class RayPool:
     Without a token, Ray runs the code of anybody who can reach it (docs/pools.md).
 
     Args:
-        min, max: the least and the largest number of engines, 0 or more.
+        min, max: the least and the largest number of engines, 0 or more. ``strategy="auto"`` finds the number between them.
         address: of a Ray cluster that runs, as for ``ray.init``; "auto": $RAY_ADDRESS, else the one on this machine.
         num_cpus: CPUs of each engine, for Ray's placement. Each has as many worker processes, at least one.
         roots: the directories that the engines may read: a path of this host, or "/PATH HERE=/PATH THERE". Default: all that
@@ -73,8 +74,7 @@ class RayPool:
     ) -> None:
         if importlib.util.find_spec("ray") is None:
             raise DDLPError("RayPool needs Ray, which is not installed here: pip install ddlp[ray]")
-        if not 0 <= _number(min, "min") <= _number(max, "max"):
-            raise ValueError(f"min={min!r}, max={max!r}: the least and the largest number of engines, 0 or more")
+        check_range(min, max)
         if isinstance(num_cpus, bool) or not isinstance(num_cpus, (int, float)) or not num_cpus > 0:
             raise ValueError(f"num_cpus={num_cpus!r}: the CPUs of each engine, more than 0")
         if not address or not isinstance(address, str) or address == "local":
@@ -100,8 +100,7 @@ class RayPool:
         Raises:
             ValueError: if it is less than ``min`` or more than ``max``.
         """
-        if not self.min <= _number(engines, "want") <= self.max:
-            raise ValueError(f"want({engines!r}): a number of engines from {self.min} to {self.max}, this pool's min and max")
+        check_wanted(engines, self.min, self.max)
         with self._lock:
             self._wanted = engines
             if self._link is not None:
@@ -242,12 +241,6 @@ def _pair() -> Path:
         return own_pair()
     except (EngineError, OSError) as error:
         raise DDLPError(f"this host's keys for pools can't be made: {error}. $DDLP_HOME says where they go.") from None
-
-
-def _number(given: Any, name: str) -> int:
-    if not isinstance(given, int) or isinstance(given, bool):
-        raise ValueError(f"{name}: {given!r} is no number of engines")
-    return given
 
 
 def _warn_of_strangers(address: str) -> None:

@@ -46,12 +46,12 @@ class DeviceLive:
 
 @dataclass(frozen=True)
 class Change:
-    """The number of engines has changed.
+    """The number of engines has changed, or another one is wanted.
 
     Attributes:
         at_s: seconds since the epoch began.
         engines: how many are at work from then on.
-        device: the one that came or went.
+        device: the one that came or went; "pool": ``strategy="auto"`` wants another number of them.
         reason: why, for people.
     """
 

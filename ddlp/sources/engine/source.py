@@ -277,7 +277,9 @@ class EngineSource:
             own = connections.is_own(name)
             if isinstance(error, EngineGone) and not own:
                 connections.met.add(name)  # it was reached: what it does from here on costs speed, and never the training
-            if own and name not in connections.met:
+            if connections.left(name):  # the pool has been made smaller while it was on its way
+                sink.lost(name, str(error), told=True)
+            elif own and name not in connections.met:
                 connections.told_absent = sink.absent(name, error, connections.told_absent)
             else:
                 sink.lost(name, str(error), None if connections.may_be_missing(name) else error)

@@ -48,9 +48,41 @@ def test_jobs_of_a_host_take_turns(jobs, others):
     assert max(served.values()) - min(served.values()) <= 1
 
 
-def test_the_job_whose_training_waits_goes_first_within_its_host_alone():
+@FEW
+@given(st.lists(st.tuples(st.integers(1, 8), st.floats(0.1, 4.0), st.booleans()), min_size=2, max_size=4), st.integers(1, 3))
+def test_the_jobs_of_a_host_get_equal_time_however_large_their_batches_are(costs, workers):
+    """All of them take each batch as soon as it is made; whose training waits at the moment does not matter then."""
+    scene = Scene(LARGE, workers)
+    jobs = [scene.job("a", sample_s, batch) for batch, sample_s, _ in costs]
+    for job, (_, _, waiting) in zip(jobs, costs):
+        job.waiting = waiting
+    for _ in range(40 * len(jobs)):
+        backlog(scene, jobs)
+        scene.step()
+    longest = max(batch * sample_s for batch, sample_s, _ in costs)
+    used = [job.used_s for job in jobs]
+    assert max(used) - min(used) <= 2 * (workers + 1) * longest + 1e-6
+
+
+def test_a_new_job_is_not_served_alone_until_it_has_had_as_much_as_the_others():
+    scene = Scene(LARGE)
+    stocked, hungry = jobs = [scene.job("a"), scene.job("a")]
+    stocked.unfetched = 3
+    for _ in range(50):
+        backlog(scene, jobs)
+        scene.step()
+    jobs.append(scene.job("a"))
+    served = []
+    for _ in range(10):
+        backlog(scene, jobs)
+        served.append(scene.step())
+    assert served.count(hungry) == served.count(jobs[-1]) == 5
+
+
+def test_a_job_with_batches_in_stock_comes_after_the_others_of_its_host():
     scene = Scene(LARGE)
     jobs = [scene.job("a"), scene.job("a"), scene.job("b")]
+    jobs[0].unfetched = 3
     jobs[1].waiting = True
     served = []
     for _ in range(8):

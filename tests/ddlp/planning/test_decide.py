@@ -47,6 +47,18 @@ def test_free_processors_take_it_first_and_one_trains():
         assert one.host_batches_per_s == pytest.approx(4.0 - lost), processors
 
 
+def test_where_there_is_one_processor_a_host_that_waits_for_something_else_takes_batches_beside_it():
+    """It trains and prepares there, and is idle for most of the time: taking a batch costs its own path nothing."""
+    waits = Measured(step_s=0.001, loader_batches_per_s=30.0, host_cpu_s_per_batch=0.0005, host_processors=1)
+    paths = tuple(replace(CSD, source=f"e{n}", alone_batches_per_s=30.0, host_cpu_s_per_batch=0.0005) for n in range(3))
+    assert 1 / estimate(replace(waits, paths=paths), paths).time_s == pytest.approx(120.0)
+    busy = replace(waits, host_cpu_s_per_batch=1 / 30, paths=paths)
+    dear = tuple(replace(path, host_cpu_s_per_batch=0.5 / 30) for path in paths)
+    assert 1 / estimate(busy, dear[:1]).time_s == pytest.approx(45.0), "its processor is in use: half a batch for each"
+    trains = replace(waits, step_s=0.1, paths=paths)
+    assert estimate(trains, paths).host_batches_per_s == 0.0, "the time is training's"
+
+
 def test_it_is_never_more_than_training_takes_and_sources_come_first():
     one = estimate(replace(HOST, step_s=0.2), (CSD,))
     assert (one.time_s, one.limit) == (0.2, "training") and one.capacity_batches_per_s == pytest.approx(5.8)

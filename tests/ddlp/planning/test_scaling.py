@@ -125,6 +125,15 @@ def test_a_training_step_that_has_changed_counts_anew():
     assert scaler.engines == 1
 
 
+def test_a_step_that_is_a_small_part_of_a_batch_may_scatter():
+    """What was learned stays: that more engines have brought nothing."""
+    world, scaler = World(host=0.2, engine=0.3, ratio=0.01, together=0.3), Scaler(0, 16)
+    for number in range(24):
+        world.step_s = 0.01 if number % 2 else 0.02
+        world.windows(scaler, 1)
+    assert max(world.counts) > 1 and world.counts[-12:] == [1] * 12, world.counts
+
+
 def test_noise_does_not_move_it_to_and_fro():
     for seed in range(4):
         rng, world, scaler = random.Random(seed), World(host=0.37, engine=0.07), Scaler(0, 16)

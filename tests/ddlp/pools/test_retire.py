@@ -9,16 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from ddlp import LocalPool
+from ddlp import ImageFiles, LocalPool
 from ddlp.deploy.status import ask_all, table
 from ddlp.observe.metrics import prometheus_text
 from ddlp.observe.run import EpochTrace, read_epoch
 from ddlp.recording.events import HostBatch, LeaseCancelled, LeaseGiven, Lost, Published, Retires, Step
-from tests.ddlp.faults.scene import make_loader, train, until
+from tests.ddlp.faults.scene import Truth, dataset, make_loader, train, until
 from tests.ddlp.pools.test_cards import cards, names, start  # noqa: F401
 from tests.ddlp.pools.test_local import BOTH, engine_pids, have_published, slow, there, wait_for  # noqa: F401
 
 SLOW = ("--slowdown", "25")
+MANY = 8  # times the images
 
 
 def nothing_was_made_in_vain(trace: EpochTrace, device: str) -> None:
@@ -39,23 +40,27 @@ def nothing_was_made_in_vain(trace: EpochTrace, device: str) -> None:
         assert sides[given[lease]] == "csd" and given[lease] not in made, "made twice"
 
 
-@pytest.mark.slow  # a fast machine has made all batches before it looks; quick: tests/csd_engine/service/test_retire.py
-def test_an_engine_that_is_told_to_end_delivers_what_it_has_begun(cards, start, data, truth, told, spool):  # noqa: F811
+@pytest.fixture
+def many(paths: list[str]) -> ImageFiles:
+    """So many batches that, while training stands still, the engine never has the last one."""
+    return dataset(list(paths) * MANY)
+
+
+def test_an_engine_that_is_told_to_end_delivers_what_it_has_begun(cards, start, many, told, spool):  # noqa: F811
     engine = start(*SLOW)
     (name,) = names(cards)
-    loader = make_loader(data, "wrr", pool=str(cards), record=spool / "run")
+    loader = make_loader(many, "wrr", pool=str(cards), record=spool / "run")
+
+    def at_work() -> bool:  # one lease is in work, and one it has not begun
+        return have_published(loader) == {name} and len(loader._last.executor.ledger.devices[name].outstanding) == 2
 
     def end() -> None:
-        wait_for({name}, have_published, loader)
-        (answer,) = ask_all([str(cards)])
-        assert answer.name == name and answer.node == "127.0.0.1" and len(answer.status.jobs) == 1
-        assert "127.0.0.1  up" in table([answer])
-        until(lambda: len(loader._last.executor.ledger.devices[name].outstanding) == 2, 20, "leases")
+        until(at_work, 30, "leases")
         engine.terminate()
         until(lambda: not names(cards), 20, "its card's end")
         assert ask_all([str(cards)]) == []
 
-    truth.check(train(loader, 0.05, at={0: end}))
+    Truth(many).check(train(loader, 0.05, at={0: end}))
     assert engine.wait(20) == 0 and not len(told), list(told)
     report = loader.report()
     assert report.leases_lost == 0
@@ -99,12 +104,15 @@ def test_a_smaller_pool_lets_an_engine_go_in_mid_epoch_and_a_larger_one_has_it_b
     assert gone.device == "pool engine 2" and gone.reason == "it has retired"
 
 
-def test_one_that_is_killed_while_it_retires_costs_time_and_no_sample(cards, start, data, truth, told):  # noqa: F811
+def test_one_that_is_killed_while_it_retires_costs_time_and_no_sample(cards, start, many, told):  # noqa: F811
     engine = start("--slowdown", "200")
     (name,) = names(cards)
-    loader = make_loader(data, "wrr", pool=str(cards))
+    loader = make_loader(many, "wrr", pool=str(cards))
 
     def end() -> None:
+        (answer,) = ask_all([str(cards)])
+        assert answer.name == name and answer.node == "127.0.0.1" and len(answer.status.jobs) == 1
+        assert "127.0.0.1  up" in table([answer])
         account = loader._last.executor.ledger.devices[name]
         until(lambda: account.outstanding, 20, "a lease")
         engine.terminate()
@@ -112,7 +120,7 @@ def test_one_that_is_killed_while_it_retires_costs_time_and_no_sample(cards, sta
         os.kill(engine.pid, signal.SIGKILL)
         engine.wait()
 
-    truth.check(train(loader, at={0: lambda: (wait_for({name}, have_published, loader), end())}))
+    Truth(many).check(train(loader, at={0: lambda: (wait_for({name}, have_published, loader), end())}))
 
 
 def test_a_dropped_loaders_engines_end_at_once(spool: Path, slow, data):  # noqa: F811

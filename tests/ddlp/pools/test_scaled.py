@@ -1,0 +1,133 @@
+"""`strategy="auto"` with a pool that has a range: real engines, and an operator that sleeps."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from torch.utils.data import Subset
+from torchvision import transforms as T
+
+from csd_engine.transforms import Pipeline
+from ddlp import CardPool, DDLPLoader, ImageArrays, LocalPool, load_operators
+from ddlp.planning import controller
+from ddlp.pools.base import range_of
+from ddlp.sources.base import EpochSink
+from ddlp.sources.engine.connections import EngineConnections
+from ddlp.sources.engine.embedded import EmbeddedOptions
+from ddlp.sources.engine.source import EngineSource
+from scripts import auto_check
+from tests.ddlp.pools.test_local import there, wait_for
+
+IMAGES = 8
+MOST = 3
+HOST_S = 0.03
+
+
+def loader_of(pool: Any, batches: int) -> DDLPLoader:
+    images = np.arange(IMAGES * 8 * 8 * 3, dtype=np.uint8).reshape(IMAGES, 8, 8, 3)
+    prepare = load_operators(auto_check.OPERATOR).prepare(host_s=0.0)
+    data = ImageArrays(images, range(IMAGES), T.Compose([prepare, T.PILToTensor()]))
+    samples: Any = Subset(data, [number % IMAGES for number in range(batches)])
+    return DDLPLoader(samples, 1, shuffle=True, strategy="auto", seed=0, pool=pool)
+
+
+@pytest.fixture
+def sleeps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The file that says how long each side sleeps for a batch. Windows are short, so that few batches are needed."""
+    file = tmp_path / "sleep"
+    file.write_text(str(HOST_S))
+    monkeypatch.setenv("DDLP_SLEEP", str(file))
+    monkeypatch.setattr(controller, "WINDOW", 20)
+    monkeypatch.setattr(controller, "HOST_WINDOW", 20)
+    monkeypatch.setattr(controller, "PAUSE", 5)
+    return file
+
+
+def test_a_pool_has_a_range_if_it_is_given_one(tmp_path):
+    tmp_path.chmod(0o700)
+    assert range_of(LocalPool(4, min=1)) == (1, 4) and range_of(LocalPool(2)) is range_of(LocalPool(2, min=2)) is None
+    assert range_of(CardPool(tmp_path, max=3)) == (0, 3) and range_of(CardPool(tmp_path)) is None
+    assert repr(LocalPool(min=0, max=8)) == "0 to 8 engines in processes on this machine"
+    assert f"1 to 3 of the engines whose cards are in {tmp_path}" == repr(CardPool(tmp_path, min=1, max=3))
+    pool = LocalPool(min=0, max=3)
+    assert len(pool.engines()) == 3
+    pool.want(1)
+    assert [one.share for one in pool.engines().values()] == [3], "the spool's space is that of all that may come"
+    pool.want(0)
+    assert not pool.engines()
+    for ranged in (pool, CardPool(tmp_path, max=3)):
+        with pytest.raises(ValueError, match=r"want\(4\): a number of engines from 0 to 3"):
+            ranged.want(4)
+    for wrong in (lambda: LocalPool(2, min=3), lambda: LocalPool(2, min=-1), lambda: CardPool(tmp_path, min=3, max=2)):
+        with pytest.raises(ValueError, match="the least and the largest number"):
+            wrong()
+
+
+def test_one_that_is_told_to_go_while_it_is_on_its_way_is_no_loss():
+    connections, told = EngineConnections((), EmbeddedOptions(), pool=dict), []
+    assert connections.names == ()
+
+    class Sink:
+        spec = SimpleNamespace(pipeline=Pipeline("pillow12", "RGB", (), 0))
+
+        def lost(self, *what: Any, **more: Any) -> None:
+            told.append((what, more))
+
+    EngineSource("pool engine 1", connections).join(cast(EpochSink, Sink()))
+    assert told == [(("pool engine 1", "it has left the pool"), {"told": True})]
+
+
+def quick(sleeps: Path) -> None:
+    """Nobody sleeps from now on: the rest of the epoch need not take long."""
+    (sleeps.parent / "no sleep").write_text("0.0")
+    (sleeps.parent / "no sleep").replace(sleeps)
+
+
+def wishes(loader: DDLPLoader) -> list[str]:
+    return [one.reason for one in loader.report().changes if one.device == "pool"]
+
+
+def check(images: Any, labels: Any, seen: Counter[int]) -> None:
+    assert int(images.flatten()[0]) == int(labels[0]) * 192 % 256
+    seen[int(labels[0])] += 1
+
+
+def test_an_engine_comes_as_training_waits_for_the_host_alone(leaves_nothing, sleeps, told):
+    loader, seen = loader_of(LocalPool(min=0, max=1), 160), Counter[int]()
+    for images, labels in loader:
+        check(images, labels, seen)
+        if wishes(loader):
+            wait_for({"pool engine 1"}, there, loader)
+            quick(sleeps)
+    assert seen == dict.fromkeys(range(IMAGES), 160 // IMAGES)
+    assert wishes(loader)[0] == "1 wanted instead of 0: training waits for the host alone, and no engine has been measured"
+    assert not len(told), list(told)
+
+
+@pytest.mark.slow
+def test_engines_come_while_training_waits_and_go_when_it_does_not(leaves_nothing, sleeps, told):
+    """Training takes no time at first: it asks for all that there may be; then twice that of the host: for none."""
+    pool, seen, together, grown, shrunk = LocalPool(min=0, max=MOST), Counter[int](), 0, False, False
+    loader = loader_of(pool, 1200)
+    for images, labels in loader:
+        check(images, labels, seen)
+        together = max(together, len(there(loader)))
+        grown = grown or together == MOST
+        if grown and not shrunk:
+            time.sleep(2 * HOST_S)
+            if shrunk := not pool.engines() and not there(loader):
+                quick(sleeps)
+    assert seen == dict.fromkeys(range(IMAGES), 1200 // IMAGES)
+    assert together == MOST, "they have joined the epoch under way"
+    asked = wishes(loader)
+    assert "3 wanted instead of 1: a batch takes" in asked[1]
+    assert shrunk and any(one.startswith("0 wanted instead of") for one in asked), asked
+    report = loader.report()
+    assert any(one.reason == "it retires: it is not in the pool any more" for one in report.changes)
+    assert f"pool: {asked[-1]}" in str(report) and not len(told), list(told)
