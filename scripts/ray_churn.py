@@ -44,6 +44,7 @@ IMAGES, BATCH = 320, 4
 NODES = (1, 4)  # at least and at most
 _END_S = 60.0
 STEP_S = 0.35  # of training: an engine needs seconds to start, and an epoch should see some join
+LONGEST_STEP_S = 30.0  # if something should happen, and on a busy machine no engine is there yet
 
 
 class Photographs(Dataset[tuple[torch.Tensor, int]]):
@@ -76,16 +77,17 @@ class Churn:
         self.events: Counter[str] = Counter()
         self._alive: set[str] = set()
 
-    def one_more(self) -> None:
-        """Let something happen, drawn from what can happen now. Nothing does while no engine takes part that it could hit."""
+    def one_more(self) -> bool:
+        """Let something happen, drawn from what can happen now. False: no engine takes part yet that it could hit."""
         if not self._alive or not self._engines():
-            return
+            return False
         possible: list[Callable[[], str]] = [self._want, self._kill_engine, self._kill_engine]
         if self.cluster.actors():
             possible += [self._kill_actor, self._kill_actor]
         nodes = len(self.cluster.nodes())
         possible += [self._remove] * (nodes > NODES[0]) + [self._add] * (nodes < NODES[1])
         self.events[self.random.choice(possible)()] += 1
+        return True
 
     def look(self, loader: DDLPLoader) -> None:
         """Count the engines that have joined since the last look."""
@@ -171,8 +173,11 @@ def run(churn: Churn, paths: list[str], epochs: int, events: int) -> int:
             for step, batch in enumerate(loader):
                 batches.append(batch)
                 churn.look(loader)
-                if step % 4 == 0 and churn.events.total() < events * (epoch + (step + 1) / len(loader)) / epochs:
-                    churn.one_more()
+                due = step % 4 == 0 and churn.events.total() < events * (epoch + (step + 1) / len(loader)) / epochs
+                waits_until = time.monotonic() + LONGEST_STEP_S
+                while due and not churn.one_more() and time.monotonic() < waits_until:
+                    time.sleep(STEP_S)
+                    churn.look(loader)
                 time.sleep(STEP_S)
             made = loader.report().batches_csd
             by_engines, done = by_engines + made, epoch + 1
