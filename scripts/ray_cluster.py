@@ -6,7 +6,6 @@ removes. Nothing is reported to anybody: Ray's usage statistics are off.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -15,6 +14,8 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +24,27 @@ __all__ = ["RayCluster"]
 _NODE: dict[str, Any] = {
     # Not 127.0.0.1, which Ray takes for this machine's address on its network.
     "node_ip_address": "127.0.0.2", "num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False,
-    "dashboard_agent_listen_port": 0,
+    "dashboard_agent_listen_port": 0, "include_log_monitor": False,
 }  # fmt: skip
 
 
-class RayCluster:
-    """A cluster with one node without CPUs at its head. `add` gives it nodes with one CPU each, on which actors run.
+_START_S = 300.0
 
-    ``address``: for `ddlp.RayPool`. ``home``: the directory for all temporary files, those of Ray's actors too.
+
+class RayCluster:
+    """A cluster of one node, its head. `add` gives it nodes with one CPU each, on which actors run.
+
+    ``cpus``: of the head; 0: no actor runs there. ``address``: for `ddlp.RayPool`. ``home``: the directory for all temporary
+    files, those of Ray's actors too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, cpus: int = 0) -> None:
         self.home = Path(tempfile.mkdtemp(prefix="ddlp-ray-"))
         with open(self.home / "log", "wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "scripts.ray_cluster"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
-                cwd=Path(__file__).resolve().parents[1], start_new_session=True, env=_environment(self.home), text=True,
+                [sys.executable, "-m", "scripts.ray_cluster", str(cpus)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=log, cwd=Path(__file__).resolve().parents[1], start_new_session=True, env=_environment(self.home),
+                text=True,
             )  # fmt: skip
         try:
             self.address: str = self._answer()
@@ -100,26 +106,44 @@ class RayCluster:
 def _environment(home: Path) -> dict[str, str]:
     # Without ddlp on its path: a pool brings its engines' code along.
     own = {"RAY_TMPDIR": str(home), "TMPDIR": str(home), "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
+    # A busy machine takes long to start Ray's processes, and shall start no more of them than there are actors.
+    own |= {"RAY_worker_register_timeout_seconds": "300", "RAY_enable_worker_prestart": "0"}
+    own |= {"RAY_prestart_worker_first_driver": "0"}
     return {**{name: value for name, value in os.environ.items() if name != "PYTHONPATH"}, **own}
+
+
+def _patiently(get_node: Callable[..., Any]) -> Callable[..., Any]:
+    """Ray waits 30 s for a node's first processes, which is not enough on a busy machine, and has no setting for it."""
+
+    def patient(*arguments: Any) -> Any:
+        end = time.monotonic() + _START_S
+        while True:
+            try:
+                return get_node(*arguments)
+            except RuntimeError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.1)
+
+    return patient
 
 
 def main() -> None:
     """Run a cluster until standard input closes. Each line there is a request, as JSON, and gets a line as an answer."""
     import ray
+    from ray._private import services
     from ray.cluster_utils import Cluster
 
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what Ray prints must not be taken for an answer
-    cluster = Cluster(initialize_head=True, head_node_args={**_NODE, "num_cpus": 0})
+    services.get_node = _patiently(services.get_node)
+    cluster = Cluster(initialize_head=True, head_node_args={**_NODE, "num_cpus": int(sys.argv[1]), "no_monitor": True})
     nodes: dict[str, Any] = {}
 
     def add() -> str:
-        for _ in range(3):  # on a busy machine the first processes of a node may take longer than Ray waits for them
-            with contextlib.suppress(Exception):
-                node = cluster.add_node(**_NODE)
-                nodes[node.unique_id] = node
-                return str(node.unique_id)
-        raise RuntimeError("no node starts")
+        node = cluster.add_node(**_NODE)
+        nodes[node.unique_id] = node
+        return str(node.unique_id)
 
     def answer(what: Any) -> None:
         answers.write(json.dumps(what) + "\n")

@@ -7,6 +7,7 @@ import importlib.util
 import ipaddress
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -15,20 +16,25 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from csd_engine.errors import EngineError
 from csd_engine.service.worker_process import child_environment
+from ddlp.devices.device import Data, check_data
 from ddlp.errors import DDLPError
 from ddlp.pools.base import check_range, check_wanted
 from ddlp.pools.ray_keeper import Settings
+from ddlp.process.forks import no_forks
 from ddlp.process.pauses import next_pause_s
 from ddlp.process.user_warnings import warn_user
 from ddlp.sources.engine.carded import own_pair
 from ddlp.sources.engine.connections import EngineAt
 from ddlp.sources.engine.device_link import CardedEngine
 from ddlp.sources.engine.embedded import EmbeddedOptions
+from ddlp.sources.usercode.executor import NodeGone, Starter
+from ddlp.sources.usercode.relayed import RelayedNode
 
 __all__ = ["RayPool"]
 
@@ -55,6 +61,11 @@ class RayPool:
             Ray's user may read, by the paths that they have here.
         resources: further resources of each engine for Ray's placement, such as ``{"storage": 1}``.
         runtime_env: Ray's runtime environment of the actors, such as ``{"pip": ["pillow", "pyzmq"]}``.
+        data: "there": the engines see the data set's files, below ``roots``. "carried": this host sends the files of each
+            batch, as for `ddlp.Device`, and the engines may read no others.
+        user_code: if the samples can't travel, since only your own data set, transform or collate_fn can make them, actors run
+            that code (docs/pools.md): instead of each engine, one with one CPU for each of its CPUs, all of this process's
+            loaders'. Their Python needs ddlp, torch and what your code imports.
 
     Raises:
         DDLPError: Ray is not installed.
@@ -71,7 +82,10 @@ class RayPool:
         roots: str | Sequence[str] = "/",
         resources: Mapping[str, float] | None = None,
         runtime_env: Mapping[str, Any] | None = None,
+        data: Data = "there",
+        user_code: bool = False,
     ) -> None:
+        check_data(data)
         if importlib.util.find_spec("ray") is None:
             raise DDLPError("RayPool needs Ray, which is not installed here: pip install ddlp[ray]")
         check_range(min, max)
@@ -79,8 +93,8 @@ class RayPool:
             raise ValueError(f"num_cpus={num_cpus!r}: the CPUs of each engine, more than 0")
         if not address or not isinstance(address, str) or address == "local":
             raise ValueError(f'address={address!r}: that of a Ray cluster that runs, or "auto". On one machine use pool=4')
-        self.min, self.max, self.address = min, max, address
-        self._cpus = num_cpus
+        self.min, self.max, self.address, self.user_code = min, max, address, user_code
+        self._cpus, self._data = num_cpus, data
         self._roots = (roots,) if isinstance(roots, str) else tuple(roots)
         if not self._roots or not all(side.startswith("/") for one in self._roots for side in one.split("=", 1)):
             raise ValueError(f'roots={roots!r}: directories such as "/data" or "/data=/mnt/data"')
@@ -91,7 +105,7 @@ class RayPool:
             raise ValueError(f"resources= or runtime_env=: {error}; give numbers, strings, lists and dicts") from None
         self._wanted = max
         self._lock = threading.Lock()
-        self._link: _Link | None = None
+        self._links: dict[bool, _Link] = {}  # by whether their actors run user code
         _warn_of_strangers(address)
 
     def want(self, engines: int) -> None:
@@ -103,8 +117,8 @@ class RayPool:
         check_wanted(engines, self.min, self.max)
         with self._lock:
             self._wanted = engines
-            if self._link is not None:
-                self._link.want(engines)
+            for link in self._links.values():
+                link.want(engines)
 
     def engines(self) -> Mapping[str, EngineAt]:
         """Return the engines that serve now, by their names. The first call lets them start, and waits for none.
@@ -112,40 +126,58 @@ class RayPool:
         Raises:
             DDLPError: Ray can't be reached, or no engine starts there; says why.
         """
-        with self._lock:
-            if self._link is None or self._link.pid != os.getpid():  # after a fork it is the parent's
-                pair = _pair()
-                self._link = _Link(self._settings(pair), self._wanted, pair)
-                weakref.finalize(self, self._link.end)
-            told, pair = self._link.told, self._link.pair
-        if told["trouble"] and not told["engines"]:
-            raise DDLPError(f"{told['trouble']}. ddlp tries again, after 30 s at most")
+        link, told = self._told(user_code=False)
         return {
-            name: CardedEngine(one["address"], one["key"].encode("ascii"), pair) for name, one in told["engines"].items()
+            name: CardedEngine(one["address"], one["key"].encode("ascii"), link.pair, self._data) for name, one in told.items()
         }
+
+    def nodes(self) -> Mapping[str, Starter]:
+        """Return what reaches the actors that can run user code now, by their names. The first call lets them start.
+
+        Raises:
+            DDLPError: Ray can't be reached, or no actor starts there; says why.
+        """
+        link, told = self._told(user_code=True)
+        return {name: partial(RelayedNode, partial(link.reach, name)) for name in told}
 
     def close(self) -> None:
         """End the engines now. If a loader uses the pool later, they start again."""
         with self._lock:
-            link, self._link = self._link, None
-        if link is not None:
+            links, self._links = self._links, {}
+        for link in links.values():
             link.end()
 
-    def _settings(self, pair: Path) -> Settings:
-        options = EmbeddedOptions(workers=int(self._cpus) or 1).resolved()
+    def _told(self, user_code: bool) -> tuple[_Link, dict[str, Any]]:
+        with self._lock:
+            link = self._links.get(user_code)
+            if link is None or link.pid != os.getpid():  # after a fork it is the parent's
+                pair = _pair()
+                link = self._links[user_code] = _Link(self._settings(pair, user_code), self._wanted, pair)
+                weakref.finalize(self, link.end)
+        told = link.told
+        if told["trouble"] and not told["engines"]:
+            raise DDLPError(f"{told['trouble']}. ddlp tries again, after 30 s at most")
+        return link, told["engines"]
+
+    def _settings(self, pair: Path, user_code: bool) -> Settings:
+        workers = int(self._cpus) or 1
+        if user_code:
+            return Settings(self.address, {"num_cpus": min(self._cpus, 1), **self._more}, "", [], workers)
+        options = EmbeddedOptions(workers=workers).resolved()
         arguments = ["--workers", str(options.workers), "--slowdown", repr(options.slowdown)]
-        for root in self._roots:
+        for root in self._roots if self._data == "there" else ():
             arguments += ["--root", root]
         return Settings(self.address, {"num_cpus": self._cpus, **self._more}, pair.with_suffix(".key").read_text(), arguments)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_lock": None, "_link": None}
+        return {**vars(self), "_lock": None, "_links": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _lock=threading.Lock())
 
     def __repr__(self) -> str:
-        return f"{self.min} to {self.max} engines of {self._cpus:g} CPUs on the Ray cluster at {self.address}"
+        more = ", also for user code" if self.user_code else ""
+        return f"{self.min} to {self.max} engines of {self._cpus:g} CPUs on the Ray cluster at {self.address}{more}"
 
 
 class _Link:
@@ -161,6 +193,7 @@ class _Link:
         self._settings, self._wanted = settings, wanted
         self._lock = threading.RLock()  # the pool may be collected, and this ended, in the thread that holds it
         self._process: subprocess.Popen[str] | None = None
+        self._door: socket.socket | None = None  # to the process, for sockets to actors that run user code
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ddlp-ray", daemon=True)
         self._thread.start()
@@ -174,6 +207,20 @@ class _Link:
                 with contextlib.suppress(OSError):  # it has ended, and the next one is told
                     self._process.stdin.write(f"{engines}\n")
                     self._process.stdin.flush()
+
+    def reach(self, name: str) -> socket.socket:
+        """Return a socket whose messages the actor of this name answers. Raises NodeGone if that can't be asked for."""
+        with self._lock, no_forks():
+            ours, theirs = socket.socketpair()
+            with theirs:
+                try:
+                    if self._door is None:
+                        raise OSError("it has ended")
+                    socket.send_fds(self._door, [name.encode()], [theirs.fileno()])
+                except OSError as error:
+                    ours.close()
+                    raise NodeGone(f"the process that speaks to Ray does not answer: {error}") from None
+        return ours
 
     def _run(self) -> None:
         pause_s = 0.0
@@ -190,13 +237,18 @@ class _Link:
             with self._lock:
                 if self._over.is_set():
                     return ""
-                try:
-                    process = self._process = subprocess.Popen(
-                        [sys.executable, "-m", "ddlp.pools.ray_keeper"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                        stderr=log, text=True, env=child_environment(), start_new_session=True,
-                    )  # fmt: skip
-                except OSError as error:
-                    return f"no process for Ray can be started: {error}"
+                door, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                with theirs, no_forks():
+                    try:
+                        process = self._process = subprocess.Popen(
+                            [sys.executable, "-m", "ddlp.pools.ray_keeper", str(theirs.fileno())], stdin=subprocess.PIPE,
+                            stdout=subprocess.PIPE, stderr=log, text=True, env=child_environment(), start_new_session=True,
+                            pass_fds=(theirs.fileno(),),
+                        )  # fmt: skip
+                    except OSError as error:
+                        door.close()
+                        return f"no process for Ray can be started: {error}"
+                self._door = door
                 assert process.stdin is not None and process.stdout is not None
                 with contextlib.suppress(OSError):
                     process.stdin.write(f"{json.dumps(asdict(self._settings))}\n{self._wanted}\n")
@@ -206,8 +258,8 @@ class _Link:
             for line in process.stdout:
                 with contextlib.suppress(ValueError):
                     self.told = json.loads(line)
-            with self._lock:
-                self._process = None
+            with self._lock, door:
+                self._process = self._door = None
                 with contextlib.suppress(OSError):
                     process.stdin.close()
             process.stdout.close()
@@ -226,6 +278,7 @@ class _Link:
             if process is not None:
                 assert process.stdin is not None
                 with contextlib.suppress(OSError):
+                    process.stdin.write("end\n")  # a fork, such as a worker of a DataLoader, may have the pipe open too
                     process.stdin.close()
         if process is not None:
             try:

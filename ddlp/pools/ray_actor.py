@@ -98,6 +98,9 @@ class EngineOnNode:
         command = [sys.executable, "-m", "csd_engine", "--listen", f"tcp://{address}:0", "--card", str(home / "cards")]
         command += ["--spool", str(home / "spool"), "--members", str(home), "--quota-bytes", str(min(2 << 30, free // 8))]
         command += ["--reserve-bytes", str(min(1 << 30, free // 8)), *self._arguments]
+        if "--root" not in self._arguments:  # the host sends all files, and each engine wants a directory that it may read
+            (home / "nothing").mkdir()
+            command += ["--root", str(home / "nothing")]
         self._log = tempfile.TemporaryFile(dir=home)  # without a name: the engine removes the directory at its end
         said = _detached(command, stdout=subprocess.PIPE, stderr=self._log, env=environment).stdout
         assert said is not None

@@ -1,10 +1,12 @@
-"""`python -m ddlp.pools.ray_keeper`: the process of a `RayPool` that speaks to Ray, and keeps as many actors as are wanted.
+"""`python -m ddlp.pools.ray_keeper DESCRIPTOR`: the process of a `RayPool` that speaks to Ray, and keeps its actors.
 
 It is a process of its own, so that training never waits for Ray nor shares a process with it: Ray ends processes that have lost
 their cluster. It imports no torch. Ray ends the actors with it, and each engine ends with its actor.
 
-Standard input: its settings as a line of JSON, then a number whenever another number of engines is wanted. It ends at the end
-of that. Standard output: lines with ``engines``, the address, public key and node of each by its name, and ``trouble``.
+Standard input: its settings as a line of JSON, then a number whenever another number of engines is wanted. It ends at the line
+"end", or at the end of that. Standard output: lines with ``engines``, what the actor's ``start`` has told of each, by its name,
+and ``trouble``. If the actors run user code, DESCRIPTOR is a socket: the name of one comes by it together with a socket, whose
+messages that actor answers.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from csd_engine.kernels.report import MADE
 from ddlp.deploy.archive import archive
 from ddlp.pools import ray_actor
 from ddlp.process.pauses import next_pause_s
+from ddlp.sources.usercode.ray_node import MAKE, UserCodeOnNode, relay
 
 __all__ = ["Keeper", "Settings"]
 
@@ -40,16 +44,18 @@ class Settings:
         actor: options of the actors: ``num_cpus``, ``resources``, ``runtime_env``.
         host_key: the text of the host's public .key file.
         arguments: of the engines' command line.
+        user_code: instead of engines, so many actors run user code for each engine that is wanted. 0: engines.
     """
 
     address: str
     actor: dict[str, Any]
     host_key: str
     arguments: list[str]
+    user_code: int = 0
 
 
 class _Slot:
-    """The place of one engine: its actor, or when the next one may be started."""
+    """The place of one actor: the actor, or when the next one may be started."""
 
     def __init__(self) -> None:
         self.actor: Any = None
@@ -59,7 +65,7 @@ class _Slot:
 
 
 class Keeper:
-    """As many actors as are wanted, each with an engine. `step` does what is due. `ray.init` was called before."""
+    """As many actors as are wanted. `step` does what is due. `ray.init` was called before."""
 
     def __init__(self, settings: Settings) -> None:
         import ray
@@ -70,17 +76,38 @@ class Keeper:
         self._slots: dict[int, _Slot] = {}
         self._leaving: dict[Any, Any] = {}  # what tells of an engine's end -> its actor
         self._started = 0
-        ray.cloudpickle.register_pickle_by_value(ray_actor)
-        self._class = ray.remote(ray_actor.EngineOnNode)
-        self._arguments = [ray.put(one) for one in (archive(), _kernel())]
+        self._arguments: list[Any] = []
+        if settings.user_code:
+            self._class = ray.remote(concurrency_groups={MAKE: 1})(UserCodeOnNode)
+        else:
+            ray.cloudpickle.register_pickle_by_value(ray_actor)
+            self._class = ray.remote(ray_actor.EngineOnNode)
+            self._arguments += [ray.put(archive()), ray.put(_kernel()), settings.host_key, settings.arguments]
 
     @property
     def engines(self) -> dict[str, dict[str, str]]:
-        """The engines that serve, by their names."""
-        return {f"ray engine {n}": slot.engine for n, slot in sorted(self._slots.items()) if slot.engine is not None}
+        """What is told of the engines that serve, by their names."""
+        return {self._name(n): slot.engine for n, slot in sorted(self._slots.items()) if slot.engine is not None}
+
+    def serve(self, door: socket.socket) -> None:
+        """Relay between actors that run user code and the sockets that come by this one, until its end."""
+        while True:
+            name, descriptors, _, _ = socket.recv_fds(door, 256, 1)
+            if not name:
+                return
+            with Connection(descriptors[0]) as wire:
+                actors = {self._name(n): slot.actor for n, slot in list(self._slots.items()) if slot.engine is not None}
+                if name.decode() in actors:
+                    given = self._ray, actors[name.decode()], Connection(os.dup(wire.fileno()))
+                    threading.Thread(target=relay, args=given, daemon=True).start()
+
+    def _name(self, number: int) -> str:
+        engine, place = divmod(number - 1, self._settings.user_code or 1)
+        return f"ray engine {engine + 1}" + f".{place + 1}" * (self._settings.user_code > 1)
 
     def step(self, wanted: int) -> None:
         """Start what is missing, take away what is too much, and see what has happened. It waits a moment for that."""
+        wanted *= self._settings.user_code or 1
         for number in range(1, wanted + 1):
             slot = self._slots.setdefault(number, _Slot())
             if slot.actor is None and time.monotonic() >= slot.not_before_s:
@@ -104,7 +131,7 @@ class Keeper:
         slot.actor = self._class.options(
             scheduling_strategy="SPREAD", max_restarts=0, max_concurrency=4,
             name=f"engine {number} of {socket.gethostname()}-{os.getpid()}, start {self._started}", **self._settings.actor,
-        ).remote(*self._arguments, self._settings.host_key, self._settings.arguments)  # fmt: skip
+        ).remote(*self._arguments)  # fmt: skip
         slot.waits = slot.actor.start.remote()
         slot.began_s = time.monotonic()
 
@@ -166,6 +193,8 @@ class _Parent:
 
     def _read(self) -> None:
         for line in sys.stdin:
+            if line == "end\n":
+                break
             self.wanted = int(line)
         self.over.set()
 
@@ -205,6 +234,8 @@ def main() -> int:
         return 1
     try:
         keeper = Keeper(settings)
+        if settings.user_code:
+            threading.Thread(target=keeper.serve, args=(socket.socket(fileno=int(sys.argv[1])),), daemon=True).start()
         while not parent.over.is_set():
             keeper.step(parent.wanted)
             tell(keeper.engines, keeper.trouble)

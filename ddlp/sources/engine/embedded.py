@@ -33,7 +33,7 @@ from csd_engine.protocol.keys import load_pair, load_public, make_keys
 from csd_engine.service.members import Members
 from csd_engine.service.spool import free_bytes
 from csd_engine.service.worker_process import child_environment
-from ddlp.process.forks import unlocked_in_children
+from ddlp.process.forks import no_forks, unlocked_in_children
 from ddlp.process.system import PREFIX, own_prefix
 from ddlp.sources.engine.link import EngineLink
 from ddlp.transfer.mapped_batch import may_map
@@ -283,15 +283,16 @@ class EmbeddedEngine:
         self.operators.mkdir(mode=0o700)
         # Without a name: the engine removes its directory before the end of this log can be read.
         self._log = tempfile.TemporaryFile(dir=self._private.path)
-        self._process = subprocess.Popen(
-            self._command(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            cwd="/",
-            env=child_environment() if self.options.kernel else {**child_environment(), "DDLP_KERNEL": "off"},
-            start_new_session=True,  # Ctrl-C in the terminal then reaches this process alone
-        )
+        with no_forks():
+            self._process = subprocess.Popen(
+                self._command(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                cwd="/",
+                env=child_environment() if self.options.kernel else {**child_environment(), "DDLP_KERNEL": "off"},
+                start_new_session=True,  # Ctrl-C in the terminal then reaches this process alone
+            )
         return self._await_ready()
 
     def _connect(self, address: str) -> None:

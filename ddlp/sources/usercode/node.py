@@ -9,15 +9,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import pickle
 import queue
 import sys
 import threading
 from multiprocessing.connection import Connection
 
-from ddlp.sources.usercode.process import READY, answer
-from ddlp.sources.usercode.tree import Encoded
-from ddlp.sources.usercode.work import FAILED, Answer, Maker
+from ddlp.sources.usercode.wire import frames
+from ddlp.sources.usercode.work import Answers
 
 _LOOK_S = 2.0
 
@@ -30,21 +28,11 @@ def main(descriptor: int, parent: int, cpus: str) -> None:
     messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(wire, messages, parent), daemon=True).start()
     gc.freeze()
-    maker: Maker | None = None
+    answers = Answers()
     with contextlib.suppress(OSError):  # the other side is gone
         while True:
-            message = pickle.loads(messages.get())
-            if isinstance(message, bytes):
-                maker = None  # the memory of the data set before is free first
-                said = Answer(0, READY, "", Encoded(b"", []), 0.0)
-                try:
-                    maker = Maker(message)
-                except Exception as error:
-                    said = said._replace(kind=FAILED, text=f"{type(error).__name__}: {error}"[:2000])
-                answer(wire, said)
-            else:
-                assert maker is not None
-                answer(wire, maker.make(*message))
+            for frame in frames(answers(messages.get())):
+                wire.send_bytes(frame)
 
 
 def _read(wire: Connection, messages: queue.SimpleQueue[bytes], parent: int) -> None:

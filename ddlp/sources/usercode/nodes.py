@@ -43,6 +43,10 @@ class Nodes:
             self.trouble = str(error)
         return tuple(self._known)
 
+    def left(self, name: str) -> bool:
+        """Return whether a node is not in the pool now. It may be there again later."""
+        return name not in self._known
+
     def take(self, name: str) -> Executor:
         """Return a node of this name, which is the caller's until `give_back` or `drop`.
 

@@ -10,6 +10,7 @@ from typing import Any
 from ddlp.errors import DDLPError
 from ddlp.process.pauses import next_pause_s
 from ddlp.sources.base import Capacity, EpochSink, PreparedBatch
+from ddlp.sources.engine.source import LOOK_S
 from ddlp.sources.usercode.executor import Executor, NodeGone, NodeUnfit
 from ddlp.sources.usercode.host import UserCodeHost, whole
 from ddlp.sources.usercode.nodes import Nodes
@@ -33,11 +34,14 @@ class UserCodeSource:
         self.name, self._nodes = name, nodes
 
     def attach(self, sink: EpochSink) -> None:
-        """Take part in an epoch. A node that is lost is started again, after a pause."""
+        """Take part in an epoch. A node that is lost is started again, after a pause, and once it is in the pool."""
         host: Any = sink.spec.own_steps
         assert isinstance(host, UserCodeHost)
         pause_s = 0.0
         while True:
+            while self._nodes.left(self.name):
+                if sink.over_within(LOOK_S):
+                    return
             began, node = time.monotonic(), None
             try:
                 node = self._nodes.take(self.name)

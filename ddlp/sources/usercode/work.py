@@ -1,4 +1,4 @@
-"""What a node is sent, and what it answers; and `Maker`, which makes batches in the node's process.
+"""What a node is sent, and what it answers; and `Answers`, which makes batches in the node's process.
 
 The user's data set and collate_fn go to the node as a pickle, once for each epoch in which they have changed. Then come tasks.
 An answer is a batch as `tree` encodes it, or the reason why there is none.
@@ -19,9 +19,10 @@ from ddlp.errors import DDLPError
 from ddlp.sources.host.keyed_samples import KeyedBatch, KeyedSamples
 from ddlp.sources.usercode.tree import Encoded, NotATree, encode
 
-__all__ = ["FAILED", "MADE", "NO_TREE", "Answer", "Maker", "Work", "pickled"]
+__all__ = ["FAILED", "GONE", "MADE", "NO_TREE", "READY", "Answer", "Answers", "Work", "pickled"]
 
-MADE, FAILED, NO_TREE = "made", "failed", "no tree"
+MADE, FAILED, NO_TREE = "made", "failed", "no tree"  # of tasks
+READY, GONE = "ready", "gone"  # of the work that was sent; of a node that can answer no more
 
 
 class Work(NamedTuple):
@@ -42,7 +43,8 @@ class Answer(NamedTuple):
 
     Attributes:
         task: its number.
-        kind: `MADE`; `FAILED`, the user's code has raised an error; or `NO_TREE`, the batch can't be sent.
+        kind: `MADE`; `FAILED`, the user's code has raised an error; or `NO_TREE`, the batch can't be sent. `READY` and `GONE`
+            are not about a task.
         text: why, if it was not made.
         batch: the batch, if it was made.
         busy_s: the seconds that it took.
@@ -77,8 +79,32 @@ def pickled(loader: Any) -> Work:
     return Work(hashlib.blake2b(content, digest_size=16).hexdigest(), content)
 
 
-class Maker:
-    """Makes batches of one `Work`. It is used in the node's process, in one thread."""
+class Answers:
+    """What a node answers to each message: a pickle of a `Work`'s content, or of a task's number and its `KeyedBatch`.
+
+    It is used in the node's process, in one thread.
+    """
+
+    def __init__(self) -> None:
+        self._maker: _Maker | None = None
+
+    def __call__(self, message: bytes) -> Answer:
+        """Return the answer."""
+        asked = pickle.loads(message)
+        if not isinstance(asked, bytes):
+            assert self._maker is not None
+            return self._maker.make(*asked)
+        self._maker = None  # the memory of the data set before is free first
+        kind, text = READY, ""
+        try:
+            self._maker = _Maker(asked)
+        except Exception as error:
+            kind, text = FAILED, f"{type(error).__name__}: {error}"[:2000]
+        return Answer(0, kind, text, Encoded(b"", []), 0.0)
+
+
+class _Maker:
+    """Makes batches of one `Work`."""
 
     def __init__(self, content: bytes) -> None:
         torch.set_num_threads(1)  # as in DataLoader's workers: sums of floats depend on the number of threads

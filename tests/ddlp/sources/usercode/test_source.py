@@ -18,6 +18,7 @@ from torch.utils.data import Dataset
 
 from ddlp import DDLPLoader
 from ddlp.sources.usercode.executor import NodeGone
+from ddlp.sources.usercode.nodes import Nodes
 from ddlp.sources.usercode.source import UserCodeSource
 from ddlp.sources.usercode.tree import encode
 from ddlp.sources.usercode.work import MADE, Answer, Work
@@ -81,7 +82,7 @@ class Pool:
     user_code = True
 
     def __init__(self, **first: Any) -> None:
-        self.first = first
+        self.first, self.there = first, True
 
     def want(self, engines: int) -> None: ...
 
@@ -89,7 +90,7 @@ class Pool:
         return {}
 
     def nodes(self) -> Mapping[str, Any]:
-        return {"node": self.start}
+        return {"node": self.start} if self.there else {}
 
     def start(self) -> Thread:
         node, self.first = Thread(**self.first), {}
@@ -153,6 +154,27 @@ def test_lost_and_back_in_mid_epoch(contract, strategy, how):
 
     check(train(loader, 0.002, at={0: lose}))
     assert "node: it was gone, and is back" in loader.report().notes
+    contract.check()
+
+
+@pytest.mark.parametrize("strategy", ("csd", "wrr"))
+@pytest.mark.filterwarnings("ignore:ddlp")
+def test_a_lost_one_is_waited_for_while_the_pool_does_not_have_it(contract, strategy, monkeypatch):
+    taken, take = [], Nodes.take
+    monkeypatch.setattr(Nodes, "take", lambda nodes, name: taken.append(name) or take(nodes, name))
+    pool = Pool()
+    loader = make_loader(strategy, pool)
+
+    def lose() -> None:
+        at_work(contract)
+        pool.there = False
+        until(lambda: not loader._nodes.names, 10, "the pool's word")
+        contract.sink.lost("node", "it was pulled out")
+        threading.Timer(1.5, setattr, (pool, "there", True)).start()
+
+    check(train(loader, 0.002, at={0: lose, 1: lambda: until(lambda: len(contract.sink.sources) == 2, 20, "its return")}))
+    assert list(loader.report().notes) == ["node: it was gone, and is back"]
+    assert taken == ["node", "node"]  # no try in vain, after which it would be left alone for longer
     contract.check()
 
 

@@ -1,0 +1,113 @@
+"""`WireNode`: an executor whose node is at the other end of a socket, in a process of this machine or behind one.
+
+What the node is sent is a pickle; what it answers is not: a line of JSON, the header of a batch, then its buffers. Each buffer
+is received into memory of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from ddlp.sources.host.keyed_samples import KeyedBatch
+from ddlp.sources.usercode.executor import NodeGone, NodeUnfit
+from ddlp.sources.usercode.tree import MAX_BUFFERS, MAX_BYTES, MAX_HEADER_BYTES, Encoded
+from ddlp.sources.usercode.work import FAILED, GONE, MADE, NO_TREE, READY, Answer, Work
+
+__all__ = ["WireNode", "frames", "receive"]
+
+_MAX_LINE = 1 << 20
+
+
+class WireNode:
+    """What all nodes behind a socket have in common. A subclass says how a node starts, why it is gone, and how it is ended."""
+
+    def __init__(self) -> None:
+        self._wire: Connection | None = None
+        self._has = ""  # the digest of the work that it has
+
+    def begin(self, work: Work) -> None:
+        """Start the node, if need be, and send it the work."""
+        if self._wire is None:
+            self._start()
+        if self._has != work.digest:
+            self._send(work.content)
+            answered = self._receive()
+            if answered.kind != READY:
+                raise NodeUnfit(f"it can't load the data set: {answered.text}")
+            self._has = work.digest
+
+    def submit(self, task: int, batch: KeyedBatch) -> None:
+        """Send a task."""
+        self._send((task, batch))
+
+    def result(self) -> Answer:
+        """Wait for the next answer."""
+        return self._receive()
+
+    def close(self) -> None:
+        """End the node, and a call that waits for it."""
+        raise NotImplementedError
+
+    def _start(self) -> None:
+        """Start the node, and set ``_wire``. Raises NodeGone if it does not start."""
+        raise NotImplementedError
+
+    def _why(self) -> str:
+        """Return why the node is gone."""
+        raise NotImplementedError
+
+    def _send(self, message: Any) -> None:
+        assert self._wire is not None
+        try:
+            self._wire.send(message)
+        except (OSError, ValueError):
+            raise NodeGone(self._why()) from None
+
+    def _receive(self) -> Answer:
+        assert self._wire is not None
+        try:
+            answer = receive(self._wire)
+        except (EOFError, OSError):
+            raise NodeGone(self._why()) from None
+        except ValueError as error:
+            raise NodeGone(f"its answer is damaged: {error}") from None
+        if answer.kind == GONE:
+            raise NodeGone(answer.text)
+        return answer
+
+
+def frames(made: Answer) -> Iterator[Any]:
+    """Yield an answer as the messages that carry it: bytes and arrays of uint8."""
+    sizes = list(map(len, made.batch.buffers))
+    line = {"task": made.task, "kind": made.kind, "text": made.text, "busy_s": made.busy_s, "sizes": sizes}
+    yield json.dumps(line).encode("ascii")
+    yield made.batch.header
+    for buffer in made.batch.buffers:
+        if len(buffer):
+            yield buffer.numpy()
+
+
+def receive(wire: Connection) -> Answer:
+    """Return the next answer. Raises EOFError or OSError if the other side is gone; ValueError if it is damaged."""
+    try:
+        line = json.loads(wire.recv_bytes(_MAX_LINE).decode("ascii"))
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+    fields = {"task": int, "kind": str, "text": str, "busy_s": float, "sizes": list}
+    if type(line) is not dict or {name: type(value) for name, value in line.items()} != fields:
+        raise ValueError(f"{line!r:.80} is no answer")
+    sizes = line.pop("sizes")
+    wrong = len(sizes) > MAX_BUFFERS or not all(type(size) is int and 0 <= size <= MAX_BYTES for size in sizes)
+    if wrong or sum(sizes) > MAX_BYTES or line["kind"] not in (MADE, FAILED, NO_TREE, READY, GONE):
+        raise ValueError(f"{line!r:.80} is no answer")
+    header, buffers = wire.recv_bytes(MAX_HEADER_BYTES), []
+    for size in sizes:
+        buffers.append(torch.empty(size, dtype=torch.uint8))
+        if size and wire.recv_bytes_into(buffers[-1].numpy()) != size:
+            raise ValueError("a buffer has another size than it was announced with")
+    return Answer(**line, batch=Encoded(header, buffers))
