@@ -86,13 +86,13 @@ class Training:
         self._world, self._draw = world, random.Random(seed)
         paths = world.paths * REPEATS
         data = ImageFiles(paths, list(range(len(paths))), world.data.transform)
-        devices = [engine.device for engine in world.engines]
+        devices = [engine.device for engine in world.named]
         self._loaders = [DDLPLoader(data, BATCH, shuffle=True, strategy=name, csd=devices) for name in ("csd", "wrr")]
         self._evaluation = DDLPLoader(world.data, BATCH, strategy="csd", csd=devices[0])
 
     def epoch(self, number: int) -> int:
         """Train on an epoch and evaluate; return the batches. Raises Finding if a sample is lost or doubled."""
-        loader, relayed = self._draw.choice(self._loaders), self._world.engines[1]
+        loader, relayed = self._draw.choice(self._loaders), self._world.named[1]
         cut = self._draw.randrange(10, len(loader) // 2) if number % 3 == 0 else None
         labels: list[int] = []
         for step, (_, targets) in enumerate(loader):
