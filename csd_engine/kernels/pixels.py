@@ -67,7 +67,7 @@ class Pixels(NamedTuple):
         images = np.zeros(len(indices), _IMAGE)
         arrays: List[np.ndarray] = []
         part_of = np.searchsorted(starts, indices, side="right") - 1
-        for part in np.unique(part_of).tolist():
+        for part in sorted(set(part_of.tolist())):  # np.unique imports numpy.ma, which no thread of a host may do
             places = np.flatnonzero(part_of == part)
             found = pixels(part, indices[places] - starts[part])
             if found is None:
