@@ -275,8 +275,8 @@ def test_default_strategies(paths, shuffle):
 
     assert chosen() == "cpu"
     assert chosen(in_order=False) == "cpu"
-    assert chosen(csd=device) == ("wrr" if shuffle else "ordered")
-    assert chosen(csd=device, in_order=False) == "wrr"
+    assert chosen(csd=device) == ("auto" if shuffle else "ordered")
+    assert chosen(csd=device, in_order=False) == "auto"
     assert chosen(csd=device, strategy="mte") == "mte"
     dataset = numbered(paths)
     for order, random in (
@@ -286,7 +286,7 @@ def test_default_strategies(paths, shuffle):
         (torch.utils.data.DistributedSampler(dataset, 2, 0, shuffle=False), False),
         ([0, 1, 2], False),
     ):
-        assert chosen(csd=device, shuffle=None, sampler=order) == ("wrr" if random else "ordered")
+        assert chosen(csd=device, shuffle=None, sampler=order) == ("auto" if random else "ordered")
     torch.use_deterministic_algorithms(True)
     try:
         assert chosen(csd=device) == "ordered"
