@@ -32,7 +32,7 @@ def test_killed_engine(leaves_nothing, data, truth, told, strategy, monkeypatch)
 
     truth.check(train(loader, 0.02, at={6: kill}), 1)
     assert len(told) == 1 and "is gone" in told[0] and "the host prepares" in told[0], list(told)
-    for epoch in range(2, 12):  # a new one starts meanwhile, which takes time on a busy machine
+    for epoch in range(2, 42):  # a new one starts meanwhile, which takes time on a busy machine
         batches = train(loader, 0.02)
         truth.check(batches, epoch)
         if loader.report().batches_csd > 0:
