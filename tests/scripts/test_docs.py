@@ -15,6 +15,7 @@ import runpy
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -197,7 +198,8 @@ def test_python_compiles(path: Path) -> None:
         compile(code, path.name, "exec")
 
 
-def test_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_python_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # pages leave what they make
     codes = [(path.name, code) for path in PAGES for run, code in blocks(path.read_text()) if run]
     assert codes
     for name, code in codes:
