@@ -1,7 +1,7 @@
 """Evaluation beside training: a thread evaluates a copy of the model while training goes on.
 
-i.data (see docs/evaluation.md) interleaves both in one data service. Here the thread takes what training leaves: its loader's
-workers have a lower priority, and a GPU runs its kernels on a stream of their own.
+The thread takes what training leaves: its loader's workers have a lower priority, and a GPU runs its kernels on a stream of
+their own. i.data interleaves training and evaluation in the same way, in its data service.
 """
 
 from __future__ import annotations
