@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import select
@@ -368,7 +369,8 @@ def test_the_engine_fills_in_the_order_asked_for_and_tells_all(spool, tmp_path, 
         if after_lower:
             assert order[1:] == sorted(order[1:])  # the first lease was begun before the others arrived
         else:
-            assert order in ([0, 1] * 4, [1, 0] * 4)
+            # Ranks have equal parts of the worker's time. The first lease has cost more: the worker was stopped at it.
+            assert max(len(list(run)) for _, run in itertools.groupby(order)) < 4, order
         for number in (0, 1):
             heard = wait_for(events[number], RanksMeasured)
             assert all(samples == spec.layout.batch and busy_s > 0 for samples, busy_s in heard.batches)
