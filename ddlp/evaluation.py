@@ -204,7 +204,7 @@ class _Shared(Generic[Result]):
     niceness: int
     orders: queue.SimpleQueue[_Order | None] = field(default_factory=queue.SimpleQueue)
     results: queue.SimpleQueue[Evaluated[Result]] = field(default_factory=queue.SimpleQueue)
-    failure: tuple[int, Exception] | None = None
+    failure: tuple[int, BaseException] | None = None
     idle: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
     thread: threading.Thread | None = None
@@ -238,7 +238,7 @@ class _Shared(Generic[Result]):
                 self.results.put(Evaluated(order.epoch, result, time.monotonic() - began))
             except _Stopped:
                 return
-            except Exception as error:
+            except BaseException as error:  # also sys.exit() in ``evaluate``: the thread goes on, since another order may come
                 self.failure = order.epoch, error
             finally:
                 self.idle.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -139,19 +140,21 @@ def test_a_model_whose_tensors_become_others_is_copied_anew() -> None:
         assert side.finish()[1].result == next(ours.parameters()).sum().item()
 
 
-def test_an_error_is_told_once_with_its_epoch() -> None:
+@pytest.mark.parametrize("error", [KeyError("top5"), SystemExit("top5")])
+def test_an_error_is_told_once_with_its_epoch(error: BaseException) -> None:
     bad = [True, False]
 
     def fails(one: nn.Module, loader: Any) -> float:
         if bad.pop(0):
-            raise KeyError("top5")
+            raise error
         return evaluate(one, loader)
 
     with Evaluation(model(), DataLoader(samples(1), batch_size=8), fails) as side:
         side.start(7)
-        with pytest.raises(DDLPError, match=r"the evaluation of epoch 7 failed: KeyError: 'top5'") as caught:
+        said = f"the evaluation of epoch 7 failed: {type(error).__name__}: {error}"
+        with pytest.raises(DDLPError, match=re.escape(said)) as caught:
             side.finish()
-        assert isinstance(caught.value.__cause__, KeyError)
+        assert caught.value.__cause__ is error
         side.start(8)
         assert [one.epoch for one in side.finish()] == [8]
 
