@@ -18,6 +18,7 @@ class Scene:
         self.queue, self.quota, self.workers = FairQueue(), quota, workers
         self.now = 0.0
         self.used: dict[str, float] = {}
+        self.used_by_job: dict[str, float] = {}
         self._numbers = itertools.count()
         self._at_work: list[tuple[float, int, Job, Work]] = []
         self._costs: dict[str, float] = {}
@@ -54,6 +55,7 @@ class Scene:
         busy_s = self._costs[job.key] * len(work.lease.items)
         self._at_work.append((self.now + busy_s, next(self._numbers), job, work))
         self.used[job.host] = self.used.get(job.host, 0.0) + busy_s
+        self.used_by_job[job.key] = self.used_by_job.get(job.key, 0.0) + busy_s
         return job
 
     def step(self, drain: bool = True) -> Job | None:

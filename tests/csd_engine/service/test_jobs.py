@@ -60,7 +60,7 @@ def test_the_jobs_of_a_host_get_equal_time_however_large_their_batches_are(costs
         backlog(scene, jobs)
         scene.step()
     longest = max(batch * sample_s for batch, sample_s, _ in costs)
-    used = [job.used_s for job in jobs]
+    used = [scene.used_by_job[job.key] for job in jobs]
     assert max(used) - min(used) <= 2 * (workers + 1) * longest + 1e-6
 
 
