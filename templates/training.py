@@ -42,6 +42,9 @@ class Task:
     channels_last: bool = True  # the faster layout for convolutions on GPUs with tensor cores, and on CPUs
     loader_options: dict[str, Any] = field(default_factory=dict)  # more arguments of DDLPLoader
     sampler: Callable[[Any, int], Any] | None = None  # (train set, seed) -> sampler; None: all in random order
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = nn.functional.cross_entropy  # (the model's output, classes)
+    views: int = 1  # of each train image: a list of tensors in the batch, one behind the other for the model
+    evaluate: Callable[[nn.Module, Task, Any, Any], tuple[int, int]] | None = None  # in the place of `evaluate` below
 
     def backend(self, strategy: str, device: str) -> str:
         """Return what prepares the host's batches: 'torch', 'native', 'dali' (on the CPU) or 'dali_gpu'; csd has none."""
@@ -113,6 +116,8 @@ def begin_epoch(loader: DataLoader, seed: int, number: int) -> None:
 def to_device(batch: Any, task: Task, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the batch on the device of the training. DDLPLoader's is there already."""
     images, labels = batch
+    if isinstance(images, list):
+        images = torch.cat(images)
     layout = torch.channels_last if task.channels_last else torch.contiguous_format
     return images.to(device, memory_format=layout, non_blocking=True), labels.to(device, non_blocking=True)
 
@@ -152,6 +157,7 @@ class Training:
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LRScheduler
     scaler: Any  # torch.amp.GradScaler with fp16, else None
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
     def parts(self) -> dict[str, Any]:
         """Return the parts that have a state_dict, by name."""
@@ -162,7 +168,7 @@ class Training:
         """Forward, backward, update; returns the loss, detached, on the device."""
         self.optimizer.zero_grad(set_to_none=True)
         with torch.autocast(images.device.type, amp, enabled=amp is not None):
-            loss = nn.functional.cross_entropy(self.model(images), labels)
+            loss = self.loss(self.model(images), labels)
         if self.scaler is None:
             loss.backward()
             self.optimizer.step()
@@ -188,13 +194,13 @@ def start(task: Task, options: Any, seed: int, steps: int, wrap: Callable[[nn.Mo
         optimizer, lambda step: min((step + 1) / rise, (1 + math.cos(math.pi * min(step / steps, 1))) / 2)
     )
     scaler = torch.amp.GradScaler(torch.device(options.device).type) if options.amp == "fp16" else None
-    return Training(plain, model, optimizer, schedule, scaler)
+    return Training(plain, model, optimizer, schedule, scaler, task.loss)
 
 
 def noise(task: Task, options: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a batch of the shape that training will get, on the device."""
-    images = torch.randn(options.batch_size, *task.val[0][0].shape)
-    return to_device((images, torch.zeros(len(images), dtype=torch.int64)), task, torch.device(options.device))
+    views = [torch.randn(options.batch_size, *task.val[0][0].shape) for _ in range(task.views)]
+    return to_device((views, torch.zeros(options.batch_size, dtype=torch.int64)), task, torch.device(options.device))
 
 
 def warm_up(training: Training, task: Task, options: Any) -> None:
@@ -203,7 +209,7 @@ def warm_up(training: Training, task: Task, options: Any) -> None:
     images, labels = noise(task, options)
     training.model.train()
     with torch.autocast(images.device.type, AMP[options.amp], enabled=AMP[options.amp] is not None):
-        loss = nn.functional.cross_entropy(training.model(images), labels)
+        loss = training.loss(training.model(images), labels)
     loss.backward()
     training.optimizer.zero_grad(set_to_none=True)
     training.plain.load_state_dict(before)
@@ -247,6 +253,8 @@ def val_loader(val: Any, options: Any) -> DDLPLoader:
 def evaluate(model: nn.Module, task: Task, loader: Any, options: Any) -> tuple[int, int]:
     """Return how many images of the loader the model classifies correctly, and how many there are."""
     model.eval()
+    if task.evaluate is not None:
+        return task.evaluate(model, task, loader, options)
     device, amp = torch.device(options.device), AMP[options.amp]
     right, seen = torch.zeros((), dtype=torch.int64, device=device), 0
     for batch in loader:

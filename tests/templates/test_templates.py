@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from csd_engine.protocol.keys import make_keys
 from ddlp.observe.energy import load
+from pretrain_simclr import TEMPERATURE, contrast
 from tests.forks import Forks
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -31,6 +33,11 @@ RUNS = (  # those that fork come first, before torch has started threads
         1,
     ),
     ("train_cifar10", ["--small", "--workers", "1", "--strategy", "wrr", "--seeds", "2"], 1),
+    (
+        "pretrain_simclr",
+        ["--small", "--workers", "1", "--strategy", "dataloader", "wrr", "--epochs", "2", "--evaluate-beside"],
+        1,
+    ),
     ("train_dali", ["--small", "--workers", "1", "--strategy", "cpu"], 1),
     ("bottleneck_study", ["--small"], 1),
     ("paper_tables", [], 1),
@@ -94,7 +101,7 @@ def test_train_imagenet(home: Path, printed: str) -> None:
         assert one["strategy"] in printed
         beside = [epoch["accuracy"] for epoch in one["epochs"]]
         assert all(0 <= part <= 1 for part in beside) and one["accuracy"] == beside[-1]
-    assert printed.count("images right; evaluated in") == 6
+    assert printed.count("images right; evaluated in") == 6 + 4  # these, and those of pretrain_simclr
     assert (torchs["backend"], wrr["backend"]) == ("torch", "native")
     assert torchs["figures"]["csd_share"] == 0 and csd["figures"]["csd_share"] == 1
     assert 0 < sum(epoch["batches_csd"] for epoch in wrr["epochs"]) < 2 * IMAGES / 4
@@ -120,6 +127,27 @@ def test_train_cifar10(home: Path, printed: str) -> None:
         assert (one["model"], one["paper_model"], one["pipeline"]) == ("wrn-28-10 (small)", "WRN18", "cifar10_gpu")
     assert any(epoch["batches_cpu"] and epoch["batches_csd"] for one in runs for epoch in one["epochs"])
     assert "+-" in printed  # the spread over the seeds
+
+
+def test_pretrain_simclr(home: Path, printed: str) -> None:
+    """Both train, and the classes of the small set are told apart without labels, far better than by chance (1 in 8)."""
+    assert status(printed, "pretrain_simclr") == 0
+    for one in report(home, "pretrain_simclr")["runs"]:
+        check_run(one, IMAGES, epochs=2)
+        assert one["accuracy"] > 0.5 and one["pipeline"] == "simclr"
+
+
+def test_simclr_loss_is_the_papers() -> None:
+    """Equation 1, pair by pair."""
+    torch.manual_seed(0)
+    outputs, n = torch.randn(6, 5, dtype=torch.float64), 3
+    unit = outputs / outputs.norm(dim=1, keepdim=True)
+    total = 0.0
+    for i in range(2 * n):
+        j = (i + n) % (2 * n)  # the other view of the image
+        others = sum(torch.exp(unit[i] @ unit[k] / TEMPERATURE) for k in range(2 * n) if k != i)
+        total -= float(torch.log(torch.exp(unit[i] @ unit[j] / TEMPERATURE) / others))
+    assert float(contrast(outputs, torch.empty(0))) == pytest.approx(total / (2 * n), rel=1e-5)
 
 
 def test_train_dali_trains_or_says_in_a_line_what_is_missing(home: Path, printed: str) -> None:
