@@ -113,6 +113,7 @@ def flags(description: str | None, models: Sequence[str], *, strategies: Sequenc
     add("--strategy", nargs="+", default=list(strategies), choices=STRATEGIES, metavar="NAME",
         help="one or several, compared by turns: %(choices)s; dataloader is torch's own (default: %(default)s)")
     add("--csd", help="name or address of a device (default: the engine runs on this machine)")
+    add("--pool", help="further engines: how many processes on this machine, or a directory with cards (docs/pools.md)")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu",
         help="what trains: cuda, cuda:1, cpu ... (default here: %(default)s)")
     add("--seeds", type=int, default=1, metavar="K", help="runs of each strategy, seeds 0 to K-1; the paper's means are of 20")
@@ -146,6 +147,10 @@ def parse(parser: argparse.ArgumentParser, batch_sizes: dict[str, int], argument
             parser.error(f"--{name.replace('_', '-')} {getattr(options, name)}: at least 1")
     if options.workers < 0:
         parser.error(f"--workers {options.workers}: at least 0")
+    if options.pool is not None and options.pool.isdecimal():
+        options.pool = int(options.pool)
+    if options.pool == 0:
+        options.pool = None
     if options.checkpoint is not None and (len(options.strategy) > 1 or options.seeds > 1):
         parser.error("--checkpoint: with one strategy and one seed only")
     device = torch.device(options.device)

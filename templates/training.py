@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Subset
 
 from common import AMP, Epoch, Run, finish, record_directory, turns
 from csd_engine.errors import EngineError
-from ddlp import DDLPError, DDLPLoader, Evaluated, Evaluation, Untranslatable
+from ddlp import DDLPError, DDLPLoader, Evaluated, Evaluation, LocalPool, Untranslatable
 from ddlp.observe import MeasuredDataLoader, progress
 from ddlp.schedule.strategies import STRATEGIES as OURS
 
@@ -43,6 +43,7 @@ class Task:
     loader_options: dict[str, Any] = field(default_factory=dict)  # more arguments of DDLPLoader
     sampler: Callable[[Any, int], Any] | None = None  # (train set, seed) -> sampler; None: all in random order
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = nn.functional.cross_entropy  # (the model's output, classes)
+    own_code: bool = False  # the data set's code can't travel: --pool runs it
     views: int = 1  # of each train image: a list of tensors in the batch, one behind the other for the model
     evaluate: Callable[[nn.Module, Task, Any, Any], tuple[int, int]] | None = None  # in the place of `evaluate` below
 
@@ -76,6 +77,7 @@ def make_loader(task: Task, options: Any, strategy: str, seed: int) -> DDLPLoade
     common.update(
         strategy=strategy,
         csd=options.csd if OURS[strategy].uses_device else None,
+        pool=pool(task, options) if OURS[strategy].uses_device else None,
         device=device,
         seed=seed,
         record=record,
@@ -88,6 +90,11 @@ def make_loader(task: Task, options: Any, strategy: str, seed: int) -> DDLPLoade
     return DDLPLoader(task.train, **common)
 
 
+def pool(task: Task, options: Any) -> int | str | LocalPool | None:
+    """Return what --pool asks for. A number of processes can run code of one's own, too."""
+    return LocalPool(options.pool, user_code=True) if task.own_code and isinstance(options.pool, int) else options.pool
+
+
 def wake_engine(task: Task, options: Any, strategy: str) -> DDLPLoader | None:
     """Have the device, or the engine on this machine, make one batch, so that no figure holds its start.
 
@@ -97,7 +104,7 @@ def wake_engine(task: Task, options: Any, strategy: str) -> DDLPLoader | None:
         return None
     few: Any = Subset(task.train, range(min(options.batch_size, len(task.train))))
     try:
-        loader: DDLPLoader = DDLPLoader(few, options.batch_size, strategy="csd", csd=options.csd)
+        loader: DDLPLoader = DDLPLoader(few, options.batch_size, strategy="csd", csd=options.csd, pool=pool(task, options))
     except Untranslatable:  # transforms of your own: this host alone runs them
         return None
     for _ in loader:

@@ -18,6 +18,7 @@ from csd_engine.protocol.keys import make_keys
 from ddlp.observe.energy import load
 from pretrain_simclr import TEMPERATURE, contrast
 from tests.forks import Forks
+from train_audio import mel_filters
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TEMPLATES = REPOSITORY / "templates"
@@ -38,6 +39,7 @@ RUNS = (  # those that fork come first, before torch has started threads
         ["--small", "--workers", "1", "--strategy", "dataloader", "wrr", "--epochs", "2", "--evaluate-beside"],
         1,
     ),
+    ("train_audio", ["--small", "--workers", "1", "--strategy", "dataloader", "wrr", "--pool", "1", "--epochs", "4"], 1),
     ("train_dali", ["--small", "--workers", "1", "--strategy", "cpu"], 1),
     ("bottleneck_study", ["--small"], 1),
     ("paper_tables", [], 1),
@@ -135,6 +137,25 @@ def test_pretrain_simclr(home: Path, printed: str) -> None:
     for one in report(home, "pretrain_simclr")["runs"]:
         check_run(one, IMAGES, epochs=2)
         assert one["accuracy"] > 0.5 and one["pipeline"] == "simclr"
+
+
+def test_train_audio(home: Path, printed: str) -> None:
+    """Code of one's own, with DataLoader and with a pool beside the host."""
+    assert status(printed, "train_audio") == 0
+    for one in report(home, "train_audio")["runs"]:
+        check_run(one, 36, epochs=4)
+        assert one["accuracy"] > 0.5 and one["pipeline"] == "log-mel"
+
+
+def test_mel_filters_are_as_specified() -> None:
+    """Each bin between the first and the last peak is shared by two triangles, which are evenly spaced in mels."""
+    filters = mel_filters()
+    frequencies = torch.linspace(0, 8000, 257)
+    peaks = frequencies[filters[8:].argmax(1)]  # the first triangles are narrower than the bins
+    mels = 2595 * torch.log10(1 + peaks / 700)
+    assert filters.shape == (64, 257) and float(mels.diff().std() / mels.diff().mean()) < 0.2
+    between = (frequencies > peaks[0]) & (frequencies < peaks[-1])
+    assert torch.allclose(filters.sum(0)[between], torch.ones(int(between.sum())), atol=1e-4)
 
 
 def test_simclr_loss_is_the_papers() -> None:
