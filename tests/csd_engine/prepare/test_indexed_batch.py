@@ -245,7 +245,7 @@ def test_another_files_index_is_not_used(kernel, tmp_path):
         assert [number for number, _ in wrong.kept] == [number for number in some if number != source]
 
 
-@pytest.mark.parametrize("size", ["same", "shorter", "longer"])
+@pytest.mark.parametrize("size", ["same", "shorter", "longer", "only the time"])
 def test_a_file_that_has_changed_is_read_anew(kernel, tmp_path, size):
     path, before, after = tmp_path / "one.jpg", photograph(1), photograph(2)
     most = max(len(before), len(after)) + 20
@@ -255,8 +255,8 @@ def test_a_file_that_has_changed_is_read_anew(kernel, tmp_path, size):
     reader, pipe, indexes = reader_of(tmp_path, ["one.jpg"]), pipeline(TRAIN), IndexesInMemory(ROOM)
     together(reader, pipe, kernel, [0], indexes=indexes)
     first = indexes.find(0)
-    path.write_bytes(after + bytes(9) if size == "longer" else after[:-9] if size == "shorter" else after)
-    os.utime(path, ns=(10**18, 10**18 + (1 if size == "same" else 0)))
+    path.write_bytes({"longer": after + bytes(9), "shorter": after[:-9], "same": after, "only the time": before}[size])
+    os.utime(path, ns=(10**18, 10**18 + (size in ("same", "only the time"))))
     wanted, _, _ = together(reader, pipe, kernel, [0] * 9)
     for _ in range(2):
         assert np.array_equal(together(reader, pipe, kernel, [0] * 9, indexes=indexes)[0], wanted)
