@@ -10,6 +10,7 @@ from typing import Any, Callable, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
+from csd_engine.cache.indexes import JpegIndexes
 from csd_engine.data.base import Reader
 from csd_engine.data.readahead import ReadAhead
 from csd_engine.kernels import kernel
@@ -92,11 +93,20 @@ class BatchMaker:
         pipeline: what to run.
         shape: (height, width, channels) of a sample's memory.
         boxes: the number of boxes of a sample.
+        indexes: of the data set's JPEG files, used and added to where the kernel makes samples of files. None: none are made.
 
     If the pipeline makes samples of another shape, they are made one by one, and the first one raises the error.
     """
 
-    def __init__(self, reader: Reader, pipeline: Pipeline, shape: Tuple[int, int, int], boxes: int) -> None:
+    def __init__(
+        self,
+        reader: Reader,
+        pipeline: Pipeline,
+        shape: Tuple[int, int, int],
+        boxes: int,
+        indexes: Optional[JpegIndexes] = None,
+    ) -> None:
+        self._indexes = indexes
         self._reader = reader
         self._pipeline = pipeline
         self._bulk = Bulk.of(pipeline, reader.rows())
@@ -129,7 +139,9 @@ class BatchMaker:
         if self._bulk is not None and (known or self._bulk.takes(sources)):
             return _InBulk(self._bulk, sources, occurrences, seed, epoch)
         batch = self._reader, self._pipeline, self._plan, sources, occurrences, seed, epoch
-        found = PixelBatch.of(*batch, before_decoding) or FileBatch.of(*batch, large_bytes, before_decoding)
+        found = PixelBatch.of(*batch, before_decoding) or FileBatch.of(
+            *batch, large_bytes, before_decoding, self._indexes
+        )
         if found is not None:
             return _ByKernel(found)
         items = list(zip(sources.tolist(), occurrences.tolist()))

@@ -8,6 +8,7 @@ from typing import Callable, Optional
 import numpy as np
 from PIL import Image
 
+from csd_engine.cache.indexes import JpegIndexes
 from csd_engine.data.base import Reader
 from csd_engine.data.image_files import MAX_FILE_BYTES
 from csd_engine.data.readahead import AHEAD
@@ -23,6 +24,10 @@ def _most_pixels() -> Optional[int]:
     """Pillow's limit in a form for C. Users set it to any number, also to 1e10 or inf. None: there is no limit."""
     limit = Image.MAX_IMAGE_PIXELS
     return None if limit is None or limit >= 1 << 63 else int(limit)
+
+
+def _keep(indexes: JpegIndexes, sources: np.ndarray) -> Callable[[int, bytes], None]:
+    return lambda position, index: indexes.keep(int(sources[position]), index)
 
 
 class FileBatch(KernelBatch):
@@ -41,6 +46,7 @@ class FileBatch(KernelBatch):
         epoch: int,
         most_memory: Optional[int] = None,
         before_decoding: Optional[Callable[[int], None]] = None,
+        indexes: Optional[JpegIndexes] = None,
     ) -> Optional[FileBatch]:
         """Make a batch; None if its samples must be made one by one: there is no plan, or a sample is not a file.
 
@@ -52,6 +58,7 @@ class FileBatch(KernelBatch):
             seed, epoch: with these the keys of all random draws.
             most_memory: bytes; an image that takes at least so many to decode waits for `before_decoding`.
             before_decoding: as for `prepare_sample`; called for these images, and before Pillow decodes.
+            indexes: of the data set's files. They are used, and what is missing is added.
         """
         if plan is None:
             return None
@@ -66,7 +73,8 @@ class FileBatch(KernelBatch):
             return None
         files = Files(
             plan, paths, found.parts, seed, epoch, sources, occurrences, AHEAD, MAX_FILE_BYTES, _most_pixels(), most_memory,
-            reader.beneath,
+            reader.beneath, None if indexes is None else [indexes.find(source) for source in sources.tolist()],
+            _keep(indexes, sources) if indexes is not None and indexes.wanted else None,
         )  # fmt: skip
         return FileBatch(reader, pipeline, plan, files, sources, occurrences, seed, epoch, before_decoding)
 

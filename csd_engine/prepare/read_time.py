@@ -1,4 +1,4 @@
-"""Counts how long a thread has been reading samples. It reads the clock only twice a file, so it is always on."""
+"""Counts what a thread's samples have taken of their files. It costs two looks at the clock a file, so it is always on."""
 
 from __future__ import annotations
 
@@ -8,9 +8,17 @@ __all__ = ["READING"]
 
 
 class _Reading(threading.local):
-    """The seconds that the calling thread has spent on opening and reading the files of samples."""
+    """The calling thread's counts.
+
+    Attributes:
+        seconds: spent on opening and reading the files of samples.
+        bytes: read of files by the calls that make many samples.
+        coded_bits: of baseline JPEGs, decoded by these calls.
+    """
 
     seconds = 0.0
+    bytes = 0
+    coded_bits = 0
 
 
 READING = _Reading()

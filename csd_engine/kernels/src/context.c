@@ -13,6 +13,7 @@
 #include "decoder.h"
 #include "memory.h"
 #include "resample.h"
+#include "samples.h"
 
 #if DDLP_SLACK < RESAMPLE_SLACK
 #error "bands of decoded rows must be followed by as many bytes as resample.c may read"
@@ -28,8 +29,9 @@ struct ddlp_context {
     jpeg_index index;
     int fd; /* with memory.fetch: the file, of which only the header was read */
     int64_t offset;
-    uint8_t *packed; /* the index that was made, as bytes */
-    size_t packed_room;
+    uint8_t *packed; /* indexes that were made, as bytes */
+    size_t packed_bytes, packed_room;
+    context_counts counts;
     decoder_memory memory;
     resample_state resample;
     step_state steps;
@@ -109,6 +111,7 @@ static int read_bytes(ddlp_context *context, int fd, int64_t offset, size_t from
         if (got < 0) return -errno;
         if (!got) return DDLP_DAMAGED; /* the file became shorter meanwhile */
         from += (size_t)got;
+        context->counts.read_bytes += got;
     }
     return 0;
 }
@@ -124,13 +127,17 @@ int ddlp_read(ddlp_context *context, int fd, int64_t offset, int64_t size, int32
         if (got < 0) return -errno;
         if (!got) return DDLP_DAMAGED; /* the file became shorter meanwhile */
         context->size += got;
+        context->counts.read_bytes += got;
     }
     return look(context, info);
 }
 
 static int fetch(void *fetcher, size_t from, size_t to) {
     ddlp_context *context = fetcher;
-    return read_bytes(context, context->fd, context->offset, from, to);
+    const int64_t before = now_ns();
+    const int result = read_bytes(context, context->fd, context->offset, from, to);
+    context->counts.fetch_ns += now_ns() - before;
+    return result;
 }
 
 int ddlp_read_indexed(ddlp_context *context, int fd, int64_t offset, int64_t size, const uint8_t *index, int64_t index_size,
@@ -162,12 +169,20 @@ int ddlp_use_index(ddlp_context *context, const uint8_t *index, int64_t index_si
 
 void ddlp_want_index(ddlp_context *context, int wanted) { context->memory.wants_index = wanted; }
 
+size_t context_add_index(ddlp_context *context, uint64_t changed) {
+    jpeg_index *made = &context->memory.made;
+    if (!made->count) return 0;
+    if (grow_on((void **)&context->packed, &context->packed_room, context->packed_bytes + index_most_bytes(made))) return 0;
+    made->changed = changed;
+    const size_t bytes = index_pack(made, context->packed + context->packed_bytes);
+    context->packed_bytes += bytes;
+    return bytes;
+}
+
 const uint8_t *ddlp_made_index(ddlp_context *context, int64_t *size) {
-    const jpeg_index *made = &context->memory.made;
-    *size = 0;
-    if (!made->count || grow((void **)&context->packed, &context->packed_room, index_most_bytes(made))) return NULL;
-    *size = (int64_t)index_pack(made, context->packed);
-    return context->packed;
+    context->packed_bytes = 0;
+    *size = (int64_t)context_add_index(context, 0);
+    return *size ? context->packed : NULL;
 }
 
 int64_t ddlp_coded_bits(const ddlp_context *context) {
@@ -185,6 +200,24 @@ int ddlp_take(ddlp_context *context, const uint8_t *data, int64_t size, int32_t 
 int ddlp_turned(const ddlp_context *context) {
     return !context->info[0] || jpeg_turned(context->content, (size_t)context->size);
 }
+
+void context_forget(ddlp_context *context) {
+    memset(context->info, 0, sizeof context->info);
+    context->memory.index = NULL;
+    context->memory.fetch = NULL;
+    context->size = 0;
+}
+
+context_counts *context_begin(ddlp_context *context) {
+    context_forget(context);
+    context->packed_bytes = 0;
+    memset(&context->counts, 0, sizeof context->counts);
+    return &context->counts;
+}
+
+const uint8_t *context_indexes(const ddlp_context *context) { return context->packed; }
+
+jpeg_index *context_index(ddlp_context *context) { return &context->index; }
 
 uint8_t *context_scratch(ddlp_context *context, size_t bytes) {
     return grow((void **)&context->scratch, &context->scratch_room, bytes) ? NULL : context->scratch;

@@ -269,9 +269,21 @@ static void record(entropy *e) {
     for (int c = 0; c < e->scan.components; c++) point->dc[c] = e->last_dc[c];
 }
 
+/* Whether the stream stands at a point, but not as the index says. Then the index is of other coded data: maybe of those that the
+ * file had before. */
+static int astray(const entropy *e) {
+    const jpeg_index *index = e->scan.index;
+    const uint32_t mcu = (uint32_t)e->at, k = mcu / index->step;
+    if (mcu % index->step || k >= index->count) return 0;
+    for (int c = 0; c < e->scan.components; c++)
+        if (index->points[k].dc[c] != e->last_dc[c]) return 1;
+    return 0;
+}
+
 /* Decodes the MCU at which the stream stands. */
 static void next_mcu(entropy *e, int16_t (*const *blocks)[64]) {
     if (e->scan.record) record(e);
+    if (e->scan.index && (e->damaged = astray(e))) return;
     if (e->scan.restart_interval) {
         if (e->until_restart == 0) {
             if ((e->damaged = stream_restart(&e->stream))) return;

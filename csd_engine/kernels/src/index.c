@@ -8,7 +8,7 @@
 
 enum { POINT_BYTES = 7 /* of a usual one */, MOST_POINT_BYTES = 10 + 5 * INDEX_COMPONENTS, SHARE = 100 };
 
-static const uint8_t magic[4] = {'D', 'J', 'I', 1};
+static const uint8_t magic[4] = {'D', 'J', 'I', 2};
 
 uint32_t index_step(uint64_t file_bytes, uint64_t mcus) {
     uint64_t points = file_bytes / SHARE / POINT_BYTES + 1;
@@ -85,7 +85,8 @@ size_t index_most_bytes(const jpeg_index *index) { return INDEX_HEADER_BYTES + (
 size_t index_pack(const jpeg_index *index, uint8_t *out) {
     uint8_t *at = out + 12;
     memcpy(out, magic, sizeof magic);
-    at = put(at, index->file_bytes, 8), at = put(at, index->header_hash, 8), at = put(at, index->header_bytes, 4);
+    at = put(at, index->file_bytes, 8), at = put(at, index->changed, 8), at = put(at, index->header_hash, 8);
+    at = put(at, index->header_bytes, 4);
     at = put(at, index->width, 2), at = put(at, index->height, 2), at = put(at, index->step, 4), at = put(at, index->count, 4);
     at = put(at, index->components, 1);
     for (uint32_t k = 1; k < index->count; k++) {
@@ -105,7 +106,8 @@ int index_parse(jpeg_index *index, const uint8_t *bytes, size_t size) {
     index->count = 0;
     if (size < INDEX_HEADER_BYTES || memcmp(bytes, magic, sizeof magic)) return DDLP_INDEX;
     if (get(&at, 8) != index_hash(bytes + 12, size - 12)) return DDLP_INDEX;
-    index->file_bytes = get(&at, 8), index->header_hash = get(&at, 8), index->header_bytes = (uint32_t)get(&at, 4);
+    index->file_bytes = get(&at, 8), index->changed = get(&at, 8), index->header_hash = get(&at, 8);
+    index->header_bytes = (uint32_t)get(&at, 4);
     index->width = (uint32_t)get(&at, 2), index->height = (uint32_t)get(&at, 2), index->step = (uint32_t)get(&at, 4);
     const uint64_t count = get(&at, 4);
     index->components = (uint32_t)get(&at, 1);
@@ -131,4 +133,12 @@ int index_parse(jpeg_index *index, const uint8_t *bytes, size_t size) {
     if (at != end) return DDLP_INDEX;
     index->count = (uint32_t)count;
     return 0;
+}
+
+void index_part(const jpeg_index *index, int64_t top, int64_t bottom, uint64_t *from, uint64_t *until) {
+    enum { MARGIN = 32 /* rows: two usual MCUs */ };
+    const int64_t height = index->height + !index->height, first = (top > MARGIN ? top - MARGIN : 0) * index->count / height;
+    const int64_t end = (bottom + MARGIN) * index->count / height + 1;
+    *from = index->header_bytes + index->points[first < index->count ? first : index->count - 1].bit / 8;
+    *until = end < index->count ? index->header_bytes + index->points[end].bit / 8 + 2 : index->file_bytes;
 }

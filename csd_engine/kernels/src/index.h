@@ -4,9 +4,10 @@
  * It is a by-product of decoding. Who makes one decodes the file to its end, so damage anywhere in the file is found then.
  * As bytes, all numbers little-endian, it takes about 1 % of the file:
  *
- *     "DJI" and the version, 1      4 bytes
+ *     "DJI" and the version, 2      4 bytes
  *     hash of all that follows      8
  *     bytes of the file             8
+ *     the file's last change        8     nanoseconds since 1970; files.c alone knows and checks it, else 0
  *     hash of the file's header     8     up to the first coded byte
  *     bytes of the header           4
  *     width, height                 2, 2  pixels
@@ -22,7 +23,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { INDEX_HEADER_BYTES = 45, INDEX_COMPONENTS = 3, INDEX_MOST_POINTS = 1 << 16 };
+enum { INDEX_HEADER_BYTES = 53, INDEX_COMPONENTS = 3, INDEX_MOST_POINTS = 1 << 16 };
 
 /* The state before an MCU, and before a restart marker that stands there. */
 typedef struct {
@@ -32,7 +33,7 @@ typedef struct {
 
 /* Point k stands before MCU k * step. All zero: none. */
 typedef struct {
-    uint64_t file_bytes, header_hash;
+    uint64_t file_bytes, changed, header_hash;
     uint32_t header_bytes, width, height, step, count, components;
     index_point *points;
     size_t room;
@@ -53,6 +54,9 @@ size_t index_most_bytes(const jpeg_index *);
 
 /* Read an index from bytes that may be damaged. 0; DDLP_INDEX; -ENOMEM. */
 int index_parse(jpeg_index *, const uint8_t *bytes, size_t size);
+
+/* The bytes of the file, nearly, that the image's rows from `top` on, and before `bottom`, need: to have them read ahead. */
+void index_part(const jpeg_index *, int64_t top, int64_t bottom, uint64_t *from, uint64_t *until);
 
 uint64_t index_hash(const uint8_t *bytes, size_t size);
 

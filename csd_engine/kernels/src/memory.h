@@ -6,18 +6,32 @@
 #include <stddef.h>
 #include <stdlib.h>
 
+/* The room to ask for. */
+static inline size_t with_spare(size_t bytes) {
+#ifdef __SANITIZE_ADDRESS__
+    return bytes; /* so that an access to the first byte after it is noticed */
+#else
+    return bytes + bytes / 4 + 64;
+#endif
+}
+
 /* Makes *buffer at least `bytes` long (contents are lost when it moves, new memory is zero); 0 or -ENOMEM. */
 static inline int grow(void **buffer, size_t *room, size_t bytes) {
     if (*room >= bytes && *buffer) return 0;
     free(*buffer);
-#ifdef __SANITIZE_ADDRESS__
-    size_t wanted = bytes; /* so that an access to the first byte after it is noticed */
-#else
-    size_t wanted = bytes + bytes / 4 + 64;
-#endif
+    const size_t wanted = with_spare(bytes);
     *buffer = calloc(1, wanted);
     *room = *buffer ? wanted : 0;
     return *buffer ? 0 : -ENOMEM;
+}
+
+/* The same, but the contents are kept, and new memory is not zero. */
+static inline int grow_on(void **buffer, size_t *room, size_t bytes) {
+    if (*room >= bytes && *buffer) return 0;
+    void *more = realloc(*buffer, with_spare(bytes));
+    if (!more) return -ENOMEM;
+    *buffer = more, *room = with_spare(bytes);
+    return 0;
 }
 
 #endif

@@ -1,7 +1,7 @@
 /* Decodes a part of a JPEG with libjpeg. It is the body of region62.c and region80.c, which define the interface of libjpeg.
  *
  * The rows have the same bits as in a decode of the whole image:
- * - Columns: fancy upsampling uses the neighbouring samples, so one more MCU is decoded on either side.
+ * - Columns: fancy upsampling uses the neighbouring samples, so one more MCU is decoded where the neighbour lies in it.
  * - Rows: there is only one skip, from row 0. libjpeg-turbo's bugs with skips (its issue 915) are in skips that do not start
  *   at a row group's boundary. Rows below the region are not decoded; the data are only searched for misplaced markers.
  * - If libjpeg smooths over blocks that a progressive file has not sent yet, the whole image is decoded.
@@ -119,11 +119,18 @@ static int smooths(const jpeg_decompress *decoder) {
     return 0;
 }
 
-/* Makes libjpeg decode no more columns than needed. Sets `first` and `columns` to the columns that rows then have. */
+/* Makes libjpeg decode no more columns than needed. Sets `first` and `columns` to the columns that rows then have.
+ *
+ * Fancy upsampling takes another sample's half for the first and the last column of an MCU only, so a neighbouring MCU is needed
+ * where the region has such a column. libjpeg does not do it for rows of fewer than three samples: a piece of the last MCU gets
+ * its neighbour too. */
 static void narrow(jpeg_decompress *decoder, const region *wanted, unsigned *first, unsigned *columns) {
-    unsigned mcu = 8u * (unsigned)decoder->max_h_samp_factor; /* of the unscaled image: more than enough when scaled */
-    unsigned left = (unsigned)wanted->left / mcu * mcu, right = (unsigned)(wanted->left + wanted->width) + mcu;
-    *first = left > mcu ? left - mcu : 0;
+    const unsigned mcu = 8u * (unsigned)decoder->max_h_samp_factor; /* of the unscaled image */
+    const unsigned left = (unsigned)wanted->left / mcu * mcu, end = (unsigned)(wanted->left + wanted->width);
+    const int scaled = wanted->reduce > 1; /* an unscaled MCU is more than enough then */
+    const int neighbour = scaled || left == (unsigned)wanted->left || left + mcu > decoder->output_width;
+    unsigned right = scaled ? end + mcu : (end / mcu + 1) * mcu;
+    *first = left && neighbour ? left - mcu : left;
     if (right > decoder->output_width) right = decoder->output_width;
     *columns = right - *first;
     if (*columns < decoder->output_width) jpeg.crop_scanline(decoder, first, columns);

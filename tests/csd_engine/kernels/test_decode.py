@@ -52,6 +52,21 @@ def test_every_kind_has_torchvisions_bits(context, kind):
     assert tally.samples >= 8 and (tally.differ, tally.refused) == (0, 0)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_column_has_its_neighbours(context, kind):
+    """Each first and each last column of a region, beside borders of MCUs and at the image's end."""
+    for width in (16, 34, 65):
+        jpeg = KINDS[kind](np.random.default_rng(width), width, 20)
+        image = whole(context, jpeg)
+        assert image is not None
+        for left in range(width):
+            for across in {1, 2, 3, 16 - left % 16, 17, width - left}:
+                if left + across <= width:
+                    out = np.empty((3, across, 3), dtype=np.uint8)
+                    assert context.take(jpeg) and context.sample(region(left, 9, across, 3), out)
+                    assert np.array_equal(out, image[9:12, left : left + across]), (width, left, across)
+
+
 def test_grey_in_one_channel(context):
     jpeg = KINDS["grey"](np.random.default_rng(2), 90, 70)
     context.take(jpeg)

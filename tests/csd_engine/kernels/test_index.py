@@ -155,6 +155,19 @@ def test_a_file_with_another_header_is_refused(kernel):
         made(context, crop(0, 0, 9, 9), refused=True)
 
 
+def test_a_file_with_other_coded_data_is_refused(kernel):
+    """Of the same header and length: where the index has a point, other DC values stand."""
+    context, files = kernel.context(), [encoded(noise(np.random.default_rng(seed), 500, 375), quality=90) for seed in (1, 2)]
+    first, second = (jpeg + bytes(max(map(len, files)) - len(jpeg)) for jpeg in files)
+    index, job = index_of(context, first), crop(40, 80, 200, 90)
+    context.take(second)
+    assert context.use_index(index)
+    made(context, job, refused=True)
+    with Opened(second) as file:
+        assert context.read_indexed(*file.about, index, 77)
+        made(context, job, refused=True)
+
+
 def test_a_damaged_file_has_none(kernel):
     """Though the sample, which lies above the damage, can be made."""
     context, jpeg = kernel.context(), photograph()
