@@ -14,12 +14,12 @@ class Mte(Strategy):
     """Moving towards each other: the first batches come ascending, all from the host; then the rest come descending.
 
     ``host_batches`` is the split s. None calibrates: until both rates are known, training takes the host's batches as they
-    come; then `split` chooses s. Both may be known before training's first step is over. Then s is provisional: once it is known
-    how long a step takes, s becomes smaller if that asks for it. Batches that the host has begun stay below it.
+    come; then `split` chooses s. Both may be known before training's first step is over. Then s is provisional: once it is
+    known how long a step takes, s becomes smaller if that asks for it. Batches that the host has begun stay below it.
 
-    Neither side ever rests: while training goes down from the end, the host makes batches of that part too. So the devices leave
-    out some of these batches, evenly spread. When training comes to such a batch, the host has made it, and its slot becomes
-    free for the next one.
+    Neither side ever rests: while training goes down from the end, the host makes batches of that part too. So the devices
+    leave out some of these batches, evenly spread. When training comes to such a batch, the host has made it, and its slot
+    becomes free for the next one.
     """
 
     name = "mte"
