@@ -206,7 +206,7 @@ class Controller:
             self._trial_s, self._window = 0.0 if self._window is None else self._window.seconds, None
         window = self._window = self._window or _Window(self._totals(), self._batches - 1 - self._agreed_at)
         usual = self.rates.training
-        if usual.count >= 3:
+        if usual.count >= Rates.STEPS:
             step_s = min(step_s, Rates.PAUSE * usual.seconds * part)
         window.batches, window.size, window.seconds = window.batches + 1, window.size + part, window.seconds + waited_s + step_s
         window.times.add(waited_s + step_s, part)

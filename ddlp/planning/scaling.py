@@ -20,11 +20,11 @@ __all__ = ["FULL", "GAIN", "Scaler"]
 GAIN = 0.03  # part of a batch's time: engines that all together bring less are given back
 WAITS = 0.02  # part of a training step: if it waits less, it counts as not waiting
 FULL = 3  # windows in a row in which training did not wait, before fewer engines are tried
-GROWTH = 4  # times as many engines at once, at most: what they share may be too narrow for all that rates ask for
+GROWTH = 3  # times as many engines at once, at most: what they share may be too narrow for all that rates ask for
 MOVED = 0.10  # a step or host that has changed by this part: nothing seen before counts any more
 REMEMBERED = 6  # a mean is that of about so many windows
 CONTRADICTS = 0.05  # part by which a batch may take longer than predicted: times vary, and few batches are ready in advance
-LIMITED = 0.66  # if engines bring so much of what their rates promise, nothing that they share limits them
+LIMITED = 0.85  # if engines bring so much of what their rates promise, nothing that they share limits them
 HELD_UP = 0.05  # engines that are slower by this part than fewer engines were hold each other up
 
 Seconds = Callable[[int], float]

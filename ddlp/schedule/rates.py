@@ -39,6 +39,10 @@ class Rate:
         self.seconds += (seconds - self.seconds) / min(count, self.MEMORY)
         self.count = count  # last: another thread may ask for `per_s` meanwhile
 
+    def forget(self, seconds: float) -> None:
+        """Take ``seconds`` as the time of each batch so far. Their number and ``total_s`` stay."""
+        self.seconds, self._mean, self._squares = seconds, seconds, 0.0
+
     def mean_since(self, before: tuple[int, float]) -> float:
         """Return the mean seconds of the batches since ``before``, the ``count`` and ``total_s`` of then; 0: there is none."""
         count, total_s = before
@@ -80,6 +84,7 @@ class Rates:
     full_batch: int = 0  # samples of a full batch: if sizes differ, those of the largest of the first ones; 0: not known yet
     sample_bytes: int = 0  # bytes of a sample in a device's batch; 0: not known
 
+    STEPS = 3  # of training: from so many on it is known how long a usual one takes
     PAUSE = 4.0  # an evaluation or a checkpoint between two batches counts as at most so many usual steps
 
     def epoch_begins(self, workers: int, full_batch: int, sample_bytes: int) -> None:
@@ -139,9 +144,15 @@ class Rates:
         return self.links[name].parallel / seconds if seconds else math.inf
 
     def trained(self, seconds: float, part: float = 1.0) -> None:
-        """Add a step of training: it took ``seconds`` with this part of a full batch."""
+        """Add a step of training: it took ``seconds`` with this part of a full batch.
+
+        The first steps of a run start the accelerator. If they took more than `PAUSE` times as long, they count as usual ones.
+        """
         usual = self.training
-        self.training.add(min(seconds, self.PAUSE * usual.seconds * part) if usual.count >= 3 else seconds, part)
+        known = usual.count >= self.STEPS
+        if not known and usual.count and part > 0 and seconds * self.PAUSE < usual.seconds * part:
+            usual.forget(seconds / part)
+        usual.add(min(seconds, self.PAUSE * usual.seconds * part) if known else seconds, part)
 
     def csd_per_s(self, names: Iterable[str]) -> float | None:
         """Return the batches a second that these devices together prepare; None before the first batch of any.

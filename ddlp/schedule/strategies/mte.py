@@ -14,9 +14,12 @@ class Mte(Strategy):
     """Moving towards each other: the first batches come ascending, all from the host; then the rest come descending.
 
     ``host_batches`` is the split s. None calibrates: until both rates are known, training takes the host's batches as they
-    come; then `split` chooses s. Neither side ever rests: while training goes down from the end, the host makes batches of that
-    part too. So the devices leave out some of these batches, evenly spread. When training comes to such a batch, the host has
-    made it, and its slot becomes free for the next one.
+    come; then `split` chooses s. Both may be known before training's first step is over. Then s is provisional: once it is
+    known how long a step takes, s becomes smaller if that asks for it. Batches that the host has begun stay below it.
+
+    Neither side ever rests: while training goes down from the end, the host makes batches of that part too. So the devices
+    leave out some of these batches, evenly spread. When training comes to such a batch, the host has made it, and its slot
+    becomes free for the next one.
     """
 
     name = "mte"
@@ -31,6 +34,7 @@ class Mte(Strategy):
     def __init__(self, ledger: Ledger, rates: Rates, host_batches: int | None = None) -> None:
         super().__init__(ledger, rates)
         self.host_batches = None if host_batches is None else min(max(host_batches, 0), ledger.length)
+        self._provisional = host_batches is None
         self._frontier = ledger.length - 1  # the batches above this one were leased, or left to the host
         self._due = 0.0  # the host's part of the batches so far, minus the batches that were left to it
 
@@ -52,8 +56,10 @@ class Mte(Strategy):
         return first if first < self._split() else positions.last()
 
     def _split(self) -> int:
-        if self.host_batches is None:
-            self.host_batches = self._calibrated()
+        steps_known = self.rates.training.count >= Rates.STEPS
+        if self._provisional and (self.host_batches is None or steps_known) and (found := self._calibrated()) is not None:
+            self.host_batches = found if self.host_batches is None else min(found, self.host_batches)
+            self._provisional = not steps_known
         return self.ledger.length if self.host_batches is None else self.host_batches
 
     def _calibrated(self) -> int | None:

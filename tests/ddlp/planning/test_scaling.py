@@ -146,9 +146,20 @@ def test_noise_does_not_move_it_to_and_fro():
         assert moves <= 4 and abs(scaler.engines - least(world, 16)) <= 1
 
 
+def test_at_most_three_times_as_many_at_once():
+    assert World(host=0.2, engine=0.06).windows(Scaler(0, 16), 6).counts == [1, 3, 9, 15, 15, 15]
+
+
+def test_engines_that_bring_four_fifths_of_what_they_promise_share_a_limit():
+    """Slower engines would be a reason for more of them."""
+    world, scaler = World(host=0.1, engine=0.1, ratio=0.01, together=0.25), Scaler(0, 16)
+    world.windows(scaler, 8)
+    assert max(world.counts) == 3, world.counts
+
+
 def test_nothing_changes_while_engines_are_on_their_way():
     world, scaler = World(), Scaler(0, 16)
-    world.windows(scaler, 2)
+    world.windows(scaler, 3)
     assert scaler.engines == 4
     for _ in range(5):
         assert scaler.window(1, world.batch_s(1), world.measured(1)) == 4

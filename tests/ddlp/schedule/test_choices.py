@@ -416,6 +416,46 @@ def test_mte_waits_until_both_rates_are_known(host, device):
     assert strategy.host_batches == (67 if host and device else None), "100 * 2 / (2 + 1)"
 
 
+def test_mtes_split_is_provisional_until_it_is_known_how_long_a_step_takes():
+    ledger, strategy = scene("mte", 100, host_slots=4, host_s=1.0, device_s=1.0)
+    known(strategy)
+    assert strategy.turn() == 0 and strategy.host_batches == 50, "no step is over: half, by the rates"
+    for position in range(3):
+        ledger.claim(position)
+    for steps in (1, 2):
+        strategy.rates.trained(0.6)
+        assert strategy.turn() == 0 and strategy.host_batches == 50, steps
+    strategy.rates.trained(0.6)
+    assert strategy.turn() == 0 and strategy.host_batches == 3, "training is the limit, and the host has begun these"
+    for _ in range(50):
+        strategy.rates.trained(0.01)
+    ledger.claim(3)
+    assert strategy.turn() == 0 and strategy.host_batches == 3, "once"
+
+
+@pytest.mark.parametrize("ratio", [None, 0.5])
+def test_mtes_split_stays_if_a_step_was_known_before_or_it_was_given(ratio):
+    ledger, strategy = scene("mte", 100, host_s=1.0, device_s=1.0)
+    strategy = Mte.make(ledger, strategy.rates, ratio)
+    known(strategy)
+    for _ in range(3):
+        strategy.rates.trained(1.0)
+    assert strategy.turn() == 0 and strategy.host_batches == 50, "a step takes as long as a batch of the host"
+    for _ in range(50):
+        strategy.rates.trained(0.6)
+    assert strategy.turn() == 0 and strategy.host_batches == 50
+
+
+def test_mtes_split_never_becomes_larger():
+    ledger, strategy = scene("mte", 100, host_s=1.0, device_s=1.0)
+    known(strategy)
+    assert strategy.turn() == 0 and strategy.host_batches == 50
+    strategy.rates.device("d").seconds = 3.0
+    for _ in range(3):
+        strategy.rates.trained(1.0)
+    assert strategy.turn() == 0 and strategy.host_batches == 50, "75 by the rates of now"
+
+
 def test_mtes_last_batch_is_the_first_where_all_are_the_devices():
     ledger, strategy = scene("mte", 2, host_batches=0)
     for position in (1, 0):

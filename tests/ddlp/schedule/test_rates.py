@@ -87,7 +87,7 @@ def test_a_rate_is_known_by_its_standard_error_or_after_ten_batches():
 
 def test_a_pause_in_training_counts_as_four_steps():
     rates = Rates()
-    for seconds in (1.0, 100.0, 1.0):
+    for seconds in (1.0, 1.0, 100.0):
         rates.trained(seconds)
     assert rates.training.seconds == pytest.approx(34.0), "the first three are not limited"
     rates = Rates()
@@ -102,6 +102,21 @@ def test_a_pause_in_training_counts_as_four_steps():
     assert rates.training.seconds == pytest.approx(1.75), "for half a batch, the limit is four half steps"
     rates.trained(0.875, part=0.5)
     assert rates.training.seconds == pytest.approx(1.75) and rates.training.count == 5
+
+
+def test_first_steps_that_start_the_accelerator_count_as_usual_ones():
+    rates = Rates()
+    for seconds in (100.0, 1.0, 2.0):
+        rates.trained(seconds, part=0.5)
+    assert rates.training.seconds == pytest.approx((2.0 + 2.0 + 4.0) / 3) and rates.training.count == 3
+    assert rates.training.total_s == 206.0, "the sum is that of all"
+    assert rates.training.error == pytest.approx(0.25, abs=0.001), "sqrt(8 / 3 / 2 / 3) of 8 / 3"
+    rates = Rates()
+    for seconds in (4.0, 1.0):
+        rates.trained(seconds)
+    assert rates.training.seconds == 2.5, "four times as long is usual"
+    rates.trained(1.0, part=0.0)
+    assert rates.training.seconds == 2.5, "no sample, no step"
 
 
 def test_the_devices_rates_add_up_where_they_are_known():
