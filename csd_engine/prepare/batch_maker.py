@@ -21,7 +21,7 @@ from csd_engine.transforms import Pipeline
 from csd_engine.transforms.bulk import Bulk
 from csd_engine.transforms.fileplan import file_plan
 
-__all__ = ["BatchMaker", "Destination", "FinishedPlace", "StartedBatch"]
+__all__ = ["BatchMaker", "ByKernel", "Destination", "FinishedPlace", "OneByOne", "StartedBatch"]
 
 Item = Tuple[int, int]  # source index, occurrence
 
@@ -131,9 +131,9 @@ class BatchMaker:
         batch = self._reader, self._pipeline, self._plan, sources, occurrences, seed, epoch
         found = PixelBatch.of(*batch, before_decoding) or FileBatch.of(*batch, large_bytes, before_decoding)
         if found is not None:
-            return _ByKernel(found)
+            return ByKernel(found)
         items = list(zip(sources.tolist(), occurrences.tolist()))
-        return _OneByOne(self._reader, self._pipeline, items, seed, epoch, before_decoding)
+        return OneByOne(self._reader, self._pipeline, items, seed, epoch, before_decoding)
 
 
 class _InBulk(StartedBatch):
@@ -164,7 +164,9 @@ class _InBulk(StartedBatch):
         self._bulk.fill(self._sources[part], self._occurrences[part], *self._key, out, boxes, table, channels_last)
 
 
-class _ByKernel(StartedBatch):
+class ByKernel(StartedBatch):
+    """A batch whose samples the kernel makes."""
+
     def __init__(self, batch: KernelBatch) -> None:
         self._batch = batch
 
@@ -182,7 +184,9 @@ class _ByKernel(StartedBatch):
         return end
 
 
-class _OneByOne(StartedBatch):
+class OneByOne(StartedBatch):
+    """A batch whose samples are made one by one. ``items``: (source index, occurrence) of each."""
+
     def __init__(
         self,
         reader: Reader,
