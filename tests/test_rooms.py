@@ -21,7 +21,7 @@ FACE = "ddlp/__init__.py"
 FLOORS = (
     ("csd_engine", "csd_engine.errors", "csd_engine.directory", "csd_engine.rng", "csd_engine.kernels"),
     ("csd_engine.keyed", "csd_engine.machine", "csd_engine.data", "csd_engine.batchfile"),
-    ("csd_engine.transforms", "csd_engine.protocol", "csd_engine.census"),
+    ("csd_engine.transforms", "csd_engine.protocol", "csd_engine.cache", "csd_engine.census"),
     ("csd_engine.prepare", "csd_engine.bare"),
     ("csd_engine.service", "csd_engine.parity"),
     ("csd_engine.__main__", "csd_engine.supervisor"),
@@ -32,7 +32,7 @@ FLOORS = (
     ("ddlp.process", "ddlp.stats", "ddlp.planning", "ddlp.devices", "ddlp.sampledata", "ddlp.tars", "ddlp.huggingface"),
     ("ddlp.sampling", "ddlp.transfer"),
     ("ddlp.translate",),
-    ("ddlp.sources", "ddlp.frameworks", "ddlp.explain"),
+    ("ddlp.sources", "ddlp.frameworks", "ddlp.caching", "ddlp.explain"),
     ("ddlp.epoch", "ddlp.deploy", "ddlp.config"),
     ("ddlp.pools", "ddlp.recording", "ddlp.remembered", "ddlp.auto_workers"),
     ("ddlp.loader",),
