@@ -6,9 +6,10 @@ A path leads elsewhere once somebody swaps a part of it for a link. A descriptor
 from __future__ import annotations
 
 import os
+import stat
 from typing import List, NamedTuple, Optional, Tuple
 
-__all__ = ["Directory", "Entry"]
+__all__ = ["Directory", "Entry", "distrusted"]
 
 
 class Directory:
@@ -102,3 +103,10 @@ class Entry(NamedTuple):
 
     directory: Directory
     name: str
+
+
+def distrusted(status: os.stat_result) -> str:
+    """Return why another user may have written a file or directory; empty if nobody else may."""
+    if status.st_uid != os.geteuid():
+        return f"it belongs to another user (uid {status.st_uid})"
+    return "others than its owner may write to it" if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""

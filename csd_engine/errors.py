@@ -7,7 +7,9 @@ from typing import Any
 
 __all__ = [
     "BadMessage",
+    "CacheRefused",
     "DamagedBatch",
+    "DamagedSegment",
     "DatasetError",
     "EngineError",
     "EngineGone",
@@ -87,6 +89,14 @@ class SpoolError(EngineError):
 
 class SpoolFull(SpoolError):
     """The spool's file system has no room for another batch file."""
+
+
+class CacheRefused(EngineError):
+    """A cache's directory can't be used: another user could write there, or it can't be made."""
+
+
+class DamagedSegment(EngineError):
+    """A file of the cache is not what its writer has published; says which check failed."""
 
 
 class DamagedBatch(EngineError):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ddlp.process.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from ddlp.caching.settings import Cache
     from ddlp.datasets import ImageArrays, ImageFiles
     from ddlp.devices.device import Device
     from ddlp.errors import DDLPError, Untranslatable
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from ddlp.translate.user_operators import load_operators
 
 __all__ = [
+    "Cache",
     "CardPool",
     "DDLPError",
     "DDLPLoader",
@@ -50,6 +52,7 @@ __all__ = [
 ]
 
 _WHERE = {
+    "Cache": "ddlp.caching.settings",
     "CardPool": "ddlp.pools.cards",
     "DDLPError": "ddlp.errors",
     "DDLPLoader": "ddlp.loader",

@@ -29,6 +29,7 @@ _COMMANDS = {
     "trace": ("ddlp.observe.trace", "a recorded run as a Chrome trace for Perfetto"),
     "report": ("ddlp.observe.report.command", "a recorded run as one HTML page and PNG plots"),
     "plan": ("ddlp.observe.plan_command", "what strategies, devices and workers would bring, predicted without running it"),
+    "cache": ("ddlp.caching.command", "what loaders keep with cache=: list it, verify it, remove it"),
     "try": ("ddlp.tryout.command", "what ddlp would bring for the images in a folder of yours, in two minutes"),
     "parity": ("ddlp.deploy.parity", "whether a device makes the same pixels as this host, operator by operator"),
 }

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import BatchSampler
 
 from csd_engine.transforms.reduced import DECODES
+from ddlp.caching.settings import Cache
 from ddlp.devices.device import Device
 from ddlp.planning.controller import Goal
 from ddlp.process.platforms import other_system
@@ -52,6 +53,7 @@ class LoaderConfig:
         output: the images' dtype, or its name; None: the dtype that the transform gives.
         memory_format: the images' memory format; None: the one that the transform gives.
         decode: ``"exact"`` or ``"fast"``, how JPEGs are decoded.
+        cache: where the host keeps what it would do again in every epoch: False, ``"auto"``, or a `ddlp.Cache`.
         as_pil: operators after ToImage or PILToTensor run as on PIL images.
         batch_transform: a function that is called with each finished batch; None: batches are delivered as they are.
         backend: which code prepares the host's batches, one of `BACKENDS`.
@@ -78,6 +80,7 @@ class LoaderConfig:
     output: torch.dtype | str | None
     memory_format: torch.memory_format | None
     decode: str
+    cache: bool | str | Cache
     as_pil: bool
     batch_transform: Callable[[Any], Any] | None
     backend: str
@@ -248,6 +251,10 @@ class LoaderConfig:
             raise ValueError(f"memory_format={self.memory_format!r}: torch.channels_last, torch.contiguous_format or None")
         if self.decode not in DECODES:
             raise ValueError(f"decode={self.decode!r}: expected one of {', '.join(DECODES)}")
+        if not (self.cache is False or self.cache == "auto" or isinstance(self.cache, Cache)):
+            raise ValueError(f"cache={self.cache!r}: expected False, 'auto' or ddlp.Cache(directory, size)")
+        if self.cache is not False and self.backend != "native":
+            raise ValueError(f"cache={self.cache!r} with backend={self.backend!r}: only backend='native' keeps samples")
         if self.backend not in BACKENDS:
             raise ValueError(f"backend={self.backend!r}: expected one of {', '.join(BACKENDS)}")
         if self.on_error not in ON_ERROR:

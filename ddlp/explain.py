@@ -79,6 +79,7 @@ class Chosen:
         at_home: why that pool takes no part in user code; "": it does; None: it runs none in any case.
         own_steps: where the unknown steps of a transform run, `DDLPLoader`'s argument.
         workers: how many workers ``num_workers="auto"`` has found, and why; None: a number is given.
+        cache: what the host keeps of samples, and where, or why it keeps nothing; None: no cache is asked for.
     """
 
     strategy: type[Strategy]
@@ -92,6 +93,7 @@ class Chosen:
     at_home: str | None
     own_steps: str
     workers: str | None = None
+    cache: str | None = None
 
 
 def explain(loader: Any, chosen: Chosen, found: Portable | Untranslatable) -> Explanation:
@@ -149,6 +151,8 @@ def _lines(loader: Any, chosen: Chosen, found: Portable | Untranslatable) -> lis
         lines.append("as_pil     operators behind ToImage run as on PIL images; how far torch's pixels are: docs/operators.md")
     if chosen.backend != "native":
         lines.append(f"backend    DALI prepares the host's batches: {stages(found).distance(chosen.dali_on_gpu)}")
+    if chosen.cache is not None:
+        lines.append(f"cache      {chosen.cache}")
     for file in operator_files(found.pipeline):
         functions = sorted({one.function for one in found.pipeline.user_operators if one.file == file.hash})
         lines.append(

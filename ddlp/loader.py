@@ -17,7 +17,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from csd_engine.machine.computer import cpus, processors
+from csd_engine.prepare.cached_batch import SampleCache
 from ddlp.auto_workers import LoaderWorkers, number_of_workers
+from ddlp.caching.opening import LoaderCache, cache_line
+from ddlp.caching.settings import Cache
 from ddlp.config import LoaderConfig
 from ddlp.devices.device import Device
 from ddlp.epoch.hooks import EpochHooks
@@ -199,6 +202,7 @@ class DDLPLoader(DataLoader):
         output: torch.dtype | str | None = None,
         memory_format: torch.memory_format | None = None,
         decode: str = "exact",
+        cache: bool | str | Cache = False,
         as_pil: bool = False,
         batch_transform: Callable[[Any], Any] | None = None,
         backend: str = "native",
@@ -246,6 +250,7 @@ class DDLPLoader(DataLoader):
         self.output = output
         self.memory_format = memory_format
         self.decode = decode
+        self.cache = cache
         self.as_pil = as_pil
         self.batch_transform = batch_transform
         self.backend = backend
@@ -268,6 +273,7 @@ class DDLPLoader(DataLoader):
         self._nodes: Nodes | None = None
         self._handles: list[SharedHandle] = []
         self._gpu_transfer: GpuTransfer | None = None
+        self._cache: LoaderCache | None = None
         self._graphs: Graphs | None = None
         self._last: EpochMemory | KeyedView | stateful.StreamView | None = None
         self._prepared: Prepared | None = None
@@ -335,6 +341,9 @@ class DDLPLoader(DataLoader):
         warn_if_not_shared(self)
         self._before = self.live() if self._last is not None and not self._resume.partly else None
         now = self._portable_now(config)
+        if now is None and isinstance(config.cache, Cache) and "cache" not in self._warned:
+            self._warned.add("cache")
+            warn_user("ddlp: cache= keeps nothing: your own code makes the samples. loader.explain() lists what is in the way")
         if self._auto_workers is not None and self._auto_workers.begin(self, config, now):
             self._controller = None  # what it has measured was another host
         epoch, resume = self._next_epoch, self._resume
@@ -496,6 +505,8 @@ class DDLPLoader(DataLoader):
         else:
             ended = (lambda: None) if connections is None else connections.epoch_began()
         observers, self._observers = self._observers, ()
+        cache = self._cache_for(config, now) if work is None else None
+        flush: Callable[[], None] = (lambda: None) if cache is None else cache.shelf.flush
         hooks: EpochHooks | None = None
         try:
             if connections is not None and strategy.needs_device:
@@ -521,9 +532,10 @@ class DDLPLoader(DataLoader):
                     own_steps=config.own_steps,
                     user_code=None if work is None else partial(UserCodeHost, work),
                     most_replaced=config.most_replaced,
+                    cache=cache,
                     hooks=hooks,
                     controller=controller,
-                    on_closed=partial(self._epoch_closed, controller, self._remembered, exchange, self._judged(), ended),
+                    on_closed=partial(self._epoch_closed, controller, self._remembered, exchange, self._judged(), flush, ended),
                 ),
             )
         except BaseException:
@@ -577,10 +589,11 @@ class DDLPLoader(DataLoader):
     @staticmethod
     def _epoch_closed(
         controller: Controller | None, remembered: Remembered | None, exchange: RankExchange | None, judged: Callable[[], None],
-        ended: Callable[[], None],
+        flush: Callable[[], None], ended: Callable[[], None],
     ) -> None:  # fmt: skip
         """Keep what an epoch has measured. It is static, since the epoch must not keep the loader."""
         judged()
+        flush()
         if exchange is not None:
             exchange.close()
         if controller is not None and remembered is not None:
@@ -605,6 +618,24 @@ class DDLPLoader(DataLoader):
                 self._handles.append(SharedHandle())
                 when_dropped(self._handles[-1], self._gpu_transfer.close)
         return self._gpu_transfer
+
+    def _cache_for(self, config: LoaderConfig, now: Portable) -> SampleCache | None:
+        """Return what the host keeps of samples, for an epoch. All epochs share it."""
+        cache = self._cache
+        if cache is not None and (cache.setting != config.cache or cache.pid != os.getpid()):
+            if cache.pid == os.getpid():  # after a fork it is the parent's
+                cache.close()
+            cache = self._cache = None
+        if isinstance(config.cache, bool):
+            return None
+        if cache is None:
+            cache = self._cache = LoaderCache(config.cache)
+            self._handles.append(SharedHandle())
+            when_dropped(self._handles[-1], cache.close)
+        found = cache.for_epoch(now)
+        for text in cache.take_warnings():
+            warn_user(f"ddlp: {text}")
+        return found
 
     def _graphs_for(self, config: LoaderConfig, now: Portable, gpu_transfer: GpuTransfer | None) -> Graphs | None:
         """Return DALI's pipelines for an epoch. Those on a GPU are kept for the next epoch."""
@@ -755,6 +786,8 @@ class DDLPLoader(DataLoader):
         processors_here = max(1, _cpus() // (1 if ranks is None else ranks.local_ranks))
         notes = now.report.notes if self._auto_workers is None else (*now.report.notes, self._auto_workers.line)
         told = replace(now.report, workers=self.num_workers, processors=processors_here, ceiling=life.ceiling, notes=notes)
+        if self._cache is not None:
+            told = replace(told, cache=self._cache.counts, notes=(*told.notes, f"cache: {self._cache.line}"))
         return replace(now, report=told)
 
     def explain(self) -> Explanation:
@@ -778,6 +811,8 @@ class DDLPLoader(DataLoader):
             found = self._as_described(self._translated(config))
         except Untranslatable as error:
             found = error.with_traceback(None)  # else this frame and the error keep each other
+        else:
+            chosen = replace(chosen, cache=cache_line(config.cache, found))
         text = explain(self, chosen, found)
         print(text)
         return text
@@ -807,7 +842,7 @@ class DDLPLoader(DataLoader):
         left = dict.fromkeys(
             (
                 "_iterator", "_prepared", "_before", "_last", "_connections", "_nodes", "_gpu_transfer", "_graphs", "_samples",
-                "_own_processes", "_controller", "_remembered",
+                "_cache", "_own_processes", "_controller", "_remembered",
             )  # fmt: skip
         )
         return {**vars(self), **left, "_handles": [], "_life": Life()}

@@ -18,8 +18,6 @@ from ddlp.translate.portable import Portable
 
 __all__ = ["Remembered"]
 
-_SAMPLES = 16  # that stand for a data set
-
 
 @dataclass
 class Remembered:
@@ -33,9 +31,7 @@ class Remembered:
     @classmethod
     def of(cls, loader: Any, config: LoaderConfig, portable: Portable, model: str) -> Remembered:
         """Return the place for a loader. ``model``: a name of what is trained; empty: none was given."""
-        parts, count = portable.dataset.parts, portable.dataset.starts[-1]
-        numbers = sorted({count * step // _SAMPLES for step in range(_SAMPLES)} | {count - 1}) if count else []
-        samples = [part.where(index) for part, index in map(portable.dataset.part, numbers)]
+        parts, samples = portable.dataset.parts, portable.dataset.some_places()
         sources = [(device.label, __version__, device.address) for device in config.engine_devices]
         sources += [(source.name, type(source).__qualname__, "") for source in config.own_sources]
         sources += [] if config.pool is None else [("pool", __version__, repr(config.pool))]

@@ -32,6 +32,7 @@ from torchvision.transforms import ToTensor
 
 from csd_engine.batchfile.reader import BatchReceiver, Layout, read_batch
 from csd_engine.batchfile.writer import BatchWriter
+from csd_engine.cache.segments import Origin, Sample, SegmentWriter, checksum, open_segment
 from csd_engine.data.arrays import ArraySet
 from csd_engine.data.base import fingerprint
 from csd_engine.data.carried import CarriedReader, CarriedSet, pack_parcel
@@ -42,7 +43,8 @@ from csd_engine.data.kinds import parse_dataset
 from csd_engine.data.manifest import Manifest, write_manifest
 from csd_engine.data.parts import PartSet
 from csd_engine.data.safe_open import OpenFile
-from csd_engine.errors import BadMessage, DamagedBatch, DatasetError, EngineError, PipelineError, SampleError
+from csd_engine.directory import Directory
+from csd_engine.errors import BadMessage, DamagedBatch, DamagedSegment, DatasetError, EngineError, PipelineError, SampleError
 from csd_engine.keyed import Keyed
 from csd_engine.protocol import codec as say
 from csd_engine.protocol.aead import CHACHA, NotAuthentic
@@ -343,6 +345,27 @@ def _read_batch(path: Path) -> None:
     assert taken is not None and (batch.images == 1).all() and (taken.images == 1).all()
 
 
+def _segments(directory: Path) -> list[Any]:
+    home = Directory(str(directory))
+    found = []
+    for channels, sizes in ((3, ((4, 5), (1, 1), (9, 2))), (1, ((3, 3),))):
+        writer = SegmentWriter(home, _HEX, channels, 1 << 16)
+        made = [np.full((*size, channels), number, np.uint8) for number, size in enumerate(sizes)]
+        writer.keep([Sample(number, Origin(number, 9, 9), image) for number, image in enumerate(made)], 0.5)
+        writer.publish()
+        found.append((directory / writer.name).read_bytes())
+        home.unlink(writer.name)
+    return found
+
+
+def _read_segment(path: Path) -> None:
+    segment = open_segment(Directory(str(path.parent)), path.name, _HEX)
+    images = [segment.image(entry) for entry in segment.entries]
+    if any(checksum(image) != int(entry["checksum"]) for image, entry in zip(images, segment.entries, strict=True)):
+        raise DamagedSegment("a sample's checksum is another one")
+    assert all((image == entry["source"]).all() for image, entry in zip(images, segment.entries, strict=True))
+
+
 _accepted = itertools.count()
 
 
@@ -431,6 +454,7 @@ PARSERS = {
     "parcel": Parser((DatasetError,), _parcels, _of_file("parcel", _read_parcel), changed_bytes),
     "npy": Parser((DatasetError,), _arrays, _of_file("a.npy", _read_array), changed_bytes),
     "batch": Parser((DamagedBatch,), _batches, _of_file("batch", _read_batch), changed_bytes),
+    "segment": Parser((DamagedSegment,), _segments, _of_file("segment", _read_segment), changed_bytes),
 }
 
 

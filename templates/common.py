@@ -121,6 +121,8 @@ def flags(description: str | None, models: Sequence[str], *, strategies: Sequenc
     add("--amp", choices=AMP, default="off", help="mixed precision (default %(default)s)")
     add("--compile", action="store_true", help="torch.compile the model")
     add("--small", action="store_true", help="tiny images, a tiny model: shows in seconds that all works")
+    add("--cache", nargs="?", const="auto", metavar="DIR",
+        help="keep what is the same in every epoch, up to 200 GiB in DIR; without DIR in the user's cache directory")
     add("--evaluate-beside", action="store_true", help="evaluate after each epoch, while the next one is trained")
     add("--checkpoint", type=Path, metavar="FILE",
         help="written after each epoch and on Ctrl-C; if it is there the run goes on from it. One strategy, one seed")

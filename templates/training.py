@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Subset
 
 from common import AMP, Epoch, Run, finish, record_directory, turns
 from csd_engine.errors import EngineError
-from ddlp import DDLPError, DDLPLoader, Evaluated, Evaluation, LocalPool, Untranslatable
+from ddlp import Cache, DDLPError, DDLPLoader, Evaluated, Evaluation, LocalPool, Untranslatable
 from ddlp.observe import MeasuredDataLoader, progress
 from ddlp.schedule.strategies import STRATEGIES as OURS
 
@@ -81,6 +81,7 @@ def make_loader(task: Task, options: Any, strategy: str, seed: int) -> DDLPLoade
         device=device,
         seed=seed,
         record=record,
+        cache=False if "backend" in task.loader_options else cache_of(options),  # DALI's batches are not kept
         **({} if OURS[strategy].needs_device else task.loader_options),
     )
     if task.channels_last:
@@ -93,6 +94,13 @@ def make_loader(task: Task, options: Any, strategy: str, seed: int) -> DDLPLoade
 def pool(task: Task, options: Any) -> int | str | LocalPool | None:
     """Return what --pool asks for. A number of processes can run code of one's own, too."""
     return LocalPool(options.pool, user_code=True) if task.own_code and isinstance(options.pool, int) else options.pool
+
+
+def cache_of(options: Any) -> Any:
+    """Return what --cache asks for."""
+    if options.cache in (None, "auto"):
+        return options.cache or False
+    return Cache(options.cache, "200G")
 
 
 def wake_engine(task: Task, options: Any, strategy: str) -> DDLPLoader | None:
@@ -253,7 +261,8 @@ def train_epoch(
 
 def val_loader(val: Any, options: Any) -> DDLPLoader:
     """Return the loader of an evaluation. No strategy, no csd: the host alone, in the data set's order."""
-    return DDLPLoader(val, options.batch_size, num_workers=options.workers, device=torch.device(options.device))
+    device = torch.device(options.device)
+    return DDLPLoader(val, options.batch_size, num_workers=options.workers, device=device, cache=cache_of(options))
 
 
 @torch.inference_mode()

@@ -32,7 +32,7 @@ FLOORS = (
     ("ddlp.process", "ddlp.stats", "ddlp.planning", "ddlp.devices", "ddlp.sampledata", "ddlp.tars", "ddlp.huggingface"),
     ("ddlp.sampling", "ddlp.transfer"),
     ("ddlp.translate",),
-    ("ddlp.sources", "ddlp.frameworks", "ddlp.explain"),
+    ("ddlp.sources", "ddlp.frameworks", "ddlp.caching", "ddlp.explain"),
     ("ddlp.epoch", "ddlp.deploy", "ddlp.config"),
     ("ddlp.pools", "ddlp.recording", "ddlp.remembered", "ddlp.auto_workers"),
     ("ddlp.loader",),

@@ -11,7 +11,7 @@ import numpy as np
 
 from csd_engine.errors import EngineError, quote
 
-__all__ = ["DATA_OFFSET", "Layout", "file_name", "header", "identity"]
+__all__ = ["DATA_OFFSET", "Layout", "file_name", "header", "identity", "safetensors_head"]
 
 DATA_OFFSET = 4096
 FORMAT = "ddlp-batch-1"
@@ -137,6 +137,11 @@ def header(layout: Layout, batch_identity: str, lease: int, checksum: str) -> by
     if layout.bad_rows:
         offsets = [layout.bad_offset, layout.data_bytes]
         tensors["bad_rows"] = {"dtype": "U8", "shape": [layout.batch], "data_offsets": offsets}
+    return safetensors_head(tensors)
+
+
+def safetensors_head(tensors: Dict[str, Any]) -> bytes:
+    """Return the head of a safetensors file, padded to DATA_OFFSET bytes, from its JSON data in ASCII, which must fit."""
     text = _TO_JSON(tensors).encode("ascii")
     length = DATA_OFFSET - 8
     return length.to_bytes(8, "little") + text.ljust(length)

@@ -5,30 +5,20 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Optional, Union
 
 import numpy as np
 
 from csd_engine.batchfile.checksum import Checksum
 from csd_engine.batchfile.layout import DATA_OFFSET, Layout, file_name, header
+from csd_engine.batchfile.publishing import PART_SUFFIX, is_there, publish_name, pwrite
 from csd_engine.directory import Directory
 from csd_engine.errors import SpoolError, SpoolFull
 
-__all__ = ["PART_SUFFIX", "BatchWriter"]
-
-PART_SUFFIX = ".part"
+__all__ = ["BatchWriter"]
 
 _ZEROS_BYTES = 1 << 20  # of one write, on a file system that cannot allocate
-_NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 _FULL = {errno.ENOSPC, errno.EDQUOT}
-
-
-def _pwrite(descriptor: int, data: Any, offset: int) -> None:
-    view = memoryview(data).cast("B")
-    while len(view):
-        written = os.pwrite(descriptor, view, offset)
-        view = view[written:]
-        offset += written
 
 
 def _reserve(descriptor: int, size: int) -> None:
@@ -43,35 +33,7 @@ def _reserve(descriptor: int, size: int) -> None:
             raise
     zeros = bytes(_ZEROS_BYTES)
     for offset in range(0, size, _ZEROS_BYTES):
-        _pwrite(descriptor, memoryview(zeros)[: min(_ZEROS_BYTES, size - offset)], offset)
-
-
-def _is_there(name: str, at: Optional[int]) -> bool:
-    try:
-        os.stat(name, dir_fd=at, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def _publish_name(part: str, final: str, at: Optional[int]) -> None:
-    """Give the finished file its name in the directory `at`, never over an existing one (FileExistsError)."""
-    try:
-        os.link(part, final, src_dir_fd=at, dst_dir_fd=at, follow_symlinks=False)
-        os.unlink(part, dir_fd=at)
-        return
-    except OSError as error:
-        if error.errno not in _NO_HARD_LINKS:
-            raise
-    # No hard links here (FAT, some network file systems): the writer that creates the claim file may rename.
-    claim = final + ".claim"
-    os.close(os.open(claim, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=at))
-    try:
-        if _is_there(final, at):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), final)
-        os.rename(part, final, src_dir_fd=at, dst_dir_fd=at)
-    finally:
-        os.unlink(claim, dir_fd=at)
+        pwrite(descriptor, memoryview(zeros)[: min(_ZEROS_BYTES, size - offset)], offset)
 
 
 class BatchWriter:
@@ -116,14 +78,14 @@ class BatchWriter:
         self._descriptor = -1
         self._created = False
         try:
-            if _is_there(self._final, self._at):
+            if is_there(self._final, self._at):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self._path)
             how = os.O_NOFOLLOW if begun else os.O_CREAT | os.O_EXCL
             self._descriptor = os.open(self._part, os.O_RDWR | os.O_CLOEXEC | how, 0o644, dir_fd=self._at)
             self._created = True
             if begun:
                 os.ftruncate(self._descriptor, layout.file_bytes)
-                _pwrite(self._descriptor, bytes(DATA_OFFSET), 0)  # the former batch's header must not stand over these rows
+                pwrite(self._descriptor, bytes(DATA_OFFSET), 0)  # the former batch's header must not stand over these rows
             _reserve(self._descriptor, layout.file_bytes)
         except OSError as error:
             raise self._failed(error) from error
@@ -158,7 +120,7 @@ class BatchWriter:
             self._boxes += boxes.astype("<i4").tobytes()
         data = memoryview(np.ascontiguousarray(images).reshape(-1).data)
         try:
-            _pwrite(self._descriptor, data, DATA_OFFSET + row * layout.row_bytes)
+            pwrite(self._descriptor, data, DATA_OFFSET + row * layout.row_bytes)
         except OSError as error:
             raise self._failed(error) from error
         self._checksum.update(data)
@@ -181,12 +143,12 @@ class BatchWriter:
         try:
             if behind := self._boxes + self._bad_rows:
                 self._checksum.update(memoryview(behind))
-                _pwrite(self._descriptor, behind, DATA_OFFSET + layout.image_bytes)
+                pwrite(self._descriptor, behind, DATA_OFFSET + layout.image_bytes)
             first = header(layout, self._identity, self._lease, self._checksum.hexdigest())
-            _pwrite(self._descriptor, first, 0)
+            pwrite(self._descriptor, first, 0)
             descriptor, self._descriptor = self._descriptor, -1
             os.close(descriptor)  # before it has its name: a network file system writes back at close, and may fail
-            _publish_name(self._part, self._final, self._at)
+            publish_name(self._part, self._final, self._at)
             self._created = False
         except OSError as error:
             raise self._failed(error) from error

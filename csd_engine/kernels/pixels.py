@@ -52,6 +52,32 @@ class Pixels(NamedTuple):
         return Pixels(images, (rows,))
 
     @staticmethod
+    def packed(
+        first: np.ndarray, height: np.ndarray, width: np.ndarray, channels: int, arrays: Tuple[np.ndarray, ...]
+    ) -> Pixels:
+        """Return images that lie without gaps, each at an address.
+
+        Args:
+            first: uint64 (n,), the address of each first pixel.
+            height, width: int (n,).
+            channels: 1 or 3.
+            arrays: whose memory it is.
+        """
+        images = np.zeros(len(first), _IMAGE)
+        images["first"], images["pixel"], images["channel"], images["channels"] = first, channels, 1, channels
+        images["row"], images["width"], images["height"] = width * channels, width, height
+        return Pixels(images, arrays)
+
+    def array(self, number: int) -> np.ndarray:
+        """Return an image that lies without gaps, read-only uint8 (height, width[, 3]); keep this object as long."""
+        one = self.images[number]
+        height, width, channels = int(one["height"]), int(one["width"]), int(one["channels"])
+        memory = (ctypes.c_uint8 * (height * width * channels)).from_address(int(one["first"]))
+        found = np.frombuffer(memory, np.uint8).reshape((height, width) if channels == 1 else (height, width, channels))
+        found.flags.writeable = False
+        return found
+
+    @staticmethod
     def of_parts(
         starts: Sequence[int], pixels: Callable[[int, np.ndarray], Optional[Pixels]], indices: np.ndarray
     ) -> Optional[Pixels]:

@@ -22,7 +22,7 @@ from csd_engine.transforms import Pipeline
 from csd_engine.transforms.bulk import Bulk
 from csd_engine.transforms.fileplan import file_plan
 
-__all__ = ["BatchMaker", "Destination", "FinishedPlace", "StartedBatch"]
+__all__ = ["BatchMaker", "ByKernel", "Destination", "FinishedPlace", "OneByOne", "StartedBatch"]
 
 Item = Tuple[int, int]  # source index, occurrence
 
@@ -143,9 +143,9 @@ class BatchMaker:
             *batch, large_bytes, before_decoding, self._indexes
         )
         if found is not None:
-            return _ByKernel(found)
+            return ByKernel(found)
         items = list(zip(sources.tolist(), occurrences.tolist()))
-        return _OneByOne(self._reader, self._pipeline, items, seed, epoch, before_decoding)
+        return OneByOne(self._reader, self._pipeline, items, seed, epoch, before_decoding)
 
 
 class _InBulk(StartedBatch):
@@ -176,7 +176,9 @@ class _InBulk(StartedBatch):
         self._bulk.fill(self._sources[part], self._occurrences[part], *self._key, out, boxes, table, channels_last)
 
 
-class _ByKernel(StartedBatch):
+class ByKernel(StartedBatch):
+    """A batch whose samples the kernel makes."""
+
     def __init__(self, batch: KernelBatch) -> None:
         self._batch = batch
 
@@ -194,7 +196,9 @@ class _ByKernel(StartedBatch):
         return end
 
 
-class _OneByOne(StartedBatch):
+class OneByOne(StartedBatch):
+    """A batch whose samples are made one by one. ``items``: (source index, occurrence) of each."""
+
     def __init__(
         self,
         reader: Reader,

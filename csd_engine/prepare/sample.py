@@ -31,10 +31,11 @@ from csd_engine.prepare.file_info import FileInfo, Header
 from csd_engine.prepare.read_time import READING
 from csd_engine.transforms import Pipeline
 from csd_engine.transforms.compiled import Compiled, compile_plan
-from csd_engine.transforms.pipeline import CHANNELS, SamplePlan
+from csd_engine.transforms.pipeline import CHANNELS, SamplePlan, row_shape
 from csd_engine.transforms.primitives import UserCall, kernel_steps
+from csd_engine.transforms.reduced import is_jpeg
 
-__all__ = ["is_bad_image", "prepare_by_pillow", "prepare_sample", "sample_digest"]
+__all__ = ["is_bad_image", "prepare_any_size", "prepare_by_pillow", "prepare_sample", "sample_digest"]
 
 _PILLOW_MODULES = r"PIL\."  # as a warning filter's module
 _ONE_BYTE = ("1", "L", "P")  # modes in which Pillow keeps a pixel in one byte; in the others it takes four
@@ -78,6 +79,30 @@ def prepare_sample(
     Raises:
         SampleError: the sample cannot be read, decoded or transformed.
     """
+    _prepared(reader, pipeline, item, seed, epoch, out, boxes, before_decoding)
+
+
+def prepare_any_size(
+    reader: Reader, pipeline: Pipeline, index: int, before_decoding: Optional[Callable[[int], None]] = None
+) -> np.ndarray:
+    """Return one sample, uint8 (height, width, channels), by a pipeline that draws nothing. Its result may have any size.
+
+    Arguments and errors as of `prepare_sample`.
+    """
+    return _prepared(reader, pipeline, (index, 0), 0, 0, None, None, before_decoding)
+
+
+def _prepared(
+    reader: Reader,
+    pipeline: Pipeline,
+    item: Tuple[int, int],
+    seed: int,
+    epoch: int,
+    out: Optional[np.ndarray],
+    boxes: Optional[np.ndarray],
+    before_decoding: Optional[Callable[[int], None]],
+) -> np.ndarray:
+    """Do as `prepare_sample`, and return the sample. ``out`` None: it goes to new memory."""
     index, occurrence = item
     with _told(reader, index):
         began = time.monotonic()
@@ -86,15 +111,15 @@ def prepare_sample(
         finally:
             READING.seconds += time.monotonic() - began
         if not isinstance(source, OpenFile):
-            if not _pixels_by_kernel(source, pipeline, Keyed(seed, epoch, index, occurrence), out, boxes):
-                image = Image.fromarray(np.array(source))  # a copy, which a user's function may change
-                _by_pillow(image, pipeline, item, seed, epoch, out, boxes, before_decoding)
-            return
+            made = _pixels_by_kernel(source, pipeline, Keyed(seed, epoch, index, occurrence), out, boxes)
+            if made is not None:
+                return made
+            image = Image.fromarray(np.array(source))  # a copy, which a user's function may change
+            return _by_pillow(image, pipeline, item, seed, epoch, out, boxes, before_decoding)
         if source.size > MAX_FILE_BYTES:  # only on a host; Pillow reads the bytes that it needs
             with io.BufferedReader(SampleStream(source)) as stream:
                 image = _opened(source.path, stream)
-                _by_pillow(image, pipeline, item, seed, epoch, out, boxes, before_decoding, source.upright)
-            return
+                return _by_pillow(image, pipeline, item, seed, epoch, out, boxes, before_decoding, source.upright)
         fast = kernel()
         if fast is None:
             began = time.monotonic()
@@ -103,10 +128,12 @@ def prepare_sample(
         else:
             context = fast.context()
             keyed = Keyed(seed, epoch, index, occurrence)
-            if _by_kernel(context, source, pipeline, keyed, out, boxes, before_decoding):
-                return
+            made = _by_kernel(context, source, pipeline, keyed, out, boxes, before_decoding)
+            if made is not None:
+                return made
             data = context.content()
-        _by_pillow(_opened(source.path, data), pipeline, item, seed, epoch, out, boxes, before_decoding, source.upright)
+        image = _opened(source.path, data)
+        return _by_pillow(image, pipeline, item, seed, epoch, out, boxes, before_decoding, source.upright)
 
 
 def is_bad_image(error: SampleError) -> bool:
@@ -164,17 +191,25 @@ def _by_pillow(
     item: Tuple[int, int],
     seed: int,
     epoch: int,
-    out: np.ndarray,
+    out: Optional[np.ndarray],
     boxes: Optional[np.ndarray],
     before_decoding: Optional[Callable[[int], None]],
     upright: bool = False,
-) -> None:
+) -> np.ndarray:
     with image:
         if before_decoding is not None:
             before_decoding(_memory(image, pipeline.mode))
         if upright:
             image = turned_upright(image)
+        if out is None:
+            out = _row(pipeline.draw_row(image.size, Keyed(seed, epoch, *item), is_jpeg(image)))
         pipeline.run(image, Keyed(seed, epoch, *item), out, boxes)
+        return out
+
+
+def _row(plans: List[SamplePlan]) -> np.ndarray:
+    """Return new memory for a sample's row."""
+    return np.empty(row_shape(plans), np.uint8)
 
 
 def _memory(image: Image.Image, mode: str) -> int:
@@ -189,11 +224,11 @@ def _by_kernel(
     source: OpenFile,
     pipeline: Pipeline,
     keyed: Keyed,
-    out: np.ndarray,
+    out: Optional[np.ndarray],
     boxes: Optional[np.ndarray],
     before_decoding: Optional[Callable[[int], None]],
-) -> bool:
-    """Read and close the file, and make the sample; False if Pillow must make it, from the bytes in `context.content()`."""
+) -> Optional[np.ndarray]:
+    """Read and close the file, and make the sample; None if Pillow must make it, from the bytes in `context.content()`."""
     began = time.monotonic()
     try:
         size = _read(context, source)
@@ -201,13 +236,14 @@ def _by_kernel(
         READING.seconds += time.monotonic() - began
     # Pillow warns of images above this, or refuses them; the user may have set it.
     if size is None or (Image.MAX_IMAGE_PIXELS is not None and size[0] * size[1] > Image.MAX_IMAGE_PIXELS):
-        return False
+        return None
     if source.upright and context.turned:
-        return False
+        return None
     plans = pipeline.draw_row(size, keyed, jpeg=True)
     compiled = _compiled(plans, size, pipeline)
     if compiled is None:
-        return False
+        return None
+    out = _row(plans) if out is None else out
     places = pipeline.places(plans, out, boxes)
     window = _window([one.job for one in compiled]) if len(compiled) > 1 else None
     if before_decoding is not None and (window is not None or context.several_scans):
@@ -217,10 +253,11 @@ def _by_kernel(
     if window is not None:
         pixels = np.empty((window.height, window.width, window.channels), dtype=np.uint8)
         if not context.sample(window, pixels):
-            return False
+            return None
         decode = functools.partial(_resample, context, pixels, window.left, window.top)
     info = lambda: _opened(source.path, context.content()).info  # noqa: E731
-    return all(_view_by_kernel(context, info, pipeline, one, place, decode) for one, place in zip(compiled, places))
+    made = all(_view_by_kernel(context, info, pipeline, one, place, decode) for one, place in zip(compiled, places))
+    return out if made else None
 
 
 def _compiled(plans: List[SamplePlan], size: Tuple[int, int], pipeline: Pipeline) -> Optional[List[Compiled]]:
@@ -286,20 +323,22 @@ def _view_by_kernel(
 
 
 def _pixels_by_kernel(
-    source: np.ndarray, pipeline: Pipeline, keyed: Keyed, out: np.ndarray, boxes: Optional[np.ndarray]
-) -> bool:
-    """Make the sample of an array's row, (height, width) or (height, width, channels); False if Pillow must make it."""
+    source: np.ndarray, pipeline: Pipeline, keyed: Keyed, out: Optional[np.ndarray], boxes: Optional[np.ndarray]
+) -> Optional[np.ndarray]:
+    """Make the sample of an array's row, (height, width) or (height, width, channels); None if Pillow must make it."""
     fast, (height, width) = kernel(), source.shape[:2]
     pixels = np.ascontiguousarray(source).reshape(height, width, -1)
     if fast is None or pixels.shape[2] != CHANNELS[pipeline.mode]:
-        return False
+        return None
     plans = pipeline.draw_row((width, height), keyed)
     compiled = _compiled(plans, (width, height), pipeline)
     if compiled is None:
-        return False
+        return None
+    out = _row(plans) if out is None else out
     context, places = fast.context(), pipeline.places(plans, out, boxes)
     decode = functools.partial(_resample, context, pixels, 0, 0)
-    return all(_view_by_kernel(context, dict, pipeline, one, place, decode) for one, place in zip(compiled, places))
+    made = all(_view_by_kernel(context, dict, pipeline, one, place, decode) for one, place in zip(compiled, places))
+    return out if made else None
 
 
 def _read(context: Context, source: OpenFile) -> Optional[Tuple[int, int]]:

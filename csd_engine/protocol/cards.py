@@ -18,7 +18,7 @@ import time
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Dict, Union
 
-from csd_engine.directory import Directory, Entry
+from csd_engine.directory import Directory, Entry, distrusted
 from csd_engine.errors import BadMessage, EngineError, quote
 from csd_engine.protocol.fields import checked, count, text
 
@@ -76,19 +76,12 @@ def open_cards(path: PathLike) -> Directory:
 
 
 def _check(directory: Directory) -> None:
-    if why := _distrusted(directory.status()):
+    if why := distrusted(directory.status()):
         raise EngineError(
             f"the directory of cards {directory.path} can't be used: {why}, and whoever may write there may send batches to "
             "training. Give it to the user who runs the engines and the training, and take the right away from all others "
             "(chmod go-w)."
         )
-
-
-def _distrusted(status: os.stat_result) -> str:
-    """Return why another user may have written it; empty if nobody else may."""
-    if status.st_uid != os.geteuid():
-        return f"it belongs to another user (uid {status.st_uid})"
-    return "others than its owner may write to it" if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""
 
 
 def read_cards(path: PathLike) -> Dict[str, Card]:
@@ -108,7 +101,7 @@ def read_cards(path: PathLike) -> Dict[str, Card]:
             status = directory.status(name)
             if time.time() - status.st_mtime > STALE_S:
                 directory.unlink(name)
-            elif not match[2] and stat.S_ISREG(status.st_mode) and not _distrusted(status):
+            elif not match[2] and stat.S_ISREG(status.st_mode) and not distrusted(status):
                 with open(directory.open(name, os.O_RDONLY), "rb") as stream:
                     found[match[1]] = Card.parse(stream.read(_MAX_BYTES))
         except (OSError, BadMessage):  # removed meanwhile, or of another version

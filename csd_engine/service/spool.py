@@ -25,7 +25,7 @@ import stat
 from pathlib import Path
 from typing import Dict, Iterator, Optional, Union
 
-from csd_engine.batchfile.writer import PART_SUFFIX
+from csd_engine.batchfile.publishing import PART_SUFFIX
 from csd_engine.directory import Directory, Entry
 from csd_engine.errors import SpoolError
 from csd_engine.machine.file_locks import fcntl

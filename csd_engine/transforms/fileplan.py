@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import functools
 import warnings
-from typing import Any, Callable, Dict, Optional, Type
+from typing import Any, Callable, Dict, Optional, Tuple, Type
 
 from csd_engine import keyed as keyed_numbers
 from csd_engine.errors import PipelineError
@@ -118,16 +118,19 @@ _COMPILE: Dict[Type[operators.Operator], Callable[[Any], PlanOperator]] = {
 }
 
 
-def file_plan(pipeline: Pipeline, kernel: Optional[Kernel]) -> Optional[FilePlan]:
-    """The kernel's plan for a pipeline on image files; None if there is none: Python then draws each sample."""
-    return None if kernel is None or not _agrees(kernel) else _plan_of(pipeline, kernel)
+def file_plan(pipeline: Pipeline, kernel: Optional[Kernel], size: Optional[Tuple[int, int]] = None) -> Optional[FilePlan]:
+    """The kernel's plan for a pipeline on image files; None if there is none: Python then draws each sample.
+
+    ``size``: (width, height) of all images; None: each has its own.
+    """
+    return None if kernel is None or not _agrees(kernel) else _plan_of(pipeline, kernel, size)
 
 
-def _plan_of(pipeline: Pipeline, kernel: Kernel) -> Optional[FilePlan]:
+def _plan_of(pipeline: Pipeline, kernel: Kernel, size: Optional[Tuple[int, int]] = None) -> Optional[FilePlan]:
     if not all(type(operator) in _COMPILE for operator in pipeline.operators):
         return None
     try:
-        shape = pipeline.output_shape(None)
+        shape = pipeline.output_shape(size)
         found = [_COMPILE[type(operator)](operator) for operator in pipeline.operators]
     except (_NotTheKernels, PipelineError):  # the sample that fails reports the error
         return None

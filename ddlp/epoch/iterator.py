@@ -20,6 +20,7 @@ from torch.utils.data._utils.collate import collate_int_fn, default_collate_fn_m
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from csd_engine.keyed import Keyed
+from csd_engine.prepare.cached_batch import SampleCache
 from ddlp.epoch.executor import EpochExecutor
 from ddlp.epoch.hooks import Beginning, EpochHooks
 from ddlp.epoch.step_clock import cuda_clock
@@ -126,6 +127,7 @@ class EpochArguments:
         user_code: starts the host's part of user code that a pool prepares too, by the loader and its base seed; None: ddlp's
             own code makes the batches.
         most_replaced: the share of the samples that may be replaced, if their images are bad; None: a bad image raises.
+        cache: what the host keeps of samples; None: nothing.
         hooks: watch the epoch.
         controller: decides which sources take part, for a strategy that wants that.
         on_closed: called when the epoch is over.
@@ -148,6 +150,7 @@ class EpochArguments:
     own_steps: str
     user_code: Callable[[Any, int], UserCodeHost] | None
     most_replaced: float | None
+    cache: SampleCache | None
     hooks: EpochHooks
     controller: Controller | None
     on_closed: Callable[[], None]
@@ -369,7 +372,7 @@ def _spec(
     portable, gpu_transfer = given.portable, given.gpu_transfer
     return EpochSpec(
         portable.dataset, portable.dataset.reader(), portable.pipeline, portable.epilogue, portable.shape, seed, given.epoch,
-        plan, pool, gpu_transfer, given.rank_after_rank, steps, given.most_replaced is not None,
+        plan, pool, gpu_transfer, given.rank_after_rank, steps, given.most_replaced is not None, given.cache,
     )  # fmt: skip
 
 

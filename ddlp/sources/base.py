@@ -21,6 +21,7 @@ import torch
 
 from csd_engine.data.base import Reader
 from csd_engine.prepare.batch_maker import BatchMaker
+from csd_engine.prepare.cached_batch import CachedBatchMaker, SampleCache
 from csd_engine.transforms import Pipeline
 from ddlp.planning.measured import Transport
 from ddlp.sampling.epoch_plan import EpochPlan
@@ -63,11 +64,13 @@ class EpochSpec:
     rank_after_rank: bool = False  # a source that several ranks share works for the lowest rank that has leases
     own_steps: StepRunner | None = None  # runs the unknown steps of the transform; None: all steps are known
     replaces: bool = False  # a sample with a bad image is replaced by another one, see `ddlp.sampling.replacements`
+    cache: SampleCache | None = None  # has results of operators that do the same every time; the host uses and fills it
 
     @functools.cached_property
     def maker(self) -> BatchMaker:
         """Makes samples in this process, with the host's bits. It is made once an epoch, and takes a small batch's time."""
-        return BatchMaker(self.reader, self.pipeline, self.shape, self.pipeline.boxes)
+        about = self.reader, self.pipeline, self.shape, self.pipeline.boxes
+        return BatchMaker(*about) if self.cache is None else CachedBatchMaker(*about, self.cache)
 
 
 class StepRunner(Protocol):

@@ -31,6 +31,8 @@ from ddlp.translate.parts import tar_images
 from ddlp.translate.timm_sets import timm_images
 from ddlp.translate.torchvision_files import TORCHVISION_FILES
 
+_SOME = 16  # samples
+
 
 class PortableSet:
     """A data set as parts, and the map from its indices to source indices. Source indices count through all parts.
@@ -112,6 +114,12 @@ class PortableSet:
     def has_target_transform(self) -> bool:
         """Whether user code runs on the targets."""
         return any(p.target_transform is not None for p in self.parts)
+
+    def some_places(self) -> list[str]:
+        """Where some samples lie, of all parts, which stand for the data set."""
+        count = self.starts[-1]
+        numbers = sorted({count * step // _SOME for step in range(_SOME)} | {count - 1}) if count else []
+        return [part.where(index) for part, index in map(self.part, numbers)]
 
     def reader(self) -> Reader:
         """Return the reader that opens single samples by source index."""

@@ -33,7 +33,9 @@ class NativeHost:
         get_ready(spec)
 
     def begin(self, sink: EpochSink) -> None:
-        """Do nothing: there is nothing to tell."""
+        """Have the user told what goes wrong with the cache."""
+        if self._spec.cache is not None:
+            self._spec.cache.shelf.tell = sink.warn
 
     def prepare(self, position: int, wanted: Callable[[], bool], finished: bool) -> PreparedBatch:
         """Make the batch at this position."""

@@ -157,11 +157,11 @@ def test_which_way_is_taken(readers, need_kernel):
             return type(batch)
 
     assert way("in bulk") is batch_maker._InBulk
-    assert way("by files") is batch_maker._ByKernel
-    assert way("one by one") is batch_maker._OneByOne
+    assert way("by files") is batch_maker.ByKernel
+    assert way("one by one") is batch_maker.OneByOne
     for reader in ("in bulk", "by files"):  # the memory has another pipeline's shape: the first sample raises
-        assert way(reader, (20, 20, 3), 2) is way(reader, SHAPE, 1) is batch_maker._OneByOne
-    assert way("in bulk", sources=SOURCES + 30) is batch_maker._OneByOne
+        assert way(reader, (20, 20, 3), 2) is way(reader, SHAPE, 1) is batch_maker.OneByOne
+    assert way("in bulk", sources=SOURCES + 30) is batch_maker.OneByOne
 
 
 @pytest.mark.parametrize("way", ["in bulk", "by files", "one by one"])

@@ -170,13 +170,13 @@ def test_data_sets_of_arrays_go_this_way(kernel, readers):
         maker, pipe, count = BatchMaker(reader, pipeline(TRAIN), SHAPES["RGB"], 0), pipeline(TRAIN), len(reader)
         order = np.random.default_rng(1).permutation(count)
         with maker.start(order, np.zeros(count, np.int64), SEED, EPOCH) as batch:
-            assert type(batch) is batch_maker._ByKernel
+            assert type(batch) is batch_maker.ByKernel
         items = [(index, 0) for index in order.tolist()]
         assert np.array_equal(together(reader, pipe, kernel, items)[0], by_pillow(reader, pipe, items)[0])
         for wrong in (-1, count):  # told by the sample at its turn
             assert reader.pixels(np.array([0, wrong])) is None
             with maker.start(np.array([0, wrong]), np.zeros(2, np.int64), SEED, EPOCH) as batch:
-                assert type(batch) is batch_maker._OneByOne
+                assert type(batch) is batch_maker.OneByOne
 
 
 @pytest.mark.parametrize("mode", SHAPES)

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 
+from csd_engine.batchfile.publishing import PART_SUFFIX
 from csd_engine.batchfile.reader import Layout, read_batch
-from csd_engine.batchfile.writer import PART_SUFFIX, BatchWriter
+from csd_engine.batchfile.writer import BatchWriter
 from csd_engine.directory import Directory, Entry
 from csd_engine.service import file_recycling
 from csd_engine.service.file_recycling import RecycledFiles

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from csd_engine.batchfile.writer import PART_SUFFIX
+from csd_engine.batchfile.publishing import PART_SUFFIX
 from csd_engine.directory import Entry
 from csd_engine.errors import SpoolError
 from csd_engine.service.spool import Spool, free_bytes

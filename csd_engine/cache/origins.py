@@ -1,0 +1,65 @@
+"""What samples are made of: names, sizes and times of change of their files. A kept sample counts while these are the same."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import Dict, NamedTuple, Optional, Tuple
+
+import numpy as np
+
+from csd_engine.cache.segments import Origin
+from csd_engine.data.base import Reader
+
+__all__ = ["Origins", "origins_of"]
+
+
+class Origins(NamedTuple):
+    """The origins of n samples.
+
+    Attributes:
+        names: uint64 (n,), a digest of each file's absolute path and of the sample's place in it.
+        sizes: int64 (n,), the file's bytes; -1: there is no such file.
+        mtimes_ns: int64 (n,), when it was changed, in nanoseconds since 1970.
+    """
+
+    names: np.ndarray
+    sizes: np.ndarray
+    mtimes_ns: np.ndarray
+
+    def one(self, position: int) -> Origin:
+        """Return one sample's."""
+        return Origin(int(self.names[position]), int(self.sizes[position]), int(self.mtimes_ns[position]))
+
+
+def origins_of(reader: Reader, sources: np.ndarray) -> Optional[Origins]:
+    """Return the origins of samples, as their files are now; None: one is no file, or can't be found.
+
+    Args:
+        reader: of the data set.
+        sources: indices, int64 (n,).
+    """
+    try:
+        places = reader.places(sources.tolist())
+    except Exception:  # the sample that fails reports it at its turn
+        return None
+    if places is None:
+        return None
+    known: Dict[str, Tuple[int, int]] = {}
+    names, sizes, mtimes = [], [], []
+    parts = None if places.parts is None else list(zip(places.parts.offsets.tolist(), places.parts.sizes.tolist()))
+    for position, path in enumerate(places.paths):
+        if path not in known:
+            try:
+                status = os.stat(path)
+                known[path] = status.st_size, status.st_mtime_ns
+            except (OSError, ValueError):
+                known[path] = -1, 0
+        size, mtime_ns = known[path]
+        name = os.fsencode(os.path.abspath(path) if path[:1] != "/" else path)
+        if parts is not None:
+            name += b"\0%d %d" % parts[position]
+        names.append(hashlib.blake2b(name, digest_size=8).digest())
+        sizes.append(size)
+        mtimes.append(mtime_ns)
+    return Origins(np.frombuffer(b"".join(names), "<u8"), np.array(sizes, np.int64), np.array(mtimes, np.int64))

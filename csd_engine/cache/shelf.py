@@ -1,0 +1,297 @@
+"""A shelf in use: which samples it has, where they lie in memory, and new ones on their way to the disk."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+import numpy as np
+
+from csd_engine.cache.origins import Origins
+from csd_engine.cache.segments import ENTRY, Sample, Segment, SegmentWriter, checksum, open_segment
+from csd_engine.cache.shelves import Shelves
+from csd_engine.errors import CacheRefused, DamagedSegment
+from csd_engine.kernels.places import address
+
+__all__ = ["CacheCounts", "Found", "Shelf"]
+
+SEGMENT_BYTES = 64 << 20  # of a file, at most; a kill loses no more than one file
+_MOST_SEGMENTS = 256  # each is mapped, and takes a descriptor; of a larger cache each file is larger
+_LEAST_IMAGES = 4  # that a file must have room for, or it is not worth beginning
+_SETTLED_S = 2.0  # a file that was changed so lately may change again without a new time of change, which has coarse steps
+
+
+@dataclass
+class CacheCounts:
+    """What a shelf did in an epoch.
+
+    Attributes:
+        hits: samples that came from it.
+        misses: samples that did not, those that it cannot keep included.
+        written_bytes: of files that were finished.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    written_bytes: int = 0
+
+
+class Found(NamedTuple):
+    """Samples as a shelf has them.
+
+    Attributes:
+        hit: bool (n,).
+        first: uint64 (n,), the address of each hit's pixels.
+        height, width: int32 (n,), of each hit.
+        arrays: whose memory it is: keep them as long as the addresses.
+    """
+
+    hit: np.ndarray
+    first: np.ndarray
+    height: np.ndarray
+    width: np.ndarray
+    arrays: Tuple[np.ndarray, ...]
+
+
+class Shelf:
+    """The samples of one data set by one pipeline. Any thread may use it; a fork of the process only reads.
+
+    A sample's pixels are verified when this process uses them for the first time; where they are damaged, the whole file is
+    removed, and its samples are made again. Files that this process has written itself are not verified.
+
+    Nothing here raises once it is open: what fails is told in one line, and the samples are made as without a cache.
+
+    Args:
+        shelves: the cache's directory.
+        key: 32 hex digits that stand for data set, pipeline and versions.
+        about: what is in it, JSON data for people.
+        samples: of the data set.
+        channels: of all images.
+        tell: takes a line for the user about what went wrong.
+
+    Attributes:
+        counts: of the epoch under way, or of the last one.
+        tell: the argument, which may be replaced.
+        trouble: the last thing that went wrong; "": nothing.
+
+    Raises:
+        CacheRefused: it can't be made, or another user may write there.
+    """
+
+    def __init__(
+        self, shelves: Shelves, key: str, about: Dict[str, Any], samples: int, channels: int, tell: Callable[[str], None]
+    ) -> None:
+        self.key, self.channels, self.counts = key, channels, CacheCounts()
+        self._shelves, self.tell, self._pid = shelves, tell, os.getpid()
+        self.trouble = ""
+        self._lock = threading.RLock()
+        self._entries = np.zeros(samples, ENTRY)
+        self._segment = np.zeros(samples, np.int32)  # each sample's, as its place in _names; 0: none
+        self._verified = np.zeros(samples, np.bool_)
+        self._coming = np.zeros(samples, np.bool_)  # in a file that is being written
+        self._names: List[str] = [""]
+        self._open: List[Optional[Segment]] = [None]
+        self._bases = np.zeros(1, np.uint64)
+        self._dead: Dict[int, int] = {}  # entries of each segment whose source has changed
+        self._known: Set[str] = set()
+        self._writer: Optional[SegmentWriter] = None
+        self._full = False  # no more room, or writing failed
+        self._told: Set[str] = set()
+        try:
+            self._files = shelves.open_shelf(key, about)
+        except OSError as error:
+            raise CacheRefused(
+                f"the cache's directory {shelves.path} can't be used: {error.strerror}. Give another one, or correct this one."
+            ) from None
+        self.begin()
+
+    @property
+    def keeps(self) -> bool:
+        """Whether it may still take samples."""
+        return not self._full and os.getpid() == self._pid
+
+    def begin(self) -> None:
+        """Begin to count anew, and take up what other processes have written."""
+        self.counts = CacheCounts()
+        try:
+            for name in self._files.segments():
+                if name not in self._known:
+                    self._take(name, verified=False)
+        except OSError as error:
+            self._tell_once(f"can't be read: {error.strerror}")
+
+    def _take(self, name: str, verified: bool) -> None:
+        """Use a file that is complete."""
+        self._known.add(name)
+        try:
+            segment = open_segment(self._files.directory, name, self.key, self.channels)
+            sources = segment.entries["source"]
+            if len(sources) and not 0 <= sources.min() <= sources.max() < len(self._entries):
+                raise DamagedSegment("it has samples that the data set has not")
+        except FileNotFoundError:
+            return
+        except (DamagedSegment, OSError) as error:
+            self._remove_damaged(name, getattr(error, "strerror", None) or str(error))
+            return
+        with self._lock:
+            number = len(self._names)
+            self._names.append(name)
+            self._open.append(segment)
+            self._bases = np.append(self._bases, np.uint64(address(segment.pixels)))
+            self._entries[sources], self._segment[sources] = segment.entries, number  # the newest of several counts
+            self._verified[sources], self._coming[sources] = verified, False
+
+    def _remove_damaged(self, name: str, why: str) -> None:
+        self._files.directory.unlink(name)
+        self._tell_once(f"had a damaged file ({why}), which was removed; its samples are made again")
+        self._full = self._pid != os.getpid()  # there is room again
+
+    def _tell_once(self, what: str) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            self.trouble = what
+            self.tell(f"the cache in {self._shelves.path} {what}")
+
+    def find(self, sources: np.ndarray, origins: Origins) -> Found:
+        """Return the samples that the shelf has, made of what is there now.
+
+        Args:
+            sources: their indices, int64 (n,), which exist.
+            origins: what they are made of.
+        """
+        found, unverified = self._gather(sources, origins)
+        while unverified:
+            for one in unverified:
+                if not self._verify(*one):
+                    break
+            found, unverified = self._gather(sources, origins)
+        hits = int(np.count_nonzero(found.hit))
+        with self._lock:
+            self.counts.hits += hits
+            self.counts.misses += len(sources) - hits
+        return found
+
+    def _gather(self, sources: np.ndarray, origins: Origins) -> Tuple[Found, List[Tuple[int, int, int, int, int]]]:
+        """Return what is found, and of each sample that is not verified the arguments of `_verify`."""
+        with self._lock:
+            entries, numbers = self._entries[sources], self._segment[sources]
+            there = numbers > 0
+            hit = there & (entries["name"] == origins.names) & (entries["size"] == origins.sizes)
+            hit &= entries["mtime_ns"] == origins.mtimes_ns
+            first = self._bases[numbers] + entries["offset"].astype(np.uint64)
+            arrays = tuple(one.pixels for one in map(self._open.__getitem__, set(numbers[hit].tolist())) if one is not None)
+            new = np.flatnonzero(hit & ~self._verified[sources])
+            unverified: List[Tuple[int, int, int, int, int]] = []
+            if len(new):
+                ones = entries[new]
+                sizes = ones["height"].astype(np.int64) * ones["width"] * self.channels
+                columns = numbers[new], sources[new], ones["offset"], sizes, ones["checksum"]
+                unverified = list(zip(*(column.tolist() for column in columns)))
+            if (there & ~hit).any():  # this may drop a file that has hits too: its memory is in `arrays`
+                self._forget_changed(sources[there & ~hit], numbers[there & ~hit])
+        return Found(hit, first, entries["height"], entries["width"], arrays), unverified
+
+    def _verify(self, number: int, source: int, offset: int, size: int, wanted: int) -> bool:
+        """Compare a sample's checksum; False: look for it again, since its file is damaged and gone."""
+        segment = self._open[number]
+        if segment is None:  # another thread was first
+            return False
+        if checksum(segment.pixels[offset : offset + size]) == wanted:
+            with self._lock:
+                if self._segment[source] == number:
+                    self._verified[source] = True
+            return True
+        self._drop(number)
+        self._remove_damaged(self._names[number], "a sample's checksum is another one")
+        return False
+
+    def _drop(self, number: int) -> None:
+        """Use a file no more. Its memory stays mapped for those who use it now."""
+        with self._lock:
+            gone = self._segment == number
+            self._segment[gone], self._verified[gone] = 0, False
+            self._open[number] = None
+
+    def _forget_changed(self, sources: np.ndarray, numbers: np.ndarray) -> None:
+        """Forget samples whose sources have changed. A file with more than half of such samples is removed, for new ones."""
+        self._segment[sources], self._verified[sources] = 0, False
+        for number in set(numbers.tolist()):
+            segment = self._open[number]
+            self._dead[number] = self._dead.get(number, 0) + int(np.count_nonzero(numbers == number))
+            if segment is not None and 2 * self._dead[number] > len(segment.entries) and self._pid == os.getpid():
+                self._drop(number)
+                self._files.directory.unlink(self._names[number])
+                self._full = False
+
+    def keep(self, samples: Sequence[Sample], seconds: float) -> None:
+        """Keep samples, if there is room. ``seconds``: the time that making them took."""
+        if not self.keeps:
+            return
+        settled_ns = (time.time() - _SETTLED_S) * 1e9
+        fit = (one for one in samples if -1 < one.origin.size and one.origin.mtime_ns < settled_ns and not self._has(one))
+        wanted = list({one.source: one for one in fit}.values())
+        each_s = seconds / max(1, len(samples))
+        for one in wanted:
+            self._coming[one.source] = True
+        try:
+            while wanted and (writer := self._writing(wanted[0].pixels.nbytes)) is not None:
+                done = writer.keep(wanted, each_s * len(wanted))
+                wanted = wanted[done:]
+                if wanted:
+                    self._finish(writer)
+        except OSError as error:
+            self._full = True
+            self._tell_once(f"takes no more samples: {error.strerror}")
+        for one in wanted:
+            self._coming[one.source] = False
+
+    def _has(self, one: Sample) -> bool:
+        """Return whether the sample is there by now, or on its way."""
+        if self._coming[one.source]:
+            return True
+        if not self._segment[one.source]:
+            return False
+        entry = self._entries[one.source]
+        return bool((entry["name"], entry["size"], entry["mtime_ns"]) == one.origin)
+
+    def _writing(self, image_bytes: int) -> Optional[SegmentWriter]:
+        """Return the file to write to; None: there is no room. Raises OSError."""
+        with self._lock:
+            if self._writer is None and not self._full:
+                least = _LEAST_IMAGES * image_bytes
+                wanted = max(SEGMENT_BYTES, self._shelves.quota_bytes // _MOST_SEGMENTS, least)
+                self._writer = self._shelves.begin_segment(self._files, self.key, self.channels, wanted, least)
+                self._full = self._writer is None
+            return self._writer
+
+    def _finish(self, writer: SegmentWriter) -> None:
+        """End this file, unless another thread does. Raises OSError."""
+        with self._lock:
+            if self._writer is not writer:
+                return
+            self._writer = None
+        size = writer.publish()
+        if size:
+            with self._lock:
+                self.counts.written_bytes += size
+            self._take(writer.name, verified=True)
+
+    def flush(self) -> None:
+        """End the file that is being filled, so that its samples can be found."""
+        writer = self._writer
+        if writer is not None and os.getpid() == self._pid:
+            try:
+                self._finish(writer)
+            except OSError as error:
+                self._full = True
+                self._tell_once(f"takes no more samples: {error.strerror}")
+            self._coming[:] = False
+
+    def close(self) -> None:
+        """End the file that is being filled, and give up the shelf's lock. Do not use the shelf any more."""
+        self.flush()
+        self._full = True
+        self._files.close()

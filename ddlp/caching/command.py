@@ -1,0 +1,98 @@
+"""What loaders keep with cache=: list it, verify it, remove it.
+
+    ddlp cache ls                     # shelves: one for each data set and pipeline
+    ddlp cache verify                 # read all of it and compare checksums; damaged files are removed and made again
+    ddlp cache forget 3f2a9c01b7de    # remove a shelf that no process uses; --all: all of them
+    ddlp cache ls --dir /data/cache   # of ddlp.Cache("/data/cache", ...); without --dir that of cache="auto"
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+from csd_engine.cache.shelves import ShelfSummary, Shelves
+from csd_engine.machine.sizes import size_text
+from csd_engine.protocol.printable import printable
+from ddlp.cache_directory import samples_directory
+
+__all__ = ["add_arguments", "run"]
+
+_ID = 12  # digits of a shelf's key that are shown
+_COLUMNS = ("ID", "used", "data set", "what", "samples", "bytes", "made in", "")
+_PROGRESS_S = 1.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.add_argument("what", choices=("ls", "verify", "forget"), help="list the shelves, verify them, or remove some")
+    parser.add_argument("shelves", nargs="*", metavar="ID", help="of shelves, as ls shows them; none: all, for ls and verify")
+    parser.add_argument("--dir", help="the cache's directory; default: that of cache='auto'")
+    parser.add_argument("--all", action="store_true", help="with forget: all shelves")
+    parser.add_argument("--json", action="store_true", help="with ls: as JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Do it, and return the exit status."""
+    directory = options.dir or samples_directory()
+    if directory is None or not os.path.isdir(directory):
+        where = directory or "this account, which has no home"
+        print(f"ddlp cache: there is no cache in {where}; --dir names one", file=sys.stderr)
+        return 1 if options.dir else 0
+    shelves = Shelves(directory, 0)
+    found = shelves.summaries()
+    wanted = [one for one in found if not options.shelves or any(one.key.startswith(name) for name in options.shelves)]
+    unknown = [name for name in options.shelves if not any(one.key.startswith(name) for one in found)]
+    if unknown:
+        print(f"ddlp cache: no shelf {', '.join(unknown)} in {directory}: see ddlp cache ls", file=sys.stderr)
+        return 1
+    if options.what == "ls":
+        print(json.dumps([one._asdict() for one in wanted], indent=2) if options.json else _table(wanted))
+        return 0
+    if options.what == "verify":
+        return _verify(shelves, wanted)
+    if options.all == bool(options.shelves):
+        print("ddlp cache: forget wants IDs, as ls lists them, or --all", file=sys.stderr)
+        return 2
+    in_use = [one.key[:_ID] for one in wanted if not shelves.forget(one.key)]
+    print(f"forgotten: {len(wanted) - len(in_use)}")
+    if in_use:
+        print(f"ddlp cache: in use, and still there: {', '.join(in_use)}", file=sys.stderr)
+    return 1 if in_use else 0
+
+
+def _verify(shelves: Shelves, wanted: Sequence[ShelfSummary]) -> int:
+    total, read, damaged, told_s = sum(one.bytes for one in wanted), 0, 0, time.monotonic()
+    for one in wanted:
+        for name, size, why in shelves.verify(one.key):
+            read += size
+            if why:
+                damaged += 1
+                print(f"{one.key[:_ID]}/{name}: {why}; removed, its samples are made again")
+            if time.monotonic() - told_s > _PROGRESS_S:
+                told_s = time.monotonic()
+                print(f"read {size_text(read)} of {size_text(total)}", file=sys.stderr)
+    print(f"verified: {size_text(read)}, {damaged} damaged files")
+    return 1 if damaged else 0
+
+
+def _table(found: Sequence[ShelfSummary]) -> str:
+    """Return the shelves as a table of text."""
+    if not found:
+        return "Nothing is kept."
+    rows = [_COLUMNS, *map(_row, found)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def _row(one: ShelfSummary) -> tuple[str, ...]:
+    data_set, point = (printable(str(one.about.get(name, "?")), 40) for name in ("data set", "point"))
+    return (
+        one.key[:_ID], time.strftime("%Y-%m-%d %H:%M", time.localtime(one.used_s)), data_set, point,
+        f"{one.samples:,} of {printable(str(one.about.get('samples', '?')), 12)}", size_text(one.bytes),
+        f"{one.seconds:,.0f} s", "in use" if one.in_use else "",
+    )  # fmt: skip

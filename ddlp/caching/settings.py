@@ -1,0 +1,44 @@
+"""`ddlp.Cache`: where samples are kept, and how many bytes they may take."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+__all__ = ["Cache"]
+
+_UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A directory for what a loader would do again in every epoch: ``DDLPLoader(cache=ddlp.Cache(directory, "200G"))``.
+
+    Several loaders, processes and runs may share one. Only this user may be able to write there.
+
+    Args:
+        directory: it is made if it is missing.
+        size: the most bytes that all files there may have together: a number, or a text such as "500M" or "1.5T", with powers
+            of 1024.
+
+    Raises:
+        ValueError: if ``size`` is no such number or text.
+    """
+
+    directory: str | os.PathLike[str]
+    size: int | str
+
+    def __post_init__(self) -> None:
+        _ = self.bytes
+
+    @property
+    def bytes(self) -> int:
+        """``size`` as a number of bytes."""
+        match = _SIZE.fullmatch(self.size) if isinstance(self.size, str) else None
+        if match is not None:
+            return int(float(match[1]) * 1024 ** _UNITS[match[2].upper()])
+        if isinstance(self.size, int) and not isinstance(self.size, bool) and self.size >= 0:
+            return self.size
+        raise ValueError(f"size={self.size!r}: a number of bytes, or a text such as '500M', '200G' or '1.5T'")
