@@ -217,7 +217,8 @@ def test_flipped_bits_give_one_warning(files: list[str], tmp_path: Path) -> None
     with pytest.warns(UserWarning, match="damaged") as told:
         assert same(epoch(loader), epoch(plain))
     assert sum("damaged" in str(one.message) for one in told) == 1
-    assert same(epoch(loader), epoch(plain))
+    for _ in range(2):  # what was taken from the file before the damage was found is kept anew in the first of these
+        assert same(epoch(loader), epoch(plain))
     assert counted(loader) == (COUNT, 0)
 
 
