@@ -174,7 +174,7 @@ class Strategy:
         ledger = self.ledger
         if not ledger.retired:
             return None
-        if turn is not None and turn in ledger.in_spool and ledger.free_fetch_slots < 1:
+        if turn is not None and turn in ledger.in_spool:
             return turn  # others that were handed over have its slot
         retiring = {name for name, account in ledger.devices.items() if account.alive and account.retiring}
         if not retiring or ledger.free_fetch_slots <= -HANDED_OVER:
