@@ -578,6 +578,7 @@ def test_leases_that_a_retiring_device_will_not_begin_come_back():
 def test_a_device_that_retires_before_it_has_joined_is_not_waited_for():
     ledger = Ledger(4, host_slots=3)
     ledger.expect("d")
+    assert ledger.devices_there == ["d"] and not ledger.devices["d"].retiring
     ledger.retire("d")
     assert ledger.devices_there == [] and not ledger.devices["d"].has_retired, "it was never there"
 
