@@ -44,7 +44,7 @@ from mutmut.mutation.mutators import mutation_operators
 from mutmut.mutation.pragma_handling import IgnoredCode
 
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.txt")
-CPU_S = 60  # limit for a mutant's tests: beyond it, the mutant has an endless loop
+CPU_S = 20  # limit for a mutant's tests: beyond it, the mutant has an endless loop
 MEMORY_BYTES = 4 << 30  # limit for a mutant's process, beyond the memory of the first process
 
 SURVIVES, NO_PYTHON = 0, 99 << 8  # a process's status: all tests pass; the change makes no Python, so it does not count
