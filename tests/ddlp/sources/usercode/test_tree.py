@@ -86,11 +86,12 @@ for _ in range(MAX_DEPTH + 1):
         (Pair(1, 2), "is a .*Pair"),
         ([{1, 2}], "builtins.set"),
         (np.float32(1), "numpy.float32"),
-        (np.array(["a"]), "an array of <U1"),
+        (np.array(["a"]), "the batch is an array of <U1"),
         (np.zeros(2, ">f4"), "an array of >f4"),
         (torch.zeros(2, requires_grad=True), "requires_grad=True"),
         (torch.nn.Parameter(torch.zeros(2)), "Parameter"),
-        (torch.eye(2).to_sparse(), "sparse"),
+        (torch.eye(2).to_sparse(), "the batch is a tensor .*sparse"),
+        ({1 << 20_000: 1}, "the batch is an integer of 20001 bits"),
         (torch.zeros(2, device="meta"), "meta"),
         (torch.ones(2, dtype=torch.complex64).conj(), "a tensor .torch.complex64"),
         (torch.ones(2, dtype=torch.complex64).conj().imag, "a tensor .torch.float32"),
@@ -278,6 +279,10 @@ def test_a_buffer_is_bytes_in_a_row_as_many_as_the_header_says(buffer):
         assert decode(Encoded(header, [bytes_of(3)])) is not None
         with pytest.raises(DamagedTree, match="another size than the header's 3 bytes"):
             decode(Encoded(header, [buffer]))
+
+
+def test_an_encoding_is_as_short_as_json_can_be():
+    assert encode({"a": (1, True)}).header == b'["d",["s","a"],["u",["i","1"],true]]'
 
 
 def test_two_encodings_are_the_same_if_all_their_bits_are():
