@@ -7,9 +7,11 @@
 
 The changes are mutmut's, with two more: a statement is left out, a condition is negated. Properties and tables are changed
 too, which `mutmut run` leaves alone; texts for people are not. One false value (None, False, 0, "") is not replaced by
-another, since no code here distinguishes them. Each mutant has a process of its own, forked from one that has
-imported the tests' packages: that takes a second, and nothing on the disk is changed. Mutants that no test can notice are in
-`scripts/equivalent_mutants.txt`, with the reason. Ends with status 1 if any other survives.
+another, since no code here distinguishes them. Nothing on the disk is changed: each mutant has a process of its own, forked
+from one that has collected the tests, where the code of functions is exchanged. If no test notices that, or the change is
+elsewhere (in a class, a default, a table), the module is imported anew, in a process forked from one that has imported the
+tests' packages alone. Mutants that no test can notice are in `scripts/equivalent_mutants.txt`, with the reason. Ends with
+status 1 if any other survives.
 """
 
 from __future__ import annotations
@@ -19,17 +21,19 @@ import difflib
 import gc
 import importlib
 import importlib.machinery
+import inspect
 import itertools
+import mmap
 import os
 import random
 import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 import libcst as cst
@@ -40,7 +44,7 @@ from mutmut.mutation.mutators import mutation_operators
 from mutmut.mutation.pragma_handling import IgnoredCode
 
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.txt")
-CPU_S = 60  # limit for a mutant's tests: beyond it, the mutant has an endless loop
+CPU_S = 20  # limit for a mutant's tests: beyond it, the mutant has an endless loop
 MEMORY_BYTES = 4 << 30  # limit for a mutant's process, beyond the memory of the first process
 
 SURVIVES, NO_PYTHON = 0, 99 << 8  # a process's status: all tests pass; the change makes no Python, so it does not count
@@ -65,7 +69,8 @@ GROUPS = {
         ("csd_engine/protocol/*.py",),
         # The quickest first, and without those that start processes.
         (
-            *(f"tests/csd_engine/protocol/test_{one}.py" for one in "fields printable protocol allow_list keys".split()),
+            *(f"tests/csd_engine/protocol/test_{one}.py"
+              for one in "fields printable protocol allow_list keys cards sealed aead".split()),
             "-k", "not command_line and not imports_no_engine",
         ),  # fmt: skip
         ("numpy", "zmq.auth", "PIL.Image"),
@@ -75,6 +80,9 @@ GROUPS = {
         ("tests/ddlp/test_schema.py", "tests/ddlp/sampling/test_state_schema.py"),
         ("numpy", "torch"),
     ),
+    "usercode": Group(
+        ("ddlp/sources/usercode/tree.py",), ("tests/ddlp/sources/usercode/test_tree.py",), ("numpy", "torch"),
+    ),  # fmt: skip
 }
 
 
@@ -166,12 +174,10 @@ def outcome(module: str, path: str, mutant: str, tests: tuple[str, ...]) -> int:
         return os.waitpid(child, 0)[1]
     status = 1
     try:
-        silent = os.open(os.devnull, os.O_RDWR)
-        for descriptor in (0, 1, 2):
-            os.dup2(silent, descriptor)
+        silence()
         usual = importlib.machinery.SourceFileLoader.get_code
         try:
-            code = compile(mutant, os.path.abspath(path), "exec", dont_inherit=True)
+            code = code_of(path, mutant)
         except SyntaxError:
             os._exit(NO_PYTHON >> 8)
 
@@ -179,16 +185,129 @@ def outcome(module: str, path: str, mutant: str, tests: tuple[str, ...]) -> int:
             return code if name == module else usual(loader, name)
 
         importlib.machinery.SourceFileLoader.get_code = get_code  # type: ignore[assignment,method-assign]
-        used_s = int(sum(os.times()[:2]))
-        resource.setrlimit(resource.RLIMIT_CPU, (used_s + CPU_S, used_s + CPU_S))
-        memory = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + MEMORY_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        limit()
         status = run_pytest("-x", "-q", *tests)
     finally:
         os._exit(status)
 
 
-def run_pytest(*arguments: str) -> int:
+def silence() -> None:
+    """Let this process print nothing."""
+    silent = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(silent, descriptor)
+
+
+def limit() -> None:
+    """Bound this process's time and memory from now on."""
+    used_s = int(sum(os.times()[:2]))
+    resource.setrlimit(resource.RLIMIT_CPU, (used_s + CPU_S, used_s + CPU_S))
+    memory = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+
+
+def noticed_at_once(path: str, source: str, mutants: list[str], tests: tuple[str, ...]) -> Iterator[bool]:
+    """Yield for each mutant whether the tests notice the exchanged code of its functions. False: it is not known."""
+    reader, writer = os.pipe()
+    if not (child := os.fork()):
+        try:
+            silence()
+            run_pytest("-q", "--capture=no", *tests, plugins=[Exchange(path, source, mutants, writer)])
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as answers:
+        yield from (answers.read(1) == b"1" for _ in mutants)
+    os.waitpid(child, 0)
+
+
+class Exchange:
+    """A plugin of pytest. Once the tests are collected, it runs them for each mutant, in a fork with other functions' code.
+
+    The test that has noticed a mutant comes first for the next one, which is often beside it.
+    """
+
+    def __init__(self, path: str, source: str, mutants: list[str], answers: int) -> None:
+        self.path, self.before, self.mutants, self.answers = os.path.abspath(path), code_of(path, source), mutants, answers
+        self.failed = mmap.mmap(-1, 4)  # the place of the test that failed, told by a fork
+
+    def pytest_runtestloop(self, session: Any) -> bool:
+        """Run the tests, and write b"1" for each mutant that they notice."""
+        gc.unfreeze()  # what is frozen is not listed
+        live: dict[CodeType, list[FunctionType]] = {}
+        for one in gc.get_objects():
+            if isinstance(one, FunctionType) and one.__code__.co_filename == self.path:
+                live.setdefault(one.__code__, []).append(one)
+        gc.freeze()
+        if self._fails(session, []):
+            return True  # so nothing can be known here
+        for mutant in self.mutants:
+            exchange = self._exchange(mutant, live)
+            os.write(self.answers, b"1" if exchange and self._fails(session, exchange) else b"0")
+        return True
+
+    def _exchange(self, mutant: str, live: dict[CodeType, list[FunctionType]]) -> list[tuple[FunctionType, CodeType]]:
+        """Return the functions that are other ones in the mutant, and their code; none if it differs elsewhere too."""
+        try:
+            changed = changed_functions(self.before, code_of(self.path, mutant))
+        except SyntaxError:
+            return []
+        if changed is None or any(before not in live for before in changed):
+            return []
+        return [(function, after) for before, after in changed.items() for function in live[before]]
+
+    def _fails(self, session: Any, exchange: list[tuple[FunctionType, CodeType]]) -> bool:
+        self.failed[:] = bytes(4)
+        if child := os.fork():
+            if os.waitpid(child, 0)[1] == 0:
+                return False
+            session.items.insert(0, session.items.pop(int.from_bytes(self.failed[:], "big")))
+            return True
+        status = 1
+        try:
+            limit()
+            for function, code in exchange:
+                function.__code__ = code
+            for place, item in enumerate(session.items):
+                following = session.items[place + 1] if place + 1 < len(session.items) else None
+                item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+                if session.testsfailed:
+                    self.failed[:] = place.to_bytes(4, "big")
+                    break
+            status = int(session.testsfailed > 0)
+        finally:
+            os._exit(status)
+
+
+def code_of(path: str, source: str) -> CodeType:
+    """Compile a module."""
+    return compile(source, os.path.abspath(path), "exec", dont_inherit=True)
+
+
+def changed_functions(before: CodeType, after: CodeType) -> dict[CodeType, CodeType] | None:
+    """Return the code of a module's functions, before and after a change of them alone; None if it changes more."""
+    changed: dict[CodeType, CodeType] = {}
+    own = [[one for one in code.co_consts if not isinstance(one, CodeType)] for code in (before, after)]
+    inner = [[one for one in code.co_consts if isinstance(one, CodeType)] for code in (before, after)]
+    if repr(own[0]) != repr(own[1]) or len(inner[0]) != len(inner[1]):
+        return None
+    if (before.co_code, before.co_names) != (after.co_code, after.co_names):
+        return None
+    for one, other in zip(*inner, strict=True):
+        if one == other:
+            continue
+        if one.co_flags & inspect.CO_NEWLOCALS and one.co_freevars == other.co_freevars:
+            changed[one] = other
+        elif one.co_flags & inspect.CO_NEWLOCALS:
+            return None  # a function keeps the number of variables that it has from outside
+        elif (more := changed_functions(one, other)) is None:
+            return None
+        else:
+            changed.update(more)
+    return changed
+
+
+def run_pytest(*arguments: str, plugins: Sequence[object] = ()) -> int:
     """Run pytest, with the same examples of each property each time."""
     import pytest
     from hypothesis import Phase, settings
@@ -198,7 +317,7 @@ def run_pytest(*arguments: str) -> int:
     settings.load_profile("mutation")
     # What a failing test's error says is not read: to prepare it takes longer than the tests.
     quick = ("--assert=plain", "--tb=no", "-p", "no:cacheprovider", "-p", "no:unraisableexception", "-p", "no:anyio")
-    return int(pytest.main([*quick, *arguments]))
+    return int(pytest.main([*quick, *arguments], plugins=plugins))
 
 
 def prepare(group: Group, files: list[str]) -> None:
@@ -225,8 +344,8 @@ def run(group: Group, files: list[str], sample: int, seed: int) -> int:
         mutants = mutants_of(source)
         tried = mutants if not sample else random.Random(seed).sample(mutants, min(sample, len(mutants)))
         survivors = explained = killed = 0
-        for mutant in tried:
-            status = outcome(module_of(path), path, mutant, group.tests)
+        for mutant, noticed in zip(tried, noticed_at_once(path, source, tried, group.tests), strict=True):
+            status = 1 if noticed else outcome(module_of(path), path, mutant, group.tests)
             killed += status not in (SURVIVES, NO_PYTHON)
             if status == SURVIVES:
                 line, lines = difference(source, mutant)

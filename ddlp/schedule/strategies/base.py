@@ -140,12 +140,14 @@ class Strategy:
             return None
         turn = self.turn()
         if ledger.free_fetch_slots < 1:
-            return self._handed_over(turn)
+            if ledger.retired and turn is not None and turn in ledger.in_spool:
+                return turn  # batches that were handed over have its slot
+            return self._handed_over()
         position = self.first(ledger.in_spool)
         if turn is not None and position != turn and ledger.free_fetch_slots < 2:
             entry = ledger.entry(turn)
             if entry is None or entry.csd not in (CsdCopy.FETCHING, CsdCopy.READY):
-                return self._handed_over(turn)  # the last slot is for the batch whose turn it is
+                return self._handed_over()  # the last slot is for the batch whose turn it is
         return position
 
     def hanging_fetch(self, now: float) -> int | None:
@@ -169,13 +171,11 @@ class Strategy:
         """Return the position that comes first in the order of delivery."""
         return positions.first()
 
-    def _handed_over(self, turn: int | None) -> int | None:
+    def _handed_over(self) -> int | None:
         """Return a published batch of a device that retires, to fetch although no slot is left: the device waits for that."""
         ledger = self.ledger
         if not ledger.retired:
             return None
-        if turn is not None and turn in ledger.in_spool and ledger.free_fetch_slots < 1:
-            return turn  # others that were handed over have its slot
         retiring = {name for name, account in ledger.devices.items() if account.alive and account.retiring}
         if not retiring or ledger.free_fetch_slots <= -HANDED_OVER:
             return None

@@ -77,7 +77,7 @@ class Mte(Strategy):
         quota = sum(ledger.devices[name].quota for name in joined)
         share = self.split(n - len(ledger.delivered), self.rates, ledger.devices_there, quota)
         assert share is not None  # both rates are known
-        return min(n, max(begun + share, committed))
+        return max(begun + share, committed)
 
     @classmethod
     def split(cls, n: int, rates: Rates, devices: Collection[str], quota: int) -> int | None:

@@ -93,8 +93,8 @@ def _encoded(thing: Any, where: str, depth: int, buffers: list[torch.Tensor]) ->
     if thing is None or kind is bool:
         return thing
     if kind is int:
-        if abs(thing).bit_length() > 3 * MAX_DIGITS:
-            raise NotATree(f"{where} is an integer of {abs(thing).bit_length()} bits")
+        if thing.bit_length() > 3 * MAX_DIGITS:
+            raise NotATree(f"{where} is an integer of {thing.bit_length()} bits")
         return ["i", str(thing)]
     if kind is float:
         return ["f", thing.hex()]
@@ -143,7 +143,7 @@ def _tensor(tensor: torch.Tensor, where: str, buffers: list[torch.Tensor]) -> An
 
 
 def _array(array: np.ndarray, where: str, buffers: list[torch.Tensor]) -> Any:
-    if array.dtype.name not in _ARRAYS or array.dtype != _ARRAYS[array.dtype.name]:
+    if array.dtype not in _ARRAYS.values():  # also not in the other order of bytes
         raise NotATree(f"{where} is an array of {array.dtype}; arrays of numbers can be sent")
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     buffers.append(torch.from_numpy(flat if flat.flags.writeable else flat.copy()))
@@ -216,8 +216,9 @@ def _integer(parts: list[Any], _: Iterator[torch.Tensor]) -> int:
 
 
 def _floats(parts: list[Any], number: int) -> list[float]:
+    texts = _texts(parts, number)
     try:
-        return [float.fromhex(text) for text in _texts(parts, number)]
+        return [float.fromhex(text) for text in texts]
     except (ValueError, OverflowError):
         raise DamagedTree(f"{parts!r:.80}: no float") from None
 

@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import zmq
 
 from csd_engine.errors import EngineError
-from csd_engine.protocol.keys import allowed_clients, load_pair, load_public, make_keys, make_pair
+from csd_engine.protocol.keys import allowed_clients, fresh_pair, load_pair, load_public, make_keys, make_pair
 
 
 def test_a_pair_is_made_once(tmp_path: Path) -> None:
@@ -28,6 +29,15 @@ def test_both_pairs_and_the_host_let_in(tmp_path: Path, before: bool) -> None:
     keys = make_keys(tmp_path)
     host, server = (load_pair(keys / f"{name}.key_secret").public for name in ("host", "server"))
     assert host != server and allowed_clients(keys) == {**others, host: None}, "whoever was let in before still is"
+
+
+def test_each_fresh_pair_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = fresh_pair()
+    assert (len(pair.public), len(pair.secret)) == (40, 40) and pair.public == zmq.curve_public(pair.secret)
+    assert fresh_pair() != pair
+    monkeypatch.setattr(zmq, "has", lambda what: what != "curve")
+    with pytest.raises(EngineError, match="built without CURVE"):
+        fresh_pair()
 
 
 def test_from_the_command_line(tmp_path: Path) -> None:

@@ -62,11 +62,12 @@ MESSAGES = [
     say.JobClosed("j"),
 ]
 
+WITH_PAYLOAD = (say.FilePart, say.ParcelPart, say.Part, say.AskStream, say.StreamOpen)
+
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda one: type(one).__name__)
 def test_each_message_goes_round(message):
-    with_payload = (say.FilePart, say.ParcelPart, say.Part, say.AskStream, say.StreamOpen)
-    payload = b"part" if isinstance(message, with_payload) else None
+    payload = b"part" if isinstance(message, WITH_PAYLOAD) else None
     frames = say.encode(message, payload)
     assert say.decode(frames) == (message, payload or b"")
     data = json.loads(frames[0])
@@ -340,12 +341,23 @@ LIMITS = [
     ),
     (say.Sensors((say.Reading("a", "", 0.0, 0.0, 1.0),)), {"readings": (say.Reading("a", "toaster", 0.0, 0.0, 1.0),)}),
     (say.Sensors((say.Reading("a", "", 0.0, 0.0, 1.0),)), {"readings": (say.Reading("a", "", -1.0, 0.0, 1.0),)}),
+    *(
+        (say.Sensors((say.Reading("a", "gpu", 1e18, 1e9, 1e18),)), {"readings": (say.Reading("a", "gpu", *beyond),)})
+        for beyond in ((1.1e18, 0.0, 0.0), (0.0, 1.1e9, 0.0), (0.0, -1.1e9, 0.0), (0.0, 0.0, 1.1e18), (0.0, 0.0, None))
+    ),
+    (say.Retires((("j", 3),) * 4096), {"begun": (("j", 3),) * 4097}),
+    (say.NeedParcel("j", -1, 0), {"lease": -2}),
+    (say.ParcelPart("j", -1, 0, 1, HEX), {"lease": -2}),
+    (say.AskStream("chacha20-poly1305"), {"cipher": "aes-128-gcm"}),
+    (say.StreamOpen(1), {"port": 0}),
+    (say.StreamOpen(65535), {"port": 65536}),
 ]
 
 
 @pytest.mark.parametrize("message, more", LIMITS, ids=lambda one: type(one).__name__)
 def test_lists_and_numbers_end_where_the_protocol_says(message, more):
-    assert say.decode(say.encode(message))[0] == message
+    payload = b"part" if isinstance(message, WITH_PAYLOAD) else None
+    assert say.decode(say.encode(message, payload))[0] == message
     with pytest.raises(BadMessage, match=next(iter(more))):
         say.encode(dataclasses.replace(message, **more))
 
@@ -357,6 +369,8 @@ def test_a_refusal_of_what_is_inside_says_what_it_must_be():
         say.encode(named)
     with pytest.raises(BadMessage, match=r"^message Sensors: readings is .*; it must be a part of a computer\.$"):
         say.encode(say.Sensors((say.Reading("a", "toaster", 0.0, 0.0, 1.0),)))
+    with pytest.raises(BadMessage, match=r"^message AskStream: cipher is .*; it must be a cipher\.$"):
+        say.encode(say.AskStream("rot13"))
 
 
 def test_a_status_has_its_limits():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 
 from csd_engine.protocol import sealed
-from csd_engine.protocol.aead import AES, NotAuthentic
-from csd_engine.protocol.sealed import HEAD_BYTES, PART, READY, REASON, Opener, Place, Sealer, part_bytes
+from csd_engine.protocol.aead import AES, Aead, NotAuthentic
+from csd_engine.protocol.sealed import HEAD_BYTES, NO_PLACE, PART, READY, REASON, Opener, Place, Sealer, part_bytes
 
 KEY = bytes(range(32))
 SIZE = (2 << 20) + 100
@@ -115,3 +117,23 @@ def test_a_key_is_used_up(monkeypatch):
         sealer.seal(PART, PLACES[2], bytearray(HEAD_BYTES + 100), 100)
     with pytest.raises(OSError, match="used"):
         opened(opener, records(PLACES[2:])[0], PLACES[2])
+
+
+def test_a_record_has_the_bytes_that_the_format_says():
+    """kind, length, tag, body. The tag is of these, of the place, and of the record's number."""
+    sealer, opener, place = Sealer(AES, KEY), Opener(AES, KEY), Place(2, "job-1", 7, 1 << 20, (1 << 20) + 3)
+    all_of_them = (1, Place(0, "", 0, 0, 0), b""), (2, place, b"abc"), (3, place, b"gone")
+    for number, (kind, at, body) in enumerate(all_of_them, start=1):
+        record = bytearray(HEAD_BYTES) + body
+        sealer.seal(kind, at, record, len(body))
+        head = struct.pack("!BI", kind, len(body))
+        about = head + struct.pack("!QQQQ", at.fetch, at.lease, at.offset, at.size) + at.job.encode()
+        sealed_body, tag = bytearray(body), bytearray(16)
+        Aead(AES, KEY, sealing=True).seal(number.to_bytes(12, "big"), about, sealed_body, tag)
+        assert record == head + tag + sealed_body
+        assert opener.kind(record, at) == kind and opener.begin(record, at) == len(body)
+        opener.decrypt(sealed_body)
+        opener.check(record)
+        assert sealed_body == body
+    assert (READY, PART, REASON, NO_PLACE) == (1, 2, 3, Place(0, "", 0, 0, 0))
+    assert (sealed.TICKET_BYTES, sealed.MAX_REASON_BYTES, sealed.MOST_BYTES) == (32, 4096, 1 << 36)

@@ -376,6 +376,7 @@ def test_mtes_split_by_the_formula():
     assert Mte.split(1000, faster, ["d"], 10**6) == round(0.9 * (0.95 * 400 - 200) / (0.5 - 0.2)) == 540
     faster.training.seconds = 0.6
     assert Mte.split(1000, faster, ["d"], 10**6) == 800, "training is slower than the host: 1000 * 2 / 2.5"
+    assert Mte.split(1000, faster, ["d"], 10) == 36, "while the device fills 0.9 of 10, the host makes four times as many"
     only_host = Rates()
     only_host.host.add(1.0)
     assert Mte.split(1000, only_host, ["d"], 100) is None
@@ -406,6 +407,30 @@ def test_mte_calibrates_with_what_is_left_and_takes_nothing_back():
         ledger.join(name, quota=10, window=10)
     strategy = Mte(ledger, rates)
     assert strategy.turn() == 0 and strategy.host_batches == 9, "two devices fill two spools of 20"
+
+
+def test_mte_calibrates_by_the_devices_that_are_at_work_and_counts_on_those_that_will_join():
+    ledger, strategy = scene("mte", 100, host_s=1.0, device_s=1.0)
+    strategy.rates.device("later").add(1.0)
+    known(strategy)
+    strategy.rates.device("later").count = 1
+    ledger.expect("later")
+    assert strategy.turn() == 0 and strategy.host_batches == 33, "a third; the later device's rate need not be sure"
+    ledger = Ledger(100, host_slots=3)
+    ledger.expect("d")
+    strategy = Mte(ledger, strategy.rates)
+    assert strategy.turn() == 0 and strategy.host_batches is None, "no device is at work yet"
+
+
+def test_mte_splits_by_the_rates_that_are_known():
+    rates = Rates()
+    rates.host.add(1.0)
+    for name in ("d", "new"):
+        for _ in range(3):
+            rates.fetched(name, 0.6, 1.0, FETCHERS)
+    rates.device("d").add(3.0)
+    # How fast the new device makes batches is not known, though some of its batches have come.
+    assert Mte.split(1000, rates, ["d", "new"], 10**6) == round(750 * 0.9 * (0.95 - 0.2))
 
 
 @pytest.mark.parametrize("host, device", [(True, False), (False, True), (True, True)])
@@ -511,7 +536,9 @@ def test_mte_leaves_the_hosts_part_of_the_second_part_to_it_evenly_spread():
     assert leased == sorted(leased, reverse=True) and leased[0] == 99
     assert left == [97, 94, 91, 88, 85], "every third batch"
     assert strategy._hosts_part(100, 10) == 0.0 and strategy._hosts_part(0, 10) == 1.0, "from none to all"
-    assert strategy._hosts_part(0, 0) == 1.0 and scene("mte", 9)[1]._hosts_part(0, 9) == 0.0
+    assert strategy._hosts_part(0, 0) == 1.0
+    for known_s in ({}, {"host_s": 0.5}, {"device_s": 1.0}):
+        assert scene("mte", 9, **known_s)[1]._hosts_part(0, 9) == 0.0, "a speed is not known"
     assert scene("mte", 9, host_s=0.5, device_s=1.0)[1]._hosts_part(0, 1) == pytest.approx(2 / 3)
 
 
@@ -826,3 +853,56 @@ def test_csd_has_the_host_make_what_came_back_though_the_device_is_there():
     ledger, strategy = scene("csd", 10, device_s=2.0)
     ledger.failed("d", ledger.lease("d", 0, 0.0))
     assert strategy.next_claim(0.0) == 0
+
+
+# -- devices that retire
+
+
+def fetch_all(ledger: Ledger, strategy: Strategy) -> list[int]:
+    """Fetch what the strategy says, until it says nothing. Returns these batches."""
+    fetched = []
+    while (position := strategy.next_fetch()) is not None:
+        ledger.fetch(position)
+        fetched.append(position)
+    return fetched
+
+
+def test_a_device_that_retires_has_four_batches_fetched_beyond_the_slots():
+    """It ends once all are fetched. What other devices have published has the time to wait for a slot."""
+    ledger, strategy = scene("wrr", 20)
+    ledger.join("e", quota=1000, window=1000)
+    publish(ledger, *range(13, 20))
+    publish(ledger, 11, 12, device="e")
+    assert fetch_all(ledger, strategy) == [11, 12], "there are two slots"
+    ledger.retire("e")
+    assert strategy.next_fetch() is None, "nothing of device e waits"
+    ledger.retire("d")
+    assert fetch_all(ledger, strategy) == [13, 14, 15, 16]
+    ledger.verified(ledger.entry(13).lease)
+    assert strategy.next_fetch() is None, "it is in memory until it is delivered"
+    ledger.deliver(13)
+    assert strategy.next_fetch() == 17
+    ledger.leave("d", now=0.0)
+    assert strategy.next_fetch() is None, "it waits no longer"
+
+
+def test_the_batch_whose_turn_it_is_is_fetched_though_batches_of_a_retiring_device_have_its_slot():
+    ledger, strategy = scene("ordered", 20)
+    ledger.join("e", quota=1000, window=1000)
+    lease = ledger.lease("e", 0, 0.0)
+    publish(ledger, *range(5, 11))
+    assert fetch_all(ledger, strategy) == [5], "the last slot is for batch 0"
+    ledger.retire("d")
+    assert fetch_all(ledger, strategy) == [6, 7, 8, 9, 10]
+    ledger.published("e", lease)
+    assert fetch_all(ledger, strategy) == [0]
+
+
+def test_with_no_device_there_csd_and_mte_leave_all_to_the_host():
+    """A device that retires is not there, though it still finishes what it has."""
+    for name in ("csd", "mte"):
+        ledger, strategy = scene(name, 10, host_s=1.0, device_s=1.0)
+        known(strategy)
+        ledger.retire("d")
+        assert strategy.next_claim(0.0) == 0 and strategy.next_lease("d") is None
+    assert strategy.host_batches is None, "mte stays ascending"

@@ -540,3 +540,54 @@ def test_a_batch_that_the_host_is_making_stays_with_it_when_the_device_fails():
     ledger.failed("d", lease)
     assert not ledger.returned and ledger.entry(3).lease is None and ledger.wanted(claim)
     assert ledger.made(claim) and not ledger.effects and ledger.deliver(3) is Side.HOST
+
+
+def test_a_device_that_retires_finishes_what_it_has_and_gets_no_more():
+    ledger = ledger_with_device(6, window=6)
+    published, begun = ledger.lease("d", 5, 0.0), ledger.lease("d", 4, 0.0)
+    ledger.published("d", published)
+    account = ledger.devices["d"]
+    assert not ledger.retired and ledger.devices_there == ["d"]
+    ledger.retire("d")
+    assert ledger.retired and ledger.devices_there == [] and not ledger.can_lease("d")
+    assert not ledger.effects and not ledger.returned and ledger.published("d", begun)
+    for position, lease in ((5, published), (4, begun)):
+        assert not account.has_retired, "this process still has to fetch a batch"
+        ledger.fetch(position)
+        assert ledger.verified(lease)
+    assert account.has_retired
+    ledger.leave("d", now=0.0)
+    assert not account.has_retired, "it is gone"
+    ledger.join("d", quota=8, window=2)
+    assert ledger.can_lease("d") and ledger.devices_there == ["d"] and not account.has_retired, "it may come back"
+
+
+def test_leases_that_a_retiring_device_will_not_begin_come_back():
+    ledger = ledger_with_device(6, window=6)
+    leases = [ledger.lease("d", position, 0.0) for position in (5, 4, 3)]
+    claim = ledger.claim(3)
+    ledger.retire("d", begun=[leases[0]])
+    assert list(ledger.devices["d"].outstanding) == [leases[0]] and ledger.devices["d"].held == 1
+    assert list(ledger.effects) == [Cancel("d", leases[1]), Cancel("d", leases[2])]
+    assert list(ledger.returned) == [4] and ledger.wanted(claim), "the host makes batch 3 already"
+    assert (ledger.taken_back, ledger.came_back) == (2, 0) and ledger.devices["d"].failures == 0, "no failure"
+    ledger.retire("d", begun=())
+    assert list(ledger.returned) == [4, 5] and ledger.devices["d"].has_retired
+
+
+def test_a_device_that_retires_before_it_has_joined_is_not_waited_for():
+    ledger = Ledger(4, host_slots=3)
+    ledger.expect("d")
+    assert ledger.devices_there == ["d"] and not ledger.devices["d"].retiring
+    ledger.retire("d")
+    assert ledger.devices_there == [] and not ledger.devices["d"].has_retired, "it was never there"
+
+
+def test_a_device_tells_its_computer_when_it_joins():
+    ledger = Ledger(4, host_slots=3)
+    ledger.expect("d")
+    assert ledger.devices["d"].node == ""
+    ledger.join("d", quota=2, window=2, node="node7")
+    assert ledger.devices["d"].node == "node7"
+    ledger.join("d", quota=2, window=2)
+    assert ledger.devices["d"].node == ""

@@ -149,12 +149,12 @@ def test_what_a_rate_keeps_for_itself_is_not_shown():
     assert repr(Rate()) == "Rate(parallel=1, ranks=1, count=0, seconds=0.0)" and Rates().sample_bytes == 0
 
 
-def test_the_spread_is_a_part_of_the_mean():
+def test_the_spread_and_the_means_error_are_parts_of_the_mean():
     rate = Rate()
-    assert rate.spread == 0
-    for seconds, expected in ((1.0, 0), (3.0, math.sqrt(2) / 2), (2.0, 1 / 2)):
+    assert rate.spread == 0 and rate.error == math.inf
+    for seconds, spread, error in ((1.0, 0, math.inf), (3.0, math.sqrt(2) / 2, 1 / 2), (2.0, 1 / 2, 1 / math.sqrt(12))):
         rate.add(seconds)
-        assert rate.spread == pytest.approx(expected)
+        assert (rate.spread, rate.error) == pytest.approx((spread, error))
 
 
 def test_the_mean_since_some_batch_leaves_out_those_before():
