@@ -298,7 +298,7 @@ def test_a_killed_host_leaves_nothing(cluster, pool, script, spool):
         """,
         DDLP_HOME=str(spool / "home"),
     )
-    until(lambda: "ra" in one._read("stdout") or not alive(one.pid), START_S, "an engine")
+    until(lambda: "\n" in one._read("stdout") or not alive(one.pid), START_S, "an engine")
     assert one.line() == "ready"
     os.kill(one.pid, signal.SIGKILL)
     one.nothing_left(START_S)
