@@ -69,16 +69,18 @@ def shares(wants: Mapping[int, float], engines: float) -> dict[int, float]:
 
 
 def train(job: Job, cards: str) -> None:
-    """Be a job: print the samples so far, and when, until the parent ends this process."""
-    samples, waited_s, told_s = 0, 0.0, 0.0
-    batches = iter(loader_of(cards, _FOREVER // job.batch, job.batch, 0.0, strategy="csd"))
+    """Be a job: print the samples by engines so far, and when, until the parent ends this process."""
+    waited_s = told_s = 0.0
+    loader = loader_of(cards, _FOREVER // job.batch, job.batch, 0.0, strategy="csd")
+    batches = iter(loader)
     while True:
         asked = time.monotonic()
-        images, _ = next(batches)
+        next(batches)
         now = time.monotonic()
-        samples, waited_s = samples + len(images), waited_s + now - asked
+        waited_s += now - asked
         if now - told_s > 0.1:
             told_s = now
+            samples = loader.report().batches_csd * job.batch  # the host makes some too while the engines hold leases back
             print(json.dumps((now, samples, waited_s)), flush=True)
         time.sleep(job.step_s)
 

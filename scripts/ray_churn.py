@@ -163,8 +163,11 @@ def truth_of(paths: list[str], user_code: bool, epoch: int) -> dict[int, torch.T
     return {label: image for images, labels in loader for image, label in zip(images, labels.tolist(), strict=True)}
 
 
-def run(churn: Churn, paths: list[str], epochs: int, events: int) -> int:
-    """Train; print a line for each epoch, and at the end, or at Ctrl-C, what has happened. Return the exit status."""
+def run(churn: Churn, paths: list[str], epochs: int, events: int, step_s: float, longest_step_s: float) -> int:
+    """Train; print a line for each epoch, and at the end, or at Ctrl-C, what has happened. Return the exit status.
+
+    ``step_s``: of training. ``longest_step_s``: of a step in which something should happen, while no engine is there.
+    """
     loader, status, by_engines, done = loader_of(paths, churn.user_code, strategy="wrr", pool=churn.pool), 0, 0, 0
     began = time.monotonic()
     try:
@@ -174,11 +177,11 @@ def run(churn: Churn, paths: list[str], epochs: int, events: int) -> int:
                 batches.append(batch)
                 churn.look(loader)
                 due = step % 4 == 0 and churn.events.total() < events * (epoch + (step + 1) / len(loader)) / epochs
-                waits_until = time.monotonic() + LONGEST_STEP_S
+                waits_until = time.monotonic() + longest_step_s
                 while due and not churn.one_more() and time.monotonic() < waits_until:
-                    time.sleep(STEP_S)
+                    time.sleep(step_s)
                     churn.look(loader)
-                time.sleep(STEP_S)
+                time.sleep(step_s)
             made = loader.report().batches_csd
             by_engines, done = by_engines + made, epoch + 1
             found = wrong(batches, truth_of(paths, churn.user_code, epoch))
@@ -213,6 +216,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--epochs", type=int, default=20, metavar="N", help="default 20")
     parser.add_argument("--events", type=int, default=200, metavar="N", help="in all of them; default 200")
     parser.add_argument("--only", choices=("engines", "user-code"), help="in all epochs")
+    parser.add_argument("--step", type=float, default=STEP_S, metavar="S", help="seconds of training; default %(default)s")
+    parser.add_argument(
+        "--longest-step", type=float, default=LONGEST_STEP_S, metavar="S",
+        help="of a step in which something should happen, while no engine is there; default %(default)s",
+    )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of what happens and when; default 0")
     options = parser.parse_args(arguments)
     kinds = [False, True] if options.only is None else [options.only == "user-code"]
@@ -235,7 +243,8 @@ def main(arguments: list[str] | None = None) -> int:
             for user_code in kinds:
                 print("user code in actors:" if user_code else "engines in actors:", flush=True)
                 churn = Churn(cluster, options.seed, user_code)
-                status |= run(churn, paths, options.epochs // len(kinds), options.events // len(kinds))
+                each = options.epochs // len(kinds), options.events // len(kinds)
+                status |= run(churn, paths, *each, options.step, options.longest_step)
                 status |= ended(churn)
         return status
     except KeyboardInterrupt:

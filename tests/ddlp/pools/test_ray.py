@@ -254,6 +254,36 @@ def test_more_engines_join_and_those_too_many_leave(cluster, pool, data, truth, 
 
 @pytest.mark.slow
 @with_ray
+def test_rays_autoscaler_starts_nodes_for_the_engines_that_are_wanted_and_ends_them(spool, monkeypatch, data, truth, told):
+    monkeypatch.setenv("DDLP_HOME", str(spool / "home"))
+    monkeypatch.setenv("DDLP_ENGINE_SLOWDOWN", "25")
+    with ended(RayCluster(autoscaled=2)) as cluster:
+        pool = RayPool(max=2, address=cluster.address, num_cpus=1)
+        pool.want(0)
+        loader = make_loader(data, "wrr", pool=pool)
+
+        def come(engines: set[str]) -> None:
+            before = cluster.running()
+            pool.want(len(engines))
+            wait_for(engines, have_published, loader)
+            assert before < cluster.running() == len(engines)
+
+        def gone(engines: int) -> None:
+            until(lambda: cluster.running() == engines, START_S, f"{engines} nodes, not {cluster.running()},")
+
+        truth.check(train(loader, at={0: lambda: come(BOTH), 1: lambda: pool.want(1)}))
+        assert loader.report().batches_csd
+        gone(1)
+        truth.check(train(loader, at={0: lambda: pool.want(0)}), 1)
+        gone(0)
+        truth.check(train(loader, at={0: lambda: come(ONE)}), 2)
+        assert not len(told), list(told)
+        pool.close()
+        gone(0)
+
+
+@pytest.mark.slow
+@with_ray
 def test_a_killed_host_leaves_nothing(cluster, pool, script, spool):
     one = script(
         f"""
@@ -268,7 +298,7 @@ def test_a_killed_host_leaves_nothing(cluster, pool, script, spool):
         """,
         DDLP_HOME=str(spool / "home"),
     )
-    until(lambda: "ra" in one._read("stdout") or not alive(one.pid), START_S, "an engine")
+    until(lambda: "\n" in one._read("stdout") or not alive(one.pid), START_S, "an engine")
     assert one.line() == "ready"
     os.kill(one.pid, signal.SIGKILL)
     one.nothing_left(START_S)

@@ -15,18 +15,18 @@ from torchvision import transforms as T
 
 from csd_engine.transforms import Pipeline
 from ddlp import CardPool, DDLPLoader, ImageArrays, LocalPool, load_operators
-from ddlp.planning import controller
 from ddlp.pools.base import range_of
 from ddlp.sources.base import EpochSink
 from ddlp.sources.engine.connections import EngineConnections
 from ddlp.sources.engine.embedded import EmbeddedOptions
 from ddlp.sources.engine.source import EngineSource
-from scripts import auto_check
+from scripts import auto_check, pool_bed
+from tests.ddlp.faults.scene import until
+from tests.ddlp.pools.conftest import HOST_S
 from tests.ddlp.pools.test_local import there, wait_for
 
 IMAGES = 8
 MOST = 3
-HOST_S = 0.03
 
 
 def loader_of(pool: Any, batches: int) -> DDLPLoader:
@@ -35,18 +35,6 @@ def loader_of(pool: Any, batches: int) -> DDLPLoader:
     data = ImageArrays(images, range(IMAGES), T.Compose([prepare, T.PILToTensor()]))
     samples: Any = Subset(data, [number % IMAGES for number in range(batches)])
     return DDLPLoader(samples, 1, shuffle=True, strategy="auto", seed=0, pool=pool)
-
-
-@pytest.fixture
-def sleeps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The file that says how long each side sleeps for a batch. Windows are short, so that few batches are needed."""
-    file = tmp_path / "sleep"
-    file.write_text(str(HOST_S))
-    monkeypatch.setenv("DDLP_SLEEP", str(file))
-    monkeypatch.setattr(controller, "WINDOW", 20)
-    monkeypatch.setattr(controller, "HOST_WINDOW", 20)
-    monkeypatch.setattr(controller, "PAUSE", 5)
-    return file
 
 
 def test_a_pool_has_a_range_if_it_is_given_one(tmp_path):
@@ -110,24 +98,42 @@ def test_an_engine_comes_as_training_waits_for_the_host_alone(leaves_nothing, sl
     assert not len(told), list(told)
 
 
-@pytest.mark.slow
-def test_engines_come_while_training_waits_and_go_when_it_does_not(leaves_nothing, sleeps, told):
-    """Training takes no time at first: it asks for all that there may be; then twice that of the host: for none."""
-    pool, seen, together, grown, shrunk = LocalPool(min=0, max=MOST), Counter[int](), 0, False, False
-    loader = loader_of(pool, 1200)
+def come_and_go(loader: DDLPLoader, pool: Any, most: int, sleeps: Path, wait_s: float = 0.0) -> None:
+    """Training takes no time at first: it asks for all that there may be; then twice that of the host: for none.
+
+    ``wait_s``: so long training stands still for engines that were asked for.
+    """
+    seen, together, shrunk = Counter[int](), 0, False
     for images, labels in loader:
         check(images, labels, seen)
+        if wait_s and together < most and (asked := wishes(loader)):
+            until(lambda: len(there(loader)) == int(asked[-1].split()[0]), wait_s, asked[-1])
         together = max(together, len(there(loader)))
-        grown = grown or together == MOST
-        if grown and not shrunk:
+        if together == most and not shrunk:
             time.sleep(2 * HOST_S)
             if shrunk := not pool.engines() and not there(loader):
                 quick(sleeps)
-    assert seen == dict.fromkeys(range(IMAGES), 1200 // IMAGES)
-    assert together == MOST, "they have joined the epoch under way"
+    assert seen == dict.fromkeys(range(IMAGES), len(loader) // IMAGES)
+    assert together == most, "they have joined the epoch under way"
     asked = wishes(loader)
-    assert "3 wanted instead of 1: a batch takes" in asked[1]
     assert shrunk and any(one.startswith("0 wanted instead of") for one in asked), asked
     report = loader.report()
-    assert any(one.reason == "it retires: it is not in the pool any more" for one in report.changes)
-    assert f"pool: {asked[-1]}" in str(report) and not len(told), list(told)
+    assert report.batches_csd and any(one.reason == "it retires: it is not in the pool any more" for one in report.changes)
+    assert f"pool: {asked[-1]}" in str(report)
+
+
+@pytest.mark.slow
+def test_engines_come_while_training_waits_and_go_when_it_does_not(leaves_nothing, sleeps, told):
+    pool = LocalPool(min=0, max=MOST)
+    loader = loader_of(pool, 1200)
+    come_and_go(loader, pool, MOST, sleeps)
+    assert "3 wanted instead of 1: a batch takes" in wishes(loader)[1] and not len(told), list(told)
+
+
+def test_an_engine_with_a_card_is_used_while_training_waits_and_let_go_when_it_does_not(sleeps, tmp_path, monkeypatch, told):
+    monkeypatch.setenv("DDLP_HOME", str(tmp_path / "home"))
+    with pool_bed.Bed(tmp_path, 1, HOST_S) as bed:
+        pool = CardPool(bed.cards, max=1)
+        come_and_go(loader_of(pool, 480), pool, 1, sleeps)
+        assert len(CardPool(bed.cards).engines()) == 1, "it goes on without this loader"
+    assert not len(told), list(told)
