@@ -28,7 +28,8 @@ from ddlp.objects.window import Window
 __all__ = ["ObjectReader"]
 
 LOOK_UP_S = 0.05  # how often a thread that waits asks whether the samples are wanted still
-PAUSES_S = (0.1, 0.5, 2.0)  # before an object is asked for again; obstore has tried often by then, but for broken bodies
+PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # before an object is asked for again; obstore tries it thrice
+SPARE = 4  # pieces of memory, each as large as a batch's objects
 AHEAD = 2  # windows of samples that may be there, or on their way, before anybody asks
 
 
@@ -67,7 +68,7 @@ class ObjectReader(Reader):
 
     def fetch(self, indices: Sequence[int], ahead: bool = False) -> Fetch | None:
         """See `Reader.fetch`."""
-        self._storage.check_process()
+        self._storage.get_ready()
         each = list(dict.fromkeys(indices))
         one = _ObjectFetch(self, self._requests, each, [self._manifest.objects[index] for index in each])
         return one if self._requests.begin(one, ahead) else None
@@ -87,32 +88,36 @@ class _ObjectFetch(Fetch):
         self._left = len(objects)
         self._there = threading.Event()
         self._lock = threading.Lock()
+        self._writing = 0
         self._descriptor = -1
 
     def begin(self) -> None:
-        self._descriptor = os.memfd_create("ddlp-objects", os.MFD_CLOEXEC)
-        os.ftruncate(self._descriptor, self.bytes)
+        self._descriptor = self._requests.memory(self.bytes)
         if not self._left:
             self._there.set()
 
     def put(self, place: int, data: Any, error: OSError | None) -> None:
         """Take an object's bytes, or the reason why there are none."""
         with self._lock:
-            if self._descriptor < 0:
+            if self.over.is_set():
                 return
-            if error is None:
-                try:
-                    view, at = memoryview(data), int(self.offsets[place])
-                    while view:  # one call but for a signal
-                        done = os.pwrite(self._descriptor, view, at)
-                        view, at = view[done:], at + done
-                except OSError as full:
-                    error = full
+            self._writing += 1
+        if error is None:
+            try:
+                view, at = memoryview(data), int(self.offsets[place])
+                while view:  # one call but for a signal
+                    done = os.pwrite(self._descriptor, view, at)
+                    view, at = view[done:], at + done
+            except OSError as full:
+                error = full
+        with self._lock:
+            self._writing -= 1
             if error is not None:
                 self.errors[place] = error
             self._left -= 1
             if not self._left:
                 self._there.set()
+            self._free_if_unused()
 
     def wait(self, wanted: Callable[[], bool]) -> Reader | None:
         """See `Fetch.wait`."""
@@ -125,11 +130,14 @@ class _ObjectFetch(Fetch):
     def close(self) -> None:
         """See `Fetch.close`."""
         with self._lock:
-            descriptor, self._descriptor = self._descriptor, -1
-            if descriptor >= 0:
-                os.close(descriptor)
-        self.over.set()
+            self.over.set()
+            self._free_if_unused()
         self._requests.end(self)
+
+    def _free_if_unused(self) -> None:
+        if self.over.is_set() and not self._writing and self._descriptor >= 0:
+            self._requests.free(self._descriptor)
+            self._descriptor = -1
 
 
 class _Fetched(Reader):
@@ -177,7 +185,9 @@ class _Requests:
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._open: dict[_ObjectFetch, None] = {}  # all that hold memory, in the order in which they began
+        self._unasked: dict[_ObjectFetch, None] = {}  # those of them with requests that were not made yet
         self._threads = self._idle = self._running = 0
+        self._spare: list[int] = []  # descriptors of memory that is used again: fresh pages cost as much as the bytes in them
 
     def begin(self, fetch: _ObjectFetch, ahead: bool) -> bool:
         """Queue the requests. False: ``ahead``, and enough is there or on its way."""
@@ -188,6 +198,8 @@ class _Requests:
             with self._lock:
                 fetch.urgent = not ahead
                 self._open[fetch] = None
+                if fetch.objects:
+                    self._unasked[fetch] = None
                 self._call_one()
         except BaseException:
             fetch.close()
@@ -209,26 +221,44 @@ class _Requests:
         """Drop what a fetch has not asked for. Without any fetch the threads end, each with the request at hand."""
         with self._lock:
             self._open.pop(fetch, None)
+            self._unasked.pop(fetch, None)
             if not self._open:
                 self._work.notify_all()
+                while self._spare:
+                    os.close(self._spare.pop())
+
+    def memory(self, size: int) -> int:
+        """Return the descriptor of memory for so many bytes; `free` takes it back."""
+        with self._lock:
+            descriptor = self._spare.pop() if self._spare else os.memfd_create("ddlp-objects", os.MFD_CLOEXEC)
+        os.ftruncate(descriptor, size)  # what a smaller fetch had needed stays
+        return descriptor
+
+    def free(self, descriptor: int) -> None:
+        """Take memory back that nobody uses any more."""
+        with self._lock:
+            if len(self._spare) < SPARE and self._open:
+                self._spare.append(descriptor)
+            else:
+                os.close(descriptor)
 
     # -- under the lock
 
     def _next(self) -> tuple[_ObjectFetch, int] | None:
         """Take the next request, if one may be made now."""
-        if self._running >= self._window.size:
+        if self._running >= self._window.size or not self._unasked:
             return None
-        unasked = [one for one in self._open if one.asked < len(one.objects)]
-        fetch = next((one for one in unasked if one.urgent), unasked[0] if unasked else None)
-        if fetch is None:
-            return None
-        fetch.asked += 1
+        fetch = next((one for one in self._unasked if one.urgent), None) or next(iter(self._unasked))
+        place, fetch.asked = fetch.asked, fetch.asked + 1
+        if fetch.asked == len(fetch.objects):
+            del self._unasked[fetch]
         self._running += 1
-        return fetch, fetch.asked - 1
+        self._call_one()
+        return fetch, place
 
     def _call_one(self) -> None:
         """Have one more thread look for a request, if there may be one. It does the same, so they soon are enough."""
-        if self._running >= self._window.size or all(one.asked == len(one.objects) for one in self._open):
+        if self._running >= self._window.size or not self._unasked:
             return
         if self._idle:
             self._work.notify()
@@ -244,8 +274,12 @@ class _Requests:
     # -- a thread
 
     def _run(self) -> None:
+        answered = None  # whether the request before was answered; None: there was none
         while True:
             with self._lock:
+                if answered:
+                    self._window.answered(time.monotonic(), self._running >= self._window.size)
+                self._running -= answered is not None
                 while (found := self._next()) is None and self._open:
                     self._idle += 1
                     self._work.wait()
@@ -253,16 +287,7 @@ class _Requests:
                 if found is None:
                     self._threads -= 1
                     return
-                self._call_one()
-            answered = False
-            try:
-                answered = self._answer(*found)
-            finally:
-                with self._lock:
-                    if answered:
-                        self._window.answered(time.monotonic(), self._running >= self._window.size)
-                    self._running -= 1
-                    self._call_one()
+            answered = self._answer(*found)
 
     def _answer(self, fetch: _ObjectFetch, place: int) -> bool:
         """Bring one object, or the reason why it can't be brought. True if it was brought."""

@@ -27,9 +27,9 @@ _PAGE = 1000  # objects of one answer to a listing
 _QUIET_S = 3.0  # a listing that takes longer prints its progress at this interval
 _LONGEST = 240  # characters of a storage's own message
 _SECRET = re.compile(r"secret|token|password|account_key|access_key|sas|credential|service_account|authorization", re.I)
-_PATIENCE = {"max_retries": 10, "retry_timeout": timedelta(seconds=60)}
+_PATIENCE = {"max_retries": 2, "retry_timeout": timedelta(seconds=60)}  # who asks goes on, as long as the object is wanted
 _REFUSED = ("PermissionDeniedError", "UnauthenticatedError")
-_AT_FIRST = {**_PATIENCE, "max_retries": 3}  # a wrong address should be told soon
+_AT_FIRST = {**_PATIENCE, "max_retries": 4}  # a wrong address should be told soon
 
 
 class ObjectChanged(Exception):
@@ -146,23 +146,23 @@ class Storage:
 
     # -- later
 
-    def check_process(self) -> None:
-        """Raise DDLPError in a fork of the process: obstore's threads are not there."""
+    def get_ready(self) -> None:
+        """Connect, if that is still to be done. Raises DDLPError in a fork of the process: obstore's threads are not there."""
         if os.getpid() != self._pid:
             raise DDLPError(
                 f"{self.url} can't be read in a forked process, since obstore does not survive a fork. Give the loader "
                 'multiprocessing_context="forkserver" or "spawn", or transforms that ddlp knows, which need no processes.'
             )
+        if self._store is None:
+            self._store = self._make(_PATIENCE)
 
     def read(self, listed: Stored) -> Any:
-        """Return an object's bytes, as a buffer.
+        """Return an object's bytes, as a buffer. Any thread may call this, after `get_ready`.
 
         Raises:
             ObjectChanged: it is not the listed one any more.
             Exception: obstore's own; `os_error` translates it.
         """
-        if self._store is None:
-            self._store = self._make(_PATIENCE)
         result = _obstore().get(self._store, listed.key)
         found = result.meta
         if found["size"] != listed.size:

@@ -7,6 +7,7 @@ its own ``__getitem__``, and its samples would silently be wrong: such a subclas
 from __future__ import annotations
 
 import bisect
+import contextlib
 import functools
 import inspect
 import itertools
@@ -18,6 +19,7 @@ from torch.utils.data import ConcatDataset, Subset
 from torchvision import datasets as tv
 
 from csd_engine.data.base import Fetch, Places, Reader, Source
+from csd_engine.errors import SampleError
 from csd_engine.kernels.pixels import Pixels
 from ddlp.datasets import ImageArrays, ImageFiles
 from ddlp.errors import Untranslatable
@@ -130,13 +132,21 @@ class _PartReader(Reader):
     def __init__(self, portable: PortableSet) -> None:
         self._portable = portable
         self.slow = any(part.slow for part in portable.parts)
+        self._closed = False
 
     def __len__(self) -> int:
         return self._portable.starts[-1]
 
     def open(self, index: int) -> Source:
         part, k = self._portable.part(index)
-        return part.open(k)
+        fetch = part.fetch([k], False)
+        if fetch is None:
+            return part.open(k)
+        with contextlib.closing(fetch):
+            there = fetch.wait(lambda: not self._closed)
+            if there is None:
+                raise SampleError(part.where(k), "its epoch is over")
+            return there.open(k)
 
     def paths(self, indices: list[int]) -> list[str] | None:
         if len(self._portable.parts) == 1:
@@ -191,6 +201,10 @@ class _PartReader(Reader):
     def rows(self) -> np.ndarray | None:
         parts = self._portable.parts
         return parts[0].rows() if len(parts) == 1 else None
+
+    def close(self) -> None:
+        """See `Reader.close`. Nobody waits any longer for a storage that does not answer."""
+        self._closed = True
 
 
 def translate_dataset(dataset: Any) -> PortableSet:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from csd_engine.data.base import Reader
+from csd_engine.data.base import Reader, at_hand
 from csd_engine.errors import SampleError
 from csd_engine.prepare.batch_maker import Destination, FinishedPlace
 from csd_engine.prepare.read_time import READING
@@ -92,6 +92,9 @@ def prepare_batch(
     if not wanted():  # later batches of a run may have been delivered and forgotten meanwhile
         raise Unwanted
     sources, occurrences = spec.plan.images(position)
+    if reader is None and spec.reader.slow:
+        with at_hand(spec.reader, sources.tolist(), wanted) as there:
+            return prepare_batch(spec, position, wanted, finished, there)
     rows = Rows(spec.epilogue, spec.shape, spec.pipeline.boxes, len(sources), spec.pool, finished)
     bad: dict[int, SampleError] = {}
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -26,4 +27,7 @@ def server(images) -> Iterator[ObjectServer]:
     with ObjectServer(images) as one:
         one.objects["train/index.txt"] = index_of({key.removeprefix("train/"): body for key, body in images.items()})
         yield one
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("ddlp-objects")]
+    until = time.monotonic() + 10
+    while left := [thread.name for thread in threading.enumerate() if thread.name.startswith("ddlp-objects")]:
+        assert time.monotonic() < until, left
+        time.sleep(0.01)
