@@ -160,6 +160,10 @@ class Fetch(ABC):
     """Samples of a slow storage that are on their way into memory. Any thread may use it."""
 
     @abstractmethod
+    def hurry(self) -> None:
+        """Note that somebody waits for them now; they no longer count as fetched ahead."""
+
+    @abstractmethod
     def wait(self, wanted: Callable[[], bool]) -> Optional[Reader]:
         """Wait until each sample has come, or has failed. Return a reader of them, for one thread, to be used until `close`.
 

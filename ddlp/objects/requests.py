@@ -119,9 +119,12 @@ class _ObjectFetch(Fetch):
                 self._there.set()
             self._free_if_unused()
 
+    def hurry(self) -> None:
+        """See `Fetch.hurry`."""
+        self._requests.hurry(self)
+
     def wait(self, wanted: Callable[[], bool]) -> Reader | None:
         """See `Fetch.wait`."""
-        self._requests.hurry(self)
         while not self._there.wait(LOOK_UP_S):
             if not wanted():
                 return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ["LEAST", "MOST", "Window"]
 
 LEAST, MOST = 8, 256  # requests in flight
-ROUND = 64  # answers at least, once it no longer doubles: fewer tell a rate badly
+FIRST, ROUND = 32, 64  # answers of a round at least, while it doubles and later: fewer tell a rate badly
 REST = 8  # rounds between two trials
 DOUBLED, GROWN, SHRUNK = 1.1, 1.04, 0.98  # a trial is kept if the rate has changed by more than this factor
 MANY = 8  # one of so many requests
@@ -40,7 +40,7 @@ class Window:
             self._began_s = now_s
         else:
             self._answers += 1
-            if self._answers >= (self.size if self._doubles else max(ROUND, 2 * self.size)):
+            if self._answers >= max(FIRST if self._doubles else ROUND, 2 * self.size):
                 per_s = self._answers / max(1e-9, now_s - self._began_s)
                 self._anew()
                 self._round(per_s)
@@ -66,7 +66,7 @@ class Window:
             size, before = self._before
             least = (DOUBLED if self._doubles else GROWN) if self.size > size else SHRUNK
             if per_s < least * before:
-                self._settle(size)
+                self._settle(self.size if self._doubles and per_s > SHRUNK * before else size)  # a trial to shrink comes next
                 return
             self._before = None
         if self._rest:

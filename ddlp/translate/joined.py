@@ -21,6 +21,11 @@ class JoinedFetch(Fetch):
     def __init__(self, reader: Reader, part: Callable[[int], tuple[int, int]], fetches: Mapping[int, Fetch]) -> None:
         self._reader, self._part, self._fetches = reader, part, fetches
 
+    def hurry(self) -> None:
+        """See `Fetch.hurry`."""
+        for fetch in self._fetches.values():
+            fetch.hurry()
+
     def wait(self, wanted: Callable[[], bool]) -> Reader | None:
         """See `Fetch.wait`."""
         there: dict[int, Reader] = {}

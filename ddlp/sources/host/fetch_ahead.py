@@ -41,6 +41,8 @@ class FetchAhead:
         if fetch is None:
             fetch = self._begin(position, False)
         try:
+            if fetch is not None:
+                fetch.hurry()  # first, so that it makes room for later ones
             self._go_on()
         except BaseException:
             if fetch is not None:

@@ -125,6 +125,18 @@ def test_who_waits_comes_before_who_fetches_ahead():
             assert len(asked) < 60
 
 
+def test_a_batch_that_is_waited_for_makes_room_for_the_next(images):
+    with ObjectServer(images, latency_s=0.2) as server:
+        reader = reader_of(server)
+        first = reader.fetch(range(20), ahead=True)
+        assert first is not None and reader.fetch(range(20, 40), ahead=True) is None
+        first.hurry()
+        second = reader.fetch(range(20, 40), ahead=True)
+        first.close()
+        assert second is not None
+        second.close()
+
+
 def test_who_closes_does_not_wait_for_what_hangs(images):
     with ObjectServer(images) as server:
         reader = reader_of(server)
