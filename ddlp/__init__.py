@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ddlp.evaluation import Evaluated, Evaluation
     from ddlp.huggingface import HuggingFaceImages
     from ddlp.loader import DDLPLoader
+    from ddlp.objects.dataset import ImageObjects
     from ddlp.planning.controller import Goal
     from ddlp.planning.decide import Power, Prices
     from ddlp.pools.cards import CardPool
@@ -41,6 +42,7 @@ __all__ = [
     "HuggingFaceImages",
     "ImageArrays",
     "ImageFiles",
+    "ImageObjects",
     "LocalPool",
     "Power",
     "Prices",
@@ -64,6 +66,7 @@ _WHERE = {
     "HuggingFaceImages": "ddlp.huggingface",
     "ImageArrays": "ddlp.datasets",
     "ImageFiles": "ddlp.datasets",
+    "ImageObjects": "ddlp.objects.dataset",
     "LocalPool": "ddlp.pools.local",
     "Power": "ddlp.planning.decide",
     "Prices": "ddlp.planning.decide",

@@ -32,7 +32,9 @@ class TargetedImages(Dataset):
         return len(self.targets)
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        image: Any = self.image(index)
+        return self._sample(self.image(index), index)
+
+    def _sample(self, image: Any, index: int) -> tuple[Any, Any]:
         if self.transform is not None:
             image = self.transform(image)
         target = self.targets[index]

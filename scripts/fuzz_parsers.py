@@ -52,6 +52,8 @@ from csd_engine.protocol.cards import Card
 from csd_engine.protocol.sealed import HEAD_BYTES, PART, READY, REASON, Opener, Place, Sealer
 from csd_engine.transforms import Pipeline
 from ddlp import DDLPLoader, ImageArrays
+from ddlp.objects.manifest import Manifest as ObjectManifest
+from ddlp.objects.manifest import parse_index
 from ddlp.sampling.state_schema import check_state
 from ddlp.schema import Misfit
 from ddlp.sources.usercode.tree import DamagedTree, Encoded, decode, encode
@@ -394,6 +396,17 @@ def _read_state(_: Path, data: Any) -> None:
         pass  # a state of another loader
 
 
+def _indexes(_: Path) -> list[Any]:
+    return [b"12 cat/1.jpg\n7 dog/a b \xc3\xbc/2.PNG\n0 x.txt\n", b"5 a/1.jpg\r\n\n6 a/2.jpg\r\n"]
+
+
+def _read_index(_: Path, content: bytes) -> None:
+    objects = parse_index(content, "index.txt")
+    assert all(one.size >= 0 and ".." not in one.key.split("/") and one.key[0] != "/" for one in objects)
+    found = ObjectManifest.of(objects)
+    assert len(found.targets) == len(found.objects) <= len(objects) and len(found.fingerprint()) == 32
+
+
 def _cards(_: Path) -> list[Any]:
     signs = ".:+=^!/*?&<>()[]{}@%$#-0aZ0aZ0aZ0aZ0aZbc"  # of Z85, as many as a key has
     cards = (Card("tcp://node7:5555", "a" * 40, "node7", 1), Card("ipc:///run/e/s", signs, "a-b", 0))
@@ -444,6 +457,7 @@ def _read_tree(_: Path, content: bytes) -> None:
 PARSERS = {
     "tree": Parser((DamagedTree,), _trees, _read_tree, changed_bytes),
     "record": Parser((NotAuthentic,), _records, _read_record, changed_bytes),
+    "index": Parser((ValueError,), _indexes, _read_index, changed_bytes),
     "card": Parser((BadMessage,), _cards, _read_card, changed_bytes),
     "state": Parser((Misfit,), _states, _read_state),
     "message": Parser((BadMessage,), _messages, _read_message, _changed_message),

@@ -29,7 +29,10 @@ FLOORS = (
         "ddlp.errors", "ddlp.schema", "ddlp.cache_directory", "ddlp.datasets", "ddlp.transforms", "ddlp.postponed",
         "ddlp.schedule",
     ),
-    ("ddlp.process", "ddlp.stats", "ddlp.planning", "ddlp.devices", "ddlp.sampledata", "ddlp.tars", "ddlp.huggingface"),
+    (
+        "ddlp.process", "ddlp.stats", "ddlp.planning", "ddlp.devices", "ddlp.sampledata", "ddlp.tars", "ddlp.huggingface",
+        "ddlp.objects",
+    ),
     ("ddlp.sampling", "ddlp.transfer"),
     ("ddlp.translate",),
     ("ddlp.sources", "ddlp.frameworks", "ddlp.caching", "ddlp.explain"),

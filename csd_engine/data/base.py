@@ -5,10 +5,11 @@ Each kind has its own file beside this one; csd_engine.data.kinds lists them. Re
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from typing import Any, Callable, ClassVar, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, ClassVar, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 from PIL import Image
@@ -18,7 +19,7 @@ from csd_engine.data.safe_open import OpenFile
 from csd_engine.kernels.files import Parts
 from csd_engine.kernels.pixels import Pixels
 
-__all__ = ["ARRAY", "MANIFEST", "Dataset", "Places", "Reader", "Source", "fingerprint", "open_reader"]
+__all__ = ["ARRAY", "MANIFEST", "Dataset", "Fetch", "Places", "Reader", "Source", "at_hand", "fingerprint", "open_reader"]
 
 MANIFEST, ARRAY = "manifest", "array"  # the kinds of files that a host sends
 
@@ -155,14 +156,49 @@ def open_reader(
     return dataset.open(resolve_root, manifest_path, beneath)
 
 
+class Fetch(ABC):
+    """Samples of a slow storage that are on their way into memory. Any thread may use it."""
+
+    @abstractmethod
+    def hurry(self) -> None:
+        """Note that somebody waits for them now; they no longer count as fetched ahead."""
+
+    @abstractmethod
+    def wait(self, wanted: Callable[[], bool]) -> Optional[Reader]:
+        """Wait until each sample has come, or has failed. Return a reader of them, for one thread, to be used until `close`.
+
+        Return None once ``wanted``, which is called now and then, returns False.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free the memory, and drop what is still on its way. Must be called; may be called again."""
+
+
+@contextlib.contextmanager
+def at_hand(
+    reader: Reader, indices: Sequence[int], wanted: Callable[[], bool] = lambda: True
+) -> Iterator[Reader]:
+    """Yield a reader for these samples: this one, or one that has brought them all. ``wanted``: as for `Fetch.wait`."""
+    fetch = reader.fetch(indices)
+    if fetch is None:
+        yield reader
+        return
+    with contextlib.closing(fetch):
+        there = fetch.wait(wanted)
+        yield reader if there is None else there
+
+
 class Reader:
     """Opens single samples of a data set. Any number of threads may use it, but not while it closes.
 
     Attributes:
         beneath: real directories; a file that really lies outside all of them must not be read. None: any.
+        slow: samples come from a storage that answers slowly: bring many at a time, by `fetch`.
     """
 
     beneath: Optional[Sequence[str]] = None
+    slow: bool = False
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -203,6 +239,18 @@ class Reader:
         """Return the places of these samples in files; None unless each is a file or a part of one. Raises as `open` does."""
         found = self.paths(indices)
         return None if found is None else Places(found)
+
+    def fetch(self, indices: Sequence[int], ahead: bool = False) -> Optional[Fetch]:
+        """Begin to bring samples into memory, all at once, and return without waiting. None: they need not be brought.
+
+        Args:
+            indices: samples that are wanted soon, such as a batch.
+            ahead: nobody waits for them yet. None then means as well that enough is on its way, or in memory.
+
+        Raises:
+            IndexError: there is no such sample.
+        """
+        return None
 
     def pixels(self, indices: np.ndarray) -> Optional[Pixels]:
         """Return these samples, int64, where they lie in memory. None unless each is an array's row, or if one does not exist."""

@@ -125,6 +125,7 @@ class BatchMaker:
         large_bytes: Optional[int] = None,
         before_decoding: Optional[Callable[[int], None]] = None,
         known: bool = False,
+        reader: Optional[Reader] = None,
     ) -> StartedBatch:
         """Start a batch; nothing is made yet.
 
@@ -135,17 +136,19 @@ class BatchMaker:
             before_decoding: as for `prepare_sample`; may be called for smaller images too.
             known: the data set is known to have all these sources, so they are not checked. The check takes as long as a
                 small batch.
+            reader: of these sources, if they have been brought into memory (`csd_engine.data.base.Fetch`).
         """
         if self._bulk is not None and (known or self._bulk.takes(sources)):
             return _InBulk(self._bulk, sources, occurrences, seed, epoch)
-        batch = self._reader, self._pipeline, self._plan, sources, occurrences, seed, epoch
+        reader = self._reader if reader is None else reader
+        batch = reader, self._pipeline, self._plan, sources, occurrences, seed, epoch
         found = PixelBatch.of(*batch, before_decoding) or FileBatch.of(
             *batch, large_bytes, before_decoding, self._indexes
         )
         if found is not None:
             return ByKernel(found)
         items = list(zip(sources.tolist(), occurrences.tolist()))
-        return OneByOne(self._reader, self._pipeline, items, seed, epoch, before_decoding)
+        return OneByOne(reader, self._pipeline, items, seed, epoch, before_decoding)
 
 
 class _InBulk(StartedBatch):

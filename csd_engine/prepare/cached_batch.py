@@ -68,15 +68,16 @@ class CachedBatchMaker(BatchMaker):
         large_bytes: Optional[int] = None,
         before_decoding: Optional[Callable[[int], None]] = None,
         known: bool = False,
+        reader: Optional[Reader] = None,
     ) -> StartedBatch:
-        """See `BatchMaker.start`."""
-        origins = origins_of(self.reader, sources)
+        """See `BatchMaker.start`. Samples that were brought into memory are not kept."""
+        origins = origins_of(self.reader, sources) if reader is None else None
         if origins is not None:
             found = self.shelf.find(sources, origins)
             if self.shelf.keeps or found.hit.any():
                 arguments = sources, occurrences, seed, epoch, large_bytes, before_decoding
                 return _CachedBatch(self, found, origins, arguments)
-        return super().start(sources, occurrences, seed, epoch, large_bytes, before_decoding, known)
+        return super().start(sources, occurrences, seed, epoch, large_bytes, before_decoding, known, reader)
 
     def start_plain(self, *arguments: object) -> StartedBatch:
         """Start a batch without the cache."""

@@ -139,10 +139,11 @@ def _prepared(
 def is_bad_image(error: SampleError) -> bool:
     """Whether the image is at fault: it is missing, damaged, or does not suit the pipeline.
 
-    False for an error of a user's operator, and where this computer is short of memory or descriptors or may not read it.
+    False for an error of a user's operator, and where this computer is short of memory or descriptors, may not read it, or
+    can't reach the storage.
     """
     cause = error.__cause__
-    short = isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno in _SHORT)
+    short = isinstance(cause, (MemoryError, ConnectionError)) or (isinstance(cause, OSError) and cause.errno in _SHORT)
     return not (error.by_operator or short or isinstance(cause, EngineError))
 
 

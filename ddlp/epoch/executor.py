@@ -657,6 +657,11 @@ class EpochExecutor:
         with self._lock:
             self._messages.warn(text)
 
+    def for_host(self, most: int) -> list[int]:
+        """Return the positions that the host makes next, at most ``most``."""
+        with self._lock:
+            return self.ledger.for_host(most)
+
     def lost_or_over(self, name: str) -> bool:
         """Wait until a device is lost, or the epoch is over for it. True if it was lost and may come back."""
         with self._lock:

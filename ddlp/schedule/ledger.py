@@ -9,6 +9,7 @@ batch may exist in two copies. `ddlp.schedule.states` has the states of the copi
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
@@ -181,6 +182,10 @@ class Ledger:
         """True if a verified copy waits in memory."""
         entry = self._open.get(position)
         return entry is not None and (entry.host is HostCopy.READY or entry.csd is CsdCopy.READY)
+
+    def for_host(self, most: int) -> list[int]:
+        """Return the batches that the host makes next unless something changes, those in work first: at most ``most``."""
+        return list(itertools.islice(itertools.chain(self._claims.values(), self.returned, self.free), most))
 
     def wanted(self, claim: int) -> bool:
         """False once a claim was dropped: its worker may stop early."""

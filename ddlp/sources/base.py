@@ -280,6 +280,9 @@ class EpochSink(Protocol):
     def warn(self, text: str) -> None:
         """Warn the user, once, from the training thread."""
 
+    def for_host(self, most: int) -> list[int]:
+        """Return the positions that the host makes next unless something changes, those in work first: at most ``most``."""
+
     def lost_or_over(self, name: str) -> bool:
         """Wait until the source is lost, or the epoch is over for it. True if it was lost and may come back."""
 

@@ -7,6 +7,7 @@ its own ``__getitem__``, and its samples would silently be wrong: such a subclas
 from __future__ import annotations
 
 import bisect
+import contextlib
 import functools
 import inspect
 import itertools
@@ -17,16 +18,20 @@ import numpy as np
 from torch.utils.data import ConcatDataset, Subset
 from torchvision import datasets as tv
 
-from csd_engine.data.base import Places, Reader, Source
+from csd_engine.data.base import Fetch, Places, Reader, Source
+from csd_engine.errors import SampleError
 from csd_engine.kernels.pixels import Pixels
 from ddlp.datasets import ImageArrays, ImageFiles
 from ddlp.errors import Untranslatable
 from ddlp.huggingface import HUGGING_FACE, HuggingFaceImages
+from ddlp.objects.dataset import ImageObjects
 from ddlp.tars import TarImages
 from ddlp.translate.arrays import fer2013, image_arrays, qmnist
 from ddlp.translate.files import folder, image_files, same_size_folder
 from ddlp.translate.huggingface import hugging_face_images
+from ddlp.translate.joined import JoinedFetch
 from ddlp.translate.leaf import WAYS, DictSample, Leaf, class_name, name_of
+from ddlp.translate.objects import image_objects
 from ddlp.translate.parts import tar_images
 from ddlp.translate.timm_sets import timm_images
 from ddlp.translate.torchvision_files import TORCHVISION_FILES
@@ -86,10 +91,15 @@ class PortableSet:
         seen[self.sources] = True
         return int(np.count_nonzero(seen)) == len(self.sources)
 
+    def place(self, source: int) -> tuple[int, int]:
+        """The number of a source index's part, and the index within it."""
+        k = bisect.bisect_right(self.starts, source) - 1
+        return k, source - self.starts[k]
+
     def part(self, source: int) -> tuple[Leaf, int]:
         """The part of a source index, and the index within it."""
-        k = bisect.bisect_right(self.starts, source) - 1
-        return self.parts[k], source - self.starts[k]
+        k, index = self.place(source)
+        return self.parts[k], index
 
     def target(self, source: int) -> Any:
         """The target as the data set would give it. Runs the user's target_transform."""
@@ -129,13 +139,22 @@ class PortableSet:
 class _PartReader(Reader):
     def __init__(self, portable: PortableSet) -> None:
         self._portable = portable
+        self.slow = any(part.slow for part in portable.parts)
+        self._closed = False
 
     def __len__(self) -> int:
         return self._portable.starts[-1]
 
     def open(self, index: int) -> Source:
         part, k = self._portable.part(index)
-        return part.open(k)
+        fetch = part.fetch([k], False)
+        if fetch is None:
+            return part.open(k)
+        with contextlib.closing(fetch):
+            there = fetch.wait(lambda: not self._closed)
+            if there is None:
+                raise SampleError(part.where(k), "its epoch is over")
+            return there.open(k)
 
     def paths(self, indices: list[int]) -> list[str] | None:
         if len(self._portable.parts) == 1:
@@ -153,6 +172,29 @@ class _PartReader(Reader):
             return self._portable.parts[0].places(indices)
         return Places.join([part.places([k]) for part, k in map(self._portable.part, indices)])
 
+    def fetch(self, indices: Sequence[int], ahead: bool = False) -> Fetch | None:
+        parts = self._portable.parts
+        if not self.slow:
+            return None
+        if len(parts) == 1:
+            return parts[0].fetch(list(indices), ahead)
+        own: dict[int, list[int]] = {}
+        for number, index in map(self._portable.place, indices):
+            if parts[number].slow:
+                own.setdefault(number, []).append(index)
+        fetches: dict[int, Fetch] = {}
+        joined = JoinedFetch(self, self._portable.place, fetches)
+        try:
+            for number, some in own.items():
+                if (fetch := parts[number].fetch(some, ahead)) is None:
+                    joined.close()
+                    return None
+                fetches[number] = fetch
+        except BaseException:
+            joined.close()
+            raise
+        return joined
+
     def pixels(self, indices: np.ndarray) -> Pixels | None:
         def of(part: int, own: np.ndarray) -> Pixels | None:
             rows = self._portable.parts[part].rows()
@@ -167,6 +209,10 @@ class _PartReader(Reader):
     def rows(self) -> np.ndarray | None:
         parts = self._portable.parts
         return parts[0].rows() if len(parts) == 1 else None
+
+    def close(self) -> None:
+        """See `Reader.close`. Nobody waits any longer for a storage that does not answer."""
+        self._closed = True
 
 
 def translate_dataset(dataset: Any) -> PortableSet:
@@ -285,6 +331,7 @@ LEAVES: dict[type, Callable[[Any], Leaf]] = {
     ImageArrays: image_arrays("images", "targets"),
     HuggingFaceImages: hugging_face_images,
     TarImages: tar_images,
+    ImageObjects: image_objects,
     tv.CIFAR10: image_arrays("data", "targets"),
     tv.CIFAR100: image_arrays("data", "targets"),
     tv.MNIST: image_arrays("data", "targets", integers=True),

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from csd_engine.data.arrays import ArraySet
-from csd_engine.data.base import Dataset, Places, Source
+from csd_engine.data.base import Dataset, Fetch, Places, Source
 from csd_engine.data.files import FileSet
 
 __all__ = ["WAYS", "DictSample", "Leaf", "Upload", "class_name", "name_of"]
@@ -122,6 +122,15 @@ class Leaf(ABC):
 
     def rows(self) -> np.ndarray | None:
         """All samples if they are one array, uint8 (n, h, w) or (n, h, w, 3); else None."""
+        return None
+
+    @property
+    def slow(self) -> bool:
+        """Whether samples come from a storage that answers slowly, as `csd_engine.data.base.Reader.slow`."""
+        return False
+
+    def fetch(self, indices: list[int], ahead: bool) -> Fetch | None:
+        """Begin to bring samples of a slow storage into memory, as `csd_engine.data.base.Reader.fetch`."""
         return None
 
     @abstractmethod

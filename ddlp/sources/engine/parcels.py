@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from csd_engine.batchfile.checksum import Checksum
 from csd_engine.data.arrays import ArraySet
-from csd_engine.data.base import Dataset, Reader, fingerprint
+from csd_engine.data.base import Dataset, Reader, at_hand, fingerprint
 from csd_engine.data.carried import CarriedSet, pack_parcel
 from csd_engine.data.concat import ConcatSet
 from csd_engine.errors import DatasetError
@@ -29,7 +29,7 @@ def carried(dataset: Dataset) -> Dataset:
     """Return the description of a data set whose files come with the leases. Arrays are sent whole, as ever."""
     if isinstance(dataset, ConcatSet):
         return ConcatSet(tuple(map(carried, dataset.parts)))
-    return dataset if isinstance(dataset, ArraySet) else CarriedSet(fingerprint(dataset), len(dataset))
+    return dataset if isinstance(dataset, (ArraySet, CarriedSet)) else CarriedSet(fingerprint(dataset), len(dataset))
 
 
 class Parcels:
@@ -129,7 +129,8 @@ class Parcels:
             self._end_parcel()
 
     def _begin_parcel(self, lease: int, indices: Sequence[int]) -> None:
-        parcel = pack_parcel(self._reader, (index for index in indices if not self._closed), self._most_bytes)
+        with at_hand(self._reader, indices, lambda: not self._closed) as reader:
+            parcel = pack_parcel(reader, (index for index in indices if not self._closed), self._most_bytes)
         checksum = Checksum()
         checksum.update(parcel)
         self._lease, self._parcel, self._digest, self._sent = lease, memoryview(parcel), checksum.hexdigest(), 0

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from csd_engine.data.base import Reader
+from csd_engine.data.base import Reader, at_hand
 from csd_engine.data.image_files import MAX_FILE_BYTES, content, open_image
 from csd_engine.data.readahead import ReadAhead
 from csd_engine.data.safe_open import OpenFile
@@ -278,7 +278,8 @@ class DaliHost:
             return prepare_batch(spec, position, wanted, finished)
         given: list[_Sample] = []
         ours: list[int] = []
-        with ReadAhead(spec.reader, (index for index, _ in items)) as reader:
+        order = [index for index, _ in items]
+        with at_hand(spec.reader, order, wanted) as there, ReadAhead(there, order) as reader:
             for row, item in enumerate(items):
                 if not wanted():
                     raise Unwanted

@@ -6,7 +6,9 @@ shared memory or pickles.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -14,10 +16,13 @@ import numpy as np
 import torch
 from PIL import Image
 
+from csd_engine.data.base import Reader, at_hand
 from csd_engine.errors import SampleError
 from csd_engine.prepare.batch_maker import Destination, FinishedPlace
+from csd_engine.prepare.read_time import READING
 from csd_engine.prepare.sample import is_bad_image, prepare_sample
 from ddlp.sources.base import BatchState, EpochSink, EpochSpec, PreparedBatch, Unwanted
+from ddlp.sources.host.fetch_ahead import FetchAhead
 from ddlp.sources.host.replacing import replace_samples
 from ddlp.transfer.epilogue import Epilogue
 from ddlp.transfer.memory_pool import MemoryPool
@@ -30,19 +35,35 @@ class NativeHost:
 
     def __init__(self, spec: EpochSpec) -> None:
         self._spec = spec
+        self._ahead: FetchAhead | None = None
         get_ready(spec)
 
     def begin(self, sink: EpochSink) -> None:
-        """Have the user told what goes wrong with the cache."""
+        """Have the user told what goes wrong with the cache, and bring samples of a slow storage before their turn."""
         if self._spec.cache is not None:
             self._spec.cache.shelf.tell = sink.warn
+        if self._spec.reader.slow:
+            self._ahead = FetchAhead(self._spec, sink)
 
     def prepare(self, position: int, wanted: Callable[[], bool], finished: bool) -> PreparedBatch:
         """Make the batch at this position."""
-        return prepare_batch(self._spec, position, wanted, finished)
+        if self._ahead is None or not wanted():
+            return prepare_batch(self._spec, position, wanted, finished)
+        fetch = self._ahead.take(position)
+        if fetch is None:
+            raise Unwanted
+        with contextlib.closing(fetch):
+            began = time.monotonic()
+            reader = fetch.wait(wanted)
+            READING.seconds += time.monotonic() - began
+            if reader is None:
+                raise Unwanted
+            return prepare_batch(self._spec, position, wanted, finished, reader)
 
     def close(self) -> None:
-        """Do nothing: there is nothing to close."""
+        """Drop the samples that were brought and are not wanted any more."""
+        if self._ahead is not None:
+            self._ahead.close()
 
 
 def get_ready(spec: EpochSpec) -> None:
@@ -58,11 +79,13 @@ def get_ready(spec: EpochSpec) -> None:
     _ = spec.maker  # this also loads the kernel
 
 
-def prepare_batch(spec: EpochSpec, position: int, wanted: Callable[[], bool], finished: bool = False) -> PreparedBatch:
+def prepare_batch(
+    spec: EpochSpec, position: int, wanted: Callable[[], bool], finished: bool = False, reader: Reader | None = None
+) -> PreparedBatch:
     """Make the batch at this position in memory of the pool.
 
     ``finished``: return the result of the epilogue on the CPU. Each part goes through the epilogue while it is in the cache, so
-    no whole batch of bytes is ever in memory.
+    no whole batch of bytes is ever in memory. ``reader``: has the batch's samples, if they were brought from a slow storage.
 
     ``wanted`` is called between samples, or between small parts of an array's samples. Raises `Unwanted` once it returns False.
     If a sample can't be prepared, raises the sample's own kind of error (OSError, ...) with its file's name. With
@@ -71,10 +94,13 @@ def prepare_batch(spec: EpochSpec, position: int, wanted: Callable[[], bool], fi
     if not wanted():  # later batches of a run may have been delivered and forgotten meanwhile
         raise Unwanted
     sources, occurrences = spec.plan.images(position)
+    if reader is None and spec.reader.slow:
+        with at_hand(spec.reader, sources.tolist(), wanted) as there:
+            return prepare_batch(spec, position, wanted, finished, there)
     rows = Rows(spec.epilogue, spec.shape, spec.pipeline.boxes, len(sources), spec.pool, finished)
     bad: dict[int, SampleError] = {}
     try:
-        with spec.maker.start(sources, occurrences, spec.seed, spec.epoch, known=True) as batch:
+        with spec.maker.start(sources, occurrences, spec.seed, spec.epoch, known=True, reader=reader) as batch:
             at = 0
             while at < len(sources):
                 if at and not wanted():

@@ -1,0 +1,116 @@
+"""`ddlp.ImageObjects`: images in object storage or on a web server, with classes, as a map-style data set."""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from PIL import Image
+
+from csd_engine.data.base import Reader, at_hand
+from csd_engine.data.image_files import content, pillow_open
+from csd_engine.data.safe_open import OpenFile
+from csd_engine.errors import SampleError
+from ddlp.datasets import TargetedImages
+from ddlp.objects.requests import ObjectReader
+from ddlp.objects.storage import INDEX, Storage
+
+__all__ = ["ImageObjects"]
+
+
+class ImageObjects(TargetedImages):
+    """A map-style data set of image files in S3, Google Cloud Storage, Azure or on a web server. Samples are (image, class).
+
+    The first directory below the URL is an image's class, as in an ImageFolder; the samples have an ImageFolder's order. One
+    listing, when the data set is made, finds the objects. A loader keeps 8 to 256 requests in flight, as many as pay, and no
+    file is written. Needs obstore: ``pip install 'ddlp[cloud]'``.
+
+    Args:
+        url: ``s3://bucket/prefix/``, ``gs://``, ``az://container/prefix/`` or ``https://server/directory/``.
+        transform: is called with the PIL image (RGB). torchvision's operators run in the kernel, see ``loader.explain()``.
+        target_transform: is called with the class's number, on the host.
+        index: an object or file below the URL with a line ``SIZE PATH`` for each file, instead of a listing. Web servers have
+            no listing: there it is ``index.txt`` by default.
+        config: obstore's settings, such as ``{"region": "eu-north-1"}``, ``{"endpoint": "http://minio:9000"}`` or
+            ``{"skip_signature": True}`` for a public bucket. By default they come from the environment.
+        client_options: obstore's ``ClientConfig``, such as ``{"proxy_url": ...}``.
+        credential_provider: obstore's, such as ``obstore.auth.boto3.Boto3CredentialProvider()``.
+        memory_bytes: of objects that are in memory, or on their way, before a worker takes them up.
+
+    Attributes:
+        classes: the classes' names, sorted.
+        class_to_idx: the number of each class.
+        targets: the number of each sample's class.
+
+    An object that has changed since the listing (its ETag or size), or is missing, is an error of its sample, like a damaged
+    file: the loader's ``on_error`` applies. Credentials stay in this process: they are in no repr, message, report or pickle.
+    So another process (a spawned worker) has those of its environment.
+
+    Raises:
+        DDLPError: obstore is missing, the URL is of another kind, nothing may be listed or is there; in one line.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        transform: Callable | None = None,
+        target_transform: Callable | None = None,
+        *,
+        index: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        client_options: Mapping[str, Any] | None = None,
+        credential_provider: Callable[[], Any] | None = None,
+        memory_bytes: int = 256 << 20,
+    ) -> None:
+        self._storage = Storage(url, config, client_options, credential_provider)
+        self._manifest = self._storage.manifest(INDEX if index is None and self._storage.web else index)
+        self._memory_bytes = memory_bytes
+        super().__init__(self._manifest.targets, transform, target_transform)
+        self.url = self._storage.url
+        self.classes = self._manifest.classes
+        self.class_to_idx = {label: k for k, label in enumerate(self.classes)}
+
+    def __repr__(self) -> str:
+        return f"ImageObjects({self.url!r}, {len(self)} images, {len(self.classes)} classes)"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "reader"}
+
+    @property
+    def samples(self) -> list[tuple[str, int]]:
+        """The URL of each sample and the number of its class."""
+        return [(self.url + one.key, target) for one, target in zip(self._manifest.objects, self.targets, strict=True)]
+
+    @functools.cached_property
+    def reader(self) -> ObjectReader:
+        """Reads the objects, for ddlp's loader."""
+        return ObjectReader(self._storage, self._manifest, self._memory_bytes)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """32 hex digits over the objects' keys, sizes and ETags."""
+        return self._manifest.fingerprint()
+
+    def image(self, index: int) -> Image.Image:
+        """Return the object's image, RGB."""
+        return _image(self.reader, range(len(self))[index])
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, Any]]:
+        """Return samples whose objects are requested all at once; torch's DataLoader asks so for a batch."""
+        if any(getattr(type(self), name) is not getattr(ImageObjects, name) for name in ("__getitem__", "image")):
+            return [self[index] for index in indices]  # a subclass makes its samples itself
+        places = [range(len(self))[index] for index in indices]
+        with at_hand(self.reader, places) as reader:
+            return [self._sample(_image(reader, place), place) for place in places]
+
+
+def _image(reader: Reader, index: int) -> Image.Image:
+    try:
+        opened = reader.open(index)
+    except SampleError as error:
+        cause = error.__cause__
+        raise (type(cause) if isinstance(cause, OSError) else OSError)(str(error)) from None
+    assert isinstance(opened, OpenFile)
+    return pillow_open(io.BytesIO(content(opened))).convert("RGB")

@@ -1,0 +1,105 @@
+"""The list of a data set's objects: which there are, how large, of which class. It is made from a listing or an index file."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+__all__ = ["Manifest", "Stored", "parse_index", "same_tag"]
+
+IMAGES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's IMG_EXTENSIONS
+_LINE = re.compile(r"([0-9]{1,15}) (.+)")
+
+
+class Stored(NamedTuple):
+    """An object.
+
+    Attributes:
+        key: its path below the data set's URL.
+        size: bytes.
+        tag: its ETag; "" if that is not known.
+    """
+
+    key: str
+    size: int
+    tag: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The images of a data set, in the order of an ImageFolder with the same files: by class, directory and name.
+
+    Attributes:
+        objects: one for each sample.
+        targets: the number of each one's class.
+        classes: sorted.
+    """
+
+    objects: list[Stored]
+    targets: list[int]
+    classes: list[str]
+
+    @classmethod
+    def of(cls, listed: Iterable[Stored]) -> Manifest:
+        """Make one of all objects below a URL, in any order. What is no image, or lies in no directory, is left out."""
+        found = []
+        for one in listed:
+            directory, _, name = one.key.rpartition("/")
+            label, _, inner = directory.partition("/")
+            if label and name.lower().endswith(IMAGES):
+                found.append((label, inner, name, one))
+        found.sort(key=lambda row: row[:3])
+        classes = sorted({label for label, *_ in found})
+        number = {label: k for k, label in enumerate(classes)}
+        return cls([one for *_, one in found], [number[label] for label, *_ in found], classes)
+
+    def fingerprint(self) -> str:
+        """Return 32 hex digits that tell what the samples' numbers mean. They depend on keys, sizes and ETags alone."""
+        digest = hashlib.blake2b(digest_size=16, person=b"ddlp objects")
+        for one in self.objects:
+            digest.update(f"{one.size} {one.tag}\0{one.key}\0".encode("utf-8", "surrogatepass"))
+        return digest.hexdigest()
+
+
+def same_tag(one: str, other: str) -> bool:
+    """Whether two ETags are the same. One that is not known is like any other. Azure lists them without their quotes."""
+    one, other = (tag.removeprefix("W/").strip('"') for tag in (one, other))
+    return not one or not other or one == other
+
+
+def parse_index(content: bytes, name: str) -> list[Stored]:
+    r"""Read an index file: UTF-8, a line ``SIZE PATH`` for each file, as ``find . -type f -printf '%s %P\n'`` writes them.
+
+    Args:
+        content: of the file.
+        name: of the file, for messages.
+
+    Raises:
+        ValueError: names the line and what it has.
+    """
+    try:
+        lines = content.decode("utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name} is not UTF-8: {error.reason} at byte {error.start}. Write it again.") from None
+    found: dict[str, Stored] = {}
+    for number, line in enumerate(lines, 1):
+        line = line.removesuffix("\r")
+        if not line:
+            continue
+        matched = _LINE.fullmatch(line)
+        if not matched:
+            raise _wrong(name, number, line, "it is not SIZE PATH, as 'find . -type f -printf \"%s %P\\n\"' writes it")
+        key = matched[2]
+        if any(part in ("", ".", "..") for part in key.split("/")) or not key.isprintable():
+            raise _wrong(name, number, line, "its path leads elsewhere, or has an empty part or a control character")
+        if key in found:
+            raise _wrong(name, number, line, "its path has come before")
+        found[key] = Stored(key, int(matched[1]), "")
+    return list(found.values())
+
+
+def _wrong(name: str, number: int, line: str, why: str) -> ValueError:
+    return ValueError(f"{name}, line {number}, {line[:80]!r}: {why}. Write the index again.")

@@ -1,0 +1,58 @@
+"""`ddlp.ImageObjects` as a leaf: its bytes come by requests, and go to an engine with the leases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from csd_engine.data.base import Dataset, Fetch, Reader, Source
+from csd_engine.data.carried import CarriedSet
+from ddlp.objects.dataset import ImageObjects
+from ddlp.translate.leaf import Leaf, Upload
+
+__all__ = ["ObjectLeaf", "image_objects"]
+
+
+@dataclass(frozen=True, eq=False)
+class ObjectLeaf(Leaf):
+    """Objects of a storage, opened as RGB.
+
+    Args:
+        reader: reads them.
+        fingerprint: of their keys, sizes and ETags.
+    """
+
+    reader: Reader
+    fingerprint: str
+
+    def __len__(self) -> int:
+        return len(self.reader)
+
+    def open(self, index: int) -> Source:
+        """See `Leaf.open`."""
+        return self.reader.open(index)
+
+    def where(self, index: int) -> str:
+        """See `Leaf.where`."""
+        return self.reader.where(index)
+
+    @property
+    def slow(self) -> bool:
+        """See `Leaf.slow`."""
+        return True
+
+    def fetch(self, indices: list[int], ahead: bool) -> Fetch | None:
+        """See `Leaf.fetch`."""
+        return self.reader.fetch(indices, ahead)
+
+    def describe(self, upload: Upload) -> Dataset:
+        """See `Leaf.describe`. No URL: an engine gets the bytes from this host, which alone has the credentials."""
+        return CarriedSet(self.fingerprint, len(self))
+
+
+def image_objects(dataset: ImageObjects) -> ObjectLeaf:
+    """The leaf of an ImageObjects."""
+    targets = dataset.targets
+    return ObjectLeaf(
+        "ImageObjects", dataset.transform, lambda those: [targets[k] for k in those], dataset.target_transform,
+        dataset.reader, dataset.fingerprint,
+    )  # fmt: skip

@@ -1,0 +1,209 @@
+"""Images in object storage, on a local server: ddlp beside the same files on this machine, and DataLoader with fsspec or s3fs.
+
+The server (`tests/object_server.py`) is a process of its own, with latency and a limited rate. "The bound" is the smaller of
+that rate and ddlp's with the files. Peers run the same transform on the same objects: torch's DataLoader with a data set that
+opens each object by fsspec's HTTP file system, or by s3fs. Both sides have `--workers` workers; the peers are measured with
+1 to 16 as well. Rates are medians of rounds in turn, in images a second, each behind a start of some batches.
+
+    python -m scripts.objects_check                         # some minutes; pip install fsspec aiohttp s3fs
+    python -m scripts.objects_check --latency 0.1 --rounds 1 --peers
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import itertools
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+from torchvision import transforms as T
+from torchvision.datasets import ImageFolder
+
+from ddlp import DDLPLoader, ImageObjects
+from ddlp.sampledata import make_imagefolder
+
+BATCH = 32
+START = 4  # batches before the clock starts
+MOST = (1, 2, 4, 8, 16)  # workers of a peer
+BUCKET = "bucket"  # the server's
+NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+TRAIN = T.Compose([T.RandomResizedCrop(224), T.RandomHorizontalFlip(), T.ToTensor(), NORMALIZE])
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--latency", type=float, nargs="+", default=[0.02, 0.1], help="seconds (%(default)s)")
+    parser.add_argument("--rate", type=float, nargs="+", default=[0.0, 500.0], help="the server's limit; 0: none (%(default)s)")
+    parser.add_argument("--workers", type=int, default=1, help="(%(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
+    parser.add_argument("--images", type=int, default=3000, help="of a measurement of ours (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of a measurement of a peer (%(default)s)")
+    parser.add_argument("--faults", type=float, default=0.0, help="part of requests answered by 503, and as many resets")
+    parser.add_argument("--root", type=Path, help="an ImageFolder's directory; made by default")
+    parser.add_argument("--peers", nargs="*", choices=("fsspec", "s3fs"), default=["fsspec", "s3fs"], help="(all)")
+    options = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        root = options.root
+        if root is None:
+            home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            make_imagefolder(home, 400, mean_kb=110)
+            root = home / "train"
+        print(f"processors: {sorted(os.sched_getaffinity(0))}, {options.workers} worker(s), batches of {BATCH}", flush=True)
+        for latency in options.latency:
+            Check(root, latency, options).run()
+
+
+class Check:
+    """The measurements at one latency."""
+
+    def __init__(self, root: Path, latency: float, options: argparse.Namespace) -> None:
+        self._root, self._latency, self._options = root, latency, options
+
+    def run(self) -> None:
+        """Measure, and print."""
+        o = self._options
+        files = ImageFolder(str(self._root), TRAIN)
+        for rate in o.rate:
+            found: dict[str, list[float]] = {"files": [], "objects": []}
+            with _served(self._root, self._latency, rate, o.faults) as url:
+                objects = ImageObjects(url, TRAIN)
+                for _ in range(o.rounds):
+                    for name, dataset in (("files", files), ("objects", objects)):
+                        found[name].append(_ours(dataset, o.workers, o.images))
+            bounds = [min(local, rate or local) for local in found["files"]]
+            parts = [ours / bound for ours, bound in zip(found["objects"], bounds, strict=True)]
+            print(
+                f"{1000 * self._latency:.0f} ms, {f'{rate:.0f} a second at most' if rate else 'any rate'}: files "
+                f"{statistics.median(found['files']):.0f}, objects {statistics.median(found['objects']):.0f} images/s, of the "
+                f"bound {statistics.median(parts):.3f} ({min(parts):.3f} .. {max(parts):.3f})", flush=True,
+            )  # fmt: skip
+        if o.peers:
+            self._beside(o)
+
+    def _beside(self, o: argparse.Namespace) -> None:
+        with _served(self._root, self._latency, 0.0, 0.0) as url:
+            objects = ImageObjects(url, TRAIN)
+            for name in o.peers:
+                peer = _PEERS[name](url, [one.removeprefix(url) for one, _ in objects.samples], list(objects.targets))
+                each: list[tuple[float, float]] = []
+                for _ in range(o.rounds):
+                    each.append((_ours(objects, o.workers, o.images), _theirs(peer, o.workers, o.seconds)))
+                best = {workers: _theirs(peer, workers, o.seconds) for workers in MOST}
+                ours = statistics.median(one for one, _ in each)
+                most = max(best, key=lambda workers: best[workers])
+                print(
+                    f"{1000 * self._latency:.0f} ms, {name}: objects {ours:.0f}, DataLoader with {o.workers} worker(s) "
+                    f"{statistics.median(one for _, one in each):.0f}, {statistics.median(a / b for a, b in each):.1f} times; "
+                    f"its best {best[most]:.0f} with {most}, {ours / best[most]:.1f} times "
+                    f"({', '.join(f'{workers}: {rate:.0f}' for workers, rate in best.items())})", flush=True,
+                )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _served(root: Path, latency: float, rate: float, faults: float) -> Iterator[str]:
+    """Serve the files; yields the URL."""
+    command = [sys.executable, "-m", "tests.object_server", str(root), "--latency", str(latency), "--rate", str(rate)]
+    command += ["--busy", str(faults), "--reset", str(faults)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1])
+    try:
+        assert process.stdout is not None
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}/{BUCKET}/"
+    finally:
+        process.communicate()
+
+
+def _ours(dataset: Any, workers: int, images: int) -> float:
+    """ddlp's rate."""
+    order = [k % len(dataset) for k in range(images + START * BATCH)]
+    loader = DDLPLoader(dataset, BATCH, sampler=order, num_workers=workers, seed=1, strategy="cpu")
+    return _rate(loader, lambda _: False)
+
+
+def _theirs(dataset: Any, workers: int, seconds: float) -> float:
+    """A peer's rate. It has as long as it is given, at least some batches."""
+    order = itertools.cycle(range(len(dataset)))
+    loader = DataLoader(dataset, BATCH, sampler=[next(order) for _ in range(100_000)], num_workers=workers,
+                        multiprocessing_context="forkserver", worker_init_fn=_one_thread)  # fmt: skip
+    return _rate(loader, lambda passed: passed > seconds)
+
+
+def _one_thread(_: int) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def _rate(loader: Any, enough: Callable[[float], bool]) -> float:
+    began, images = 0.0, 0
+    for number, (batch, _) in enumerate(loader):
+        now = time.monotonic()
+        if number < START:
+            began = now
+            continue
+        images += len(batch)
+        if enough(now - began):
+            break
+    return images / (time.monotonic() - began)
+
+
+class _Opened(Dataset):
+    """Objects opened one by one, as people write it."""
+
+    def __init__(self, url: str, keys: list[str], targets: list[int]) -> None:
+        self.url, self.keys, self.targets = url, keys, targets
+        self._files: Any = None
+
+    def files(self) -> Any:
+        raise NotImplementedError
+
+    def path(self, key: str) -> str:
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        if self._files is None:
+            self._files = self.files()
+        data = self._files.cat_file(self.path(self.keys[index]))
+        return TRAIN(Image.open(io.BytesIO(data)).convert("RGB")), self.targets[index]
+
+
+class _Http(_Opened):
+    def files(self) -> Any:
+        import fsspec
+
+        return fsspec.filesystem("http")
+
+    def path(self, key: str) -> str:
+        return self.url + key
+
+
+class _S3(_Opened):
+    def files(self) -> Any:
+        import s3fs
+
+        server = self.url.removesuffix(f"/{BUCKET}/")
+        return s3fs.S3FileSystem(key="a", secret="b", endpoint_url=server, client_kwargs={"region_name": "us-east-1"})
+
+    def path(self, key: str) -> str:
+        return f"{BUCKET}/{key}"
+
+
+_PEERS: dict[str, type[_Opened]] = {"fsspec": _Http, "s3fs": _S3}
+
+
+if __name__ == "__main__":
+    main()
