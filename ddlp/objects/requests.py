@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from csd_engine.batchfile.publishing import pwrite
 from csd_engine.data.base import Fetch, Places, Reader, Source
 from csd_engine.data.image_files import part_of
 from csd_engine.data.safe_open import OpenFile
@@ -104,10 +105,7 @@ class _ObjectFetch(Fetch):
             self._writing += 1
         if error is None:
             try:
-                view, at = memoryview(data), int(self.offsets[place])
-                while view:  # one call but for a signal
-                    done = os.pwrite(self._descriptor, view, at)
-                    view, at = view[done:], at + done
+                pwrite(self._descriptor, data, int(self.offsets[place]))
             except OSError as full:
                 error = full
         with self._lock:
