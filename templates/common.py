@@ -182,6 +182,12 @@ def image_folder(options: Any) -> Path:
     return directory
 
 
+def no_image_folder(template: str, options: Any, error: Exception) -> SystemExit:
+    """Return the line for the user if `image_folder` or its directory failed with this error."""
+    hint = "" if options.data is None else f". --data {options.data}: a directory with train/CLASS/ and val/CLASS/"
+    return SystemExit(f"{template}: {error}{hint}")
+
+
 def cifar_folder(options: Any) -> Path:
     """The directory with cifar-10-batches-py/: --data, or files of that format made of sample photographs.
 

@@ -27,11 +27,11 @@ from torchvision import models
 from torchvision import transforms as T
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from common import AMP
+from common import AMP, image_folder
 from csd_engine.errors import EngineError
 from ddlp import DDLPError, DDLPLoader, ImageFiles
 from ddlp.observe import progress
-from ddlp.sampledata import SampleDataError, make_thumbnails
+from ddlp.sampledata import SampleDataError
 from training import Interrupt
 
 STRATEGIES = ("cpu", "ordered", "csd")  # those that keep the order
@@ -262,7 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.data is None and not options.small:
         parser.error("--data: the directory with the images; or --small")
     try:
-        options.data = options.data or make_thumbnails(Path("data/thumbnails"), 48, 16) / "val"
+        options.data = options.data or image_folder(options) / "val"
         paths = find_images(options.data)
         return predict(paths, *make_model(options.model, options.small), options)
     except (Stop, SampleDataError, DDLPError, EngineError) as error:

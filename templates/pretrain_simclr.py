@@ -22,7 +22,7 @@ from torchvision import models
 from torchvision import transforms as T
 from torchvision.datasets import ImageFolder
 
-from common import AMP, flags, image_folder, parse
+from common import AMP, flags, image_folder, no_image_folder, parse
 from ddlp.sampledata import SampleDataError
 from ddlp.transforms import Views
 from training import Task, compare, to_device, val_loader
@@ -144,8 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         train, known = (ImageFolder(data / "train", transform) for transform in (two_views(size), plain))
         val = ImageFolder(data / "val", plain)
     except (SampleDataError, FileNotFoundError) as error:
-        hint = "" if options.data is None else f". --data {options.data}: a directory with train/CLASS/ and val/CLASS/"
-        raise SystemExit(f"pretrain_simclr: {error}{hint}") from None
+        raise no_image_folder("pretrain_simclr", options, error) from None
     task = Task(
         template="pretrain_simclr",
         model_name=options.model + (" (small)" if options.small else ""),

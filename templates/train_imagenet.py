@@ -24,7 +24,7 @@ from torchvision import transforms as T
 from torchvision.datasets import ImageFolder
 from torchvision.models.resnet import Bottleneck, ResNet
 
-from common import flags, image_folder, parse
+from common import flags, image_folder, no_image_folder, parse
 from ddlp.sampledata import SampleDataError
 from training import Task, compare
 
@@ -89,8 +89,7 @@ def make_task(template: str, options: Any) -> Task:
         train = ImageFolder(data / "train", pipeline(options.pipeline, size))
         val = ImageFolder(data / "val", pipeline("imagenet2", size))
     except (SampleDataError, FileNotFoundError) as error:
-        hint = "" if options.data is None else f". --data {options.data}: a directory with train/CLASS/ and val/CLASS/"
-        raise SystemExit(f"{template}: {error}{hint}") from None
+        raise no_image_folder(template, options, error) from None
     # Goyal et al. (arXiv 1706.02677): 0.1 at a batch of 256, in proportion to the batch. AlexNet and VGG have no
     # normalisation and diverge with it.
     per_256 = {"vit_b_16": 5e-4, "vgg16": 0.01, "alexnet": 0.01}.get(options.model, 0.1)
