@@ -283,7 +283,11 @@ def _damage(way: Callable[[Path, list[Path]], None]) -> Callable[[World, Engine]
 
 
 def _parcels(way: Callable[[Path], None]) -> Callable[[World, Engine], Mend | None]:
-    """Damage all carried images that come from now on, before their batches are made: each file is there for a moment alone."""
+    """Damage all carried images that come from now on.
+
+    A worker reads a file as soon as it is there. So the workers are stopped most of the time: files that come meanwhile are
+    damaged before a worker sees them.
+    """
 
     def strike(world: World, engine: Engine) -> Mend | None:
         over = threading.Event()
@@ -291,10 +295,18 @@ def _parcels(way: Callable[[Path], None]) -> Callable[[World, Engine], Mend | No
 
         def damage() -> None:
             while not over.wait(0.003):
-                for path in set(engine.parcels()) - struck:
-                    with contextlib.suppress(OSError, IndexError, struct.error):  # it is not whole yet, or was removed
-                        _as_another_file(way, path)
-                        struck.add(path)
+                workers = [pid for pid in engine.workers() if _has_begun(pid)]
+                try:
+                    for pid in workers:
+                        _signal(pid, signal.SIGSTOP)
+                    over.wait(0.01)
+                    for path in set(engine.parcels()) - struck:
+                        with contextlib.suppress(OSError, IndexError, struct.error):  # it is not whole yet, or was removed
+                            _as_another_file(way, path)
+                            struck.add(path)
+                finally:
+                    for pid in workers:
+                        _signal(pid, signal.SIGCONT)
 
         thread = threading.Thread(target=damage, name="damage")
         thread.start()
