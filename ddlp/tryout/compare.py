@@ -82,6 +82,19 @@ def _leave_ctrl_c(worker: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
+@contextlib.contextmanager
+def _ctrl_c_waits() -> Iterator[None]:
+    """Let Ctrl-C wait for the block's end. In a fork it would be raised in a callback, which prints it, or in the child."""
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
+
+
 class _Progress:
     """A bar on a terminal, else a line now and then. A context."""
 
@@ -215,7 +228,10 @@ class _Comparing:
                 persistent_workers=number > 0, worker_init_fn=_leave_ctrl_c, timeout=_STUCK_S if number else 0,
             )  # fmt: skip
             try:
-                self._epoch(loader, cpus, self._ring[: 2 * self._batch_size], 0.0)  # starts the workers
+                self._order.clear()
+                with _ctrl_c_waits():
+                    iter(loader)  # starts the workers; they stay
+                self._epoch(loader, cpus, self._ring[: 2 * self._batch_size], 0.0)
                 rates[number], _ = self._epoch(loader, cpus, self._ring, found.step_s)
             except RuntimeError as error:  # /dev/shm is too small for its workers' batches, TMPDIR too long for their sockets
                 if not number:
