@@ -68,7 +68,7 @@ export PY VENV
 own=(tests/{ddlp/faults,ddlp/deploy,board,ddlp/dropin,csd_engine,ddlp/bench,ddlp/observe,ddlp/ranks})
 early=3 # so many of these need no package of $others
 quiet=(tests/csd_engine/{batchfile,data,kernels,prepare,transforms} tests/ddlp/{sampledata,sampling,schedule,translate}
-  tests/ddlp/transfer/test_epilogue.py tests/scripts/test_accuracy.py)
+  tests/ddlp/transfer/test_epilogue.py)
 pytest="\"\$PY\" -m pytest --durations=10 $chosen"
 commands=()
 for part in "${own[@]:0:early}" BESIDE "tests ${own[*]/#/--ignore=}" "${own[@]:early}"; do

@@ -36,6 +36,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_training_reaches_the_same_accuracy(one_thread: None, tmp_path: Path) -> None:
     comparisons = compare(tmp_path, images=200, val_images=200, seeds=3, epochs=2)
     assert [comparison.dataset for comparison in comparisons] == ["ImageFolder", "CIFAR-10 files"]

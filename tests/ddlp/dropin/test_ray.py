@@ -53,7 +53,10 @@ TorchTrainer(train, scaling_config=ScalingConfig(num_workers=2), run_config=RunC
 """
 
 
-@pytest.fixture(scope="module", params=["1", "0"], ids=["today's Ray Train", "the one before"])
+_TRAINS = [pytest.param("1", id="today's Ray Train"), pytest.param("0", id="the one before", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(scope="module", params=_TRAINS)
 def told(request: Any, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What both workers have reported."""
     out = tmp_path_factory.mktemp("ray")

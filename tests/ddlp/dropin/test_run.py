@@ -92,9 +92,12 @@ def plain_timm(folder: Path) -> subprocess.CompletedProcess[str]:
     return run(*PYTHON, "like_timm.py", folder)
 
 
-def test_a_script_like_timms(folder: Path, plain_timm: subprocess.CompletedProcess[str]) -> None:
-    """Loaders with a collate_fn, worker seeds or a subclass of DataLoader stay torch's, to the bit. The others are swapped."""
-    swapped = run(*RUN, "--no-compare", "--", "like_timm.py", folder)
+def test_a_script_like_timms(folder: Path, tmp_path: Path, plain_timm: subprocess.CompletedProcess[str]) -> None:
+    """Loaders with a collate_fn, worker seeds or a subclass of DataLoader stay torch's, to the bit. The others are swapped.
+
+    All of them are recorded.
+    """
+    swapped = run(*RUN, "--no-compare", "--record", tmp_path, "--", "like_timm.py", folder)
     assert plain_timm.returncode == swapped.returncode == 0, swapped.stderr
     lines, plain_lines = swapped.stdout.splitlines(), plain_timm.stdout.splitlines()
     assert lines[:4] == plain_lines[:4] and len(lines) == 6
@@ -104,7 +107,8 @@ def test_a_script_like_timms(folder: Path, plain_timm: subprocess.CompletedProce
     alone = "MultiEpochsDataLoader is a subclass of DataLoader, with code of its own"
     assert subclass.endswith(f"MultiEpochsDataLoader(ImageFolder): left alone: {alone}")
     assert "which ddlp could do faster" not in swapped.stderr  # the loader's own notice would repeat it
-    assert ": left alone: collate_fn=fast_collate: " in collate and ": swapped, cpu: " in plainest and "160 samples" in gain
+    assert ": left alone: collate_fn=fast_collate: " in collate and ": swapped, cpu: " in plainest and "320 samples" in gain
+    assert [one.began.strategy for one in read_run(tmp_path)] == ["dataloader", "dataloader", "cpu", "cpu"]
 
 
 def test_torchs_own_loaders_are_measured(
@@ -121,14 +125,6 @@ def test_torchs_own_loaders_are_measured(
     assert [(one.began.strategy, one.began.epoch, one.whole) for one in traces] == 2 * [
         ("dataloader", 0, True), ("dataloader", 1, True),
     ]  # fmt: skip
-
-
-def test_a_loader_that_is_left_alone_is_recorded(
-    folder: Path, tmp_path: Path, plain_timm: subprocess.CompletedProcess[str]
-) -> None:
-    done = run(*RUN, "--no-compare", "--record", tmp_path, "--", "like_timm.py", folder)
-    assert done.returncode == 0 and done.stdout.splitlines()[:4] == plain_timm.stdout.splitlines()[:4], done.stderr
-    assert [one.began.strategy for one in read_run(tmp_path)] == ["dataloader", "dataloader", "cpu", "cpu"]
 
 
 ACCELERATE = """
@@ -165,6 +161,7 @@ def test_two_ranks_of_torchrun(folder: Path) -> None:
     assert all(": swapped, cpu: " in line for line in lines[:2])
 
 
+@pytest.mark.slow
 def test_ranks_that_are_spawned(folder: Path) -> None:
     """The ranks are new interpreters, which unpickle a loader and a class of __main__."""
     done = run(*RUN, "--no-compare", "--", "like_spawn.py", folder)
