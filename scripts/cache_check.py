@@ -2,7 +2,7 @@
 
     python -m scripts.cache_check prefix                   # evaluation: Resize and CenterCrop are kept; beside a bare loop
     python -m scripts.cache_check pixels                   # training: decoded images are kept for RandomResizedCrop
-    python -m scripts.cache_check index                    # training: indexes of JPEG files are kept, by which a part is decoded
+    python -m scripts.cache_check index                    # training: indexes of JPEG files are kept
     python -m scripts.cache_check pixels --clock cpu       # processor time, for a machine that others use too
 
 The turns alternate, each with an empty cache, and medians are compared. The bare loop sends the very rows, mapped from one file
@@ -162,7 +162,7 @@ def _report(point: str, found: dict[str, list[float]]) -> None:
     ratios = {
         "second epoch": (seconds["plain"] / seconds["second"], "times as fast as without", min),
         "third epoch": (seconds["plain"] / seconds["third"], "times as fast as without", min),
-        "new loader": (seconds["second"] / seconds["new loader"], "of the second epoch's rate, with all that is kept verified", min),
+        "new loader": (seconds["second"] / seconds["new loader"], "of the second epoch's rate, with all verified", min),
         "filling epoch": (seconds["filling"] / seconds["plain"], "times as long as without", max),
     }
     if point == "index":
