@@ -31,9 +31,11 @@ def points_of(portable: Portable, keeps: str) -> tuple[Points, str]:
     found: Points = {} if point is None else {"prefix" if point.fixed else "pixels": point}
     if _crops_first(portable):
         found["index"] = None
-    if found:
-        wanted = {name: point for name, point in found.items() if keeps == "auto" or (name == "index") == (keeps == "indexes")}
-        return wanted, "" if wanted else f"keeps={keeps!r} is not possible here: an index is for a random crop that comes first"
+    wanted = {name: point for name, point in found.items() if keeps == "auto" or (name == "index") == (keeps == "indexes")}
+    if wanted:
+        return wanted, ""
+    if keeps == "indexes":
+        return {}, "keeps='indexes' is for pipelines that begin with a random crop, and that the kernel runs"
     if portable.pipeline.user_operators:
         return {}, "the pipeline has operators of your own, which may ask for the file's metadata"
     return {}, "decode='fast' decodes each image at a size that depends on the random crop"

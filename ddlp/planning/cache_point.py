@@ -14,7 +14,7 @@ OFF = "off"
 # kept: the time of the epoch that keeps it, and the rate of later ones, against epochs without.
 _KNOWN = {"prefix": (1.13, 11.3), "pixels": (1.87, 4.33), "index": (1.08, 1.15)}
 PLAIN_BYTES_PER_S = 105e6  # of JPEG files made into samples by RandomResizedCrop
-INDEX_SHARE = 0.012  # of a file's bytes, with what is written beside an index
+INDEX_SHARE = 0.01  # of a file's bytes, with what is written beside an index
 
 
 @dataclass(frozen=True)
