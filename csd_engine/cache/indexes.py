@@ -7,35 +7,57 @@ changed since, and makes a new one in its place.
 
 from __future__ import annotations
 
+import ctypes
 import threading
-from typing import Dict, Optional, Protocol
+from abc import ABC, abstractmethod
+from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
-__all__ = ["IndexesInMemory", "JpegIndexes"]
+import numpy as np
+
+from csd_engine.cache.origins import origins_at
+from csd_engine.cache.segments import Sample
+from csd_engine.cache.shelf import Shelf
+from csd_engine.data.base import Places
+
+__all__ = ["INDEXES", "BatchIndexes", "IndexesInMemory", "IndexesOnShelf", "JpegIndexes"]
+
+INDEXES = "indexes of JPEG files"
 
 _ENTRY_BYTES = 200  # of Python's objects and of the table, beside an index's bytes
+_SAVED = 0.13  # of the time that a sample takes: python -m scripts.index_check
 
 
-class JpegIndexes(Protocol):
+class BatchIndexes(NamedTuple):
+    """The indexes of one batch's files.
+
+    Attributes:
+        found: for each file the index last kept, or None. None: there are none. The kernel checks each. If it is damaged, or
+            the file's no more, the sample is made without it.
+        keep: takes (position in the batch, index) of new ones, and the seconds that making these samples took. It never raises.
+            None: no more are kept. Then none are made, since making one takes a tenth of a sample's time.
+    """
+
+    found: Optional[List[Optional[bytes]]]
+    keep: Optional[Callable[[List[Tuple[int, bytes]], float], None]]
+
+
+class JpegIndexes(ABC):
     """Keeps the indexes of one data set's files on one computer. Any thread may use it.
 
     It is not for files that come anew with each lease (`csd_engine.data.carried`): they have another time of change each time.
     """
 
-    @property
-    def wanted(self) -> bool:
-        """Whether it would keep more. If not, none are made, since making one takes a tenth of a sample's time."""
+    @abstractmethod
+    def of(self, sources: np.ndarray, places: Places) -> BatchIndexes:
+        """Return the indexes of a batch. It never raises.
 
-    def find(self, source: int) -> Optional[bytes]:
-        """Return the index last kept for the sample at this source index; None: there is none. It never raises.
-
-        The kernel checks it. If it is damaged, or the file's no more, the sample is made without it.
+        Args:
+            sources: indices, int64 (n,), which exist.
+            places: where these samples lie.
         """
 
-    def keep(self, source: int, index: bytes) -> None:
-        """Keep an index for this source index instead of an earlier one, or not, if there is no room. It never raises."""
 
-
-class IndexesInMemory:
+class IndexesInMemory(JpegIndexes):
     """Keeps indexes in this process. When the memory is full, those that are there stay.
 
     Args:
@@ -51,15 +73,24 @@ class IndexesInMemory:
 
     @property
     def wanted(self) -> bool:
-        """See `JpegIndexes.wanted`."""
+        """Whether it would keep more."""
         return not self._full
 
+    def of(self, sources: np.ndarray, places: Places) -> BatchIndexes:
+        """See `JpegIndexes.of`."""
+
+        def keep(made: List[Tuple[int, bytes]], seconds: float) -> None:
+            for position, index in made:
+                self.keep(int(sources[position]), index)
+
+        return BatchIndexes([self.find(source) for source in sources.tolist()], keep if self.wanted else None)
+
     def find(self, source: int) -> Optional[bytes]:
-        """See `JpegIndexes.find`."""
+        """Return the index last kept for the sample at this source index; None: there is none."""
         return self._indexes.get(source)
 
     def keep(self, source: int, index: bytes) -> None:
-        """See `JpegIndexes.keep`."""
+        """Keep an index for this source index instead of an earlier one, or not, if there is no room."""
         with self._lock:
             before = self._indexes.get(source)
             more = len(index) + _ENTRY_BYTES if before is None else len(index) - len(before)
@@ -68,3 +99,28 @@ class IndexesInMemory:
                 return
             self._indexes[source] = index
             self.bytes += more
+
+
+class IndexesOnShelf(JpegIndexes):
+    """Keeps indexes on a shelf of the cache, each as a row of bytes: for all processes, and for later ones.
+
+    Args:
+        shelf: of the data set, with one channel.
+    """
+
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
+
+    def of(self, sources: np.ndarray, places: Places) -> BatchIndexes:
+        """See `JpegIndexes.of`."""
+        origins = origins_at(places)
+        found = self._shelf.find(sources, origins)
+        columns = (column.tolist() for column in (found.hit, found.first, found.width))
+        indexes = [ctypes.string_at(first, size) if hit else None for hit, first, size in zip(*columns)]
+
+        def keep(made: List[Tuple[int, bytes]], seconds: float) -> None:
+            rows = [(position, np.frombuffer(index, np.uint8).reshape(1, -1, 1)) for position, index in made]
+            samples = [Sample(int(sources[position]), origins.one(position), row) for position, row in rows]
+            self._shelf.keep(samples, _SAVED * seconds)
+
+        return BatchIndexes(indexes, keep if self._shelf.keeps else None)

@@ -9,9 +9,9 @@ from typing import Dict, NamedTuple, Optional, Tuple
 import numpy as np
 
 from csd_engine.cache.segments import Origin
-from csd_engine.data.base import Reader
+from csd_engine.data.base import Places, Reader
 
-__all__ = ["Origins", "origins_of"]
+__all__ = ["Origins", "origins_at", "origins_of"]
 
 
 class Origins(NamedTuple):
@@ -43,8 +43,11 @@ def origins_of(reader: Reader, sources: np.ndarray) -> Optional[Origins]:
         places = reader.places(sources.tolist())
     except Exception:  # the sample that fails reports it at its turn
         return None
-    if places is None:
-        return None
+    return None if places is None else origins_at(places)
+
+
+def origins_at(places: Places) -> Origins:
+    """Return the origins of the samples that lie at these places, as their files are now."""
     known: Dict[str, Tuple[int, int]] = {}
     names, sizes, mtimes = [], [], []
     parts = None if places.parts is None else list(zip(places.parts.offsets.tolist(), places.parts.sizes.tolist()))

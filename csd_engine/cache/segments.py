@@ -49,7 +49,6 @@ _NUMBERS = ENTRY.itemsize // 8
 _MULTIPLIER = np.uint32(MULTIPLIER)
 # Odd numbers of 64 bits: a product with one of them loses no bit.
 _WEIGHTS = np.arange(1, BLOCK_BYTES // 8 + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) | np.uint64(1)
-_MOST_SIDE = 1 << 16
 
 
 class Origin(NamedTuple):
@@ -116,6 +115,10 @@ def checksum(pixels: np.ndarray) -> int:
     It is the batch file's sum of blocks (csd_engine.batchfile.checksum), with a quicker end: each pair of its words times an
     odd number, added up. Any one changed word shows. Somebody who wants to can find other bytes with the same number.
     """
+    if pixels.size < BLOCK_BYTES:  # the same number from fewer words: the block's others are 0
+        words = np.zeros(-(-pixels.size // 8), "<u8")
+        words.view(np.uint8)[: pixels.size] = pixels
+        return int((words * _WEIGHTS[: words.size]).sum())
     blocks, rest = divmod(pixels.size, BLOCK_BYTES)
     acc, fast = np.zeros(BLOCK_BYTES // 4, np.uint32), kernel()
     if fast is not None:
@@ -202,7 +205,7 @@ def open_segment(directory: Directory, name: str, shelf: str, channels: Optional
         height, width = entries["height"].astype(np.int64), entries["width"].astype(np.int64)
         if len(entries) and not (
             0 < min(height.min(), width.min())
-            and max(height.max(), width.max()) < _MOST_SIDE
+            and (height * width).max() <= head.pixels
             and 0 <= entries["offset"].min() <= entries["offset"].max() <= head.pixels
             and (entries["offset"] + height * width * head.channels).max() <= head.pixels
         ):

@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Se
 
 import numpy as np
 
+from csd_engine.batchfile.layout import DATA_OFFSET
 from csd_engine.cache.origins import Origins
 from csd_engine.cache.segments import ENTRY, Sample, Segment, SegmentWriter, checksum, open_segment
 from csd_engine.cache.shelves import Shelves
@@ -21,6 +22,7 @@ __all__ = ["CacheCounts", "Found", "Shelf"]
 SEGMENT_BYTES = 64 << 20  # of a file, at most; a kill loses no more than one file
 _MOST_SEGMENTS = 256  # each is mapped, and takes a descriptor; of a larger cache each file is larger
 _LEAST_IMAGES = 4  # that a file must have room for, or it is not worth beginning
+_LOOK_S = 10.0  # from one look for what other processes have written to the next one
 _SETTLED_S = 2.0  # a file that was changed so lately may change again without a new time of change, which has coarse steps
 
 
@@ -100,6 +102,7 @@ class Shelf:
         self._writer: Optional[SegmentWriter] = None
         self._full = False  # no more room, or writing failed
         self._told: Set[str] = set()
+        self._looked_s = 0.0  # of the monotonic clock
         try:
             self._files = shelves.open_shelf(key, about)
         except OSError as error:
@@ -116,6 +119,10 @@ class Shelf:
     def begin(self) -> None:
         """Begin to count anew, and take up what other processes have written."""
         self.counts = CacheCounts()
+        self._look()
+
+    def _look(self) -> None:
+        self._looked_s = time.monotonic()
         try:
             for name in self._files.segments():
                 if name not in self._known:
@@ -125,7 +132,10 @@ class Shelf:
 
     def _take(self, name: str, verified: bool) -> None:
         """Use a file that is complete."""
-        self._known.add(name)
+        with self._lock:
+            if name in self._known:
+                return
+            self._known.add(name)
         try:
             segment = open_segment(self._files.directory, name, self.key, self.channels)
             sources = segment.entries["source"]
@@ -162,6 +172,8 @@ class Shelf:
             sources: their indices, int64 (n,), which exist.
             origins: what they are made of.
         """
+        if time.monotonic() - self._looked_s > _LOOK_S:  # ranks end their epochs at different times
+            self._look()
         found, unverified = self._gather(sources, origins)
         while unverified:
             for one in unverified:
@@ -261,7 +273,7 @@ class Shelf:
         """Return the file to write to; None: there is no room. Raises OSError."""
         with self._lock:
             if self._writer is None and not self._full:
-                least = _LEAST_IMAGES * image_bytes
+                least = DATA_OFFSET + 8 + _LEAST_IMAGES * (image_bytes + ENTRY.itemsize)
                 wanted = max(SEGMENT_BYTES, self._shelves.quota_bytes // _MOST_SEGMENTS, least)
                 self._writer = self._shelves.begin_segment(self._files, self.key, self.channels, wanted, least)
                 self._full = self._writer is None

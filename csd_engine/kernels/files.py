@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from typing import Callable, NamedTuple, Optional, Sequence, Tuple
+import time
+from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -162,8 +163,8 @@ class Files:
         beneath: real directories; a file that really lies outside all of them is refused. None: any place is allowed.
         indexes: for each file the index that an earlier call made of it (src/index.h), or None. It is used if the file has not
             been changed since: then the bytes that the sample needs are read. It may be damaged, or another file's.
-        keep: called with the position and the index of each baseline file that was read without one. To make it, the file is
-            decoded to its end: a tenth more time. None: no index is made.
+        keep: called with (position, index) of each baseline file that a call has read without an index, and the seconds that
+            these files took. To make an index, the file is decoded to its end: a tenth more time. None: none are made.
     """
 
     def __init__(
@@ -181,7 +182,7 @@ class Files:
         most_memory: Optional[int] = None,
         beneath: Optional[Sequence[str]] = None,
         indexes: Optional[Sequence[Optional[bytes]]] = None,
-        keep: Optional[Callable[[int, bytes], None]] = None,
+        keep: Optional[Callable[[List[Tuple[int, bytes]], float], None]] = None,
     ) -> None:
         n = len(paths)
         self._plan = plan
@@ -250,19 +251,22 @@ class Files:
         job.to = samples_to(plan.shape, plan.boxes, len(self) - first, out, boxes, table, channels_last)
         job.next, job.end, job.enough_ns = first, first + len(out), max(1, int(enough_s * 1e9))
         job.reading_ns = job.read_bytes = job.coded_bits = 0
+        began = time.perf_counter()
         result = plan.kernel.library.ddlp_files(plan.kernel.context().pointer, ctypes.byref(job))
-        if self._keep is not None:
-            self._hand_over(first, self._keep)
+        if self._keep is not None and (made := self._made_indexes(first)):
+            self._keep(made, (time.perf_counter() - began) * len(made) / (job.next - first))
         read = result > 0 and result != _LARGE
         return Stopped(job.next, result != 0, read, job.reading_ns * 1e-9, job.read_bytes, job.coded_bits)
 
-    def _hand_over(self, first: int, keep: Callable[[int, bytes], None]) -> None:
-        """Pass on the indexes that the last call has made, one behind the other, of files from ``first`` on."""
+    def _made_indexes(self, first: int) -> List[Tuple[int, bytes]]:
+        """Return the indexes that the last call has made, of files from ``first`` on, which lie one behind the other."""
         place = self._job.made
+        made: List[Tuple[int, bytes]] = []
         for position, size in enumerate(self._made_bytes[first : self._job.next].tolist(), first):
             if size:
-                keep(position, ctypes.string_at(place, size))
+                made.append((position, ctypes.string_at(place, size)))
                 place += size
+        return made
 
     def upright(self, position: int) -> bool:
         """Tell whether this sample's image must be turned by its EXIF orientation."""

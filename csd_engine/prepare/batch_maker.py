@@ -93,7 +93,8 @@ class BatchMaker:
         pipeline: what to run.
         shape: (height, width, channels) of a sample's memory.
         boxes: the number of boxes of a sample.
-        indexes: of the data set's JPEG files, used and added to where the kernel makes samples of files. None: none are made.
+        indexes: of the data set's JPEG files, used and added to where the kernel makes samples of files. Files that have been
+            brought into memory have none. None: none are used.
 
     If the pipeline makes samples of another shape, they are made one by one, and the first one raises the error.
     """
@@ -140,11 +141,10 @@ class BatchMaker:
         """
         if self._bulk is not None and (known or self._bulk.takes(sources)):
             return _InBulk(self._bulk, sources, occurrences, seed, epoch)
+        indexes = self._indexes if reader is None else None
         reader = self._reader if reader is None else reader
         batch = reader, self._pipeline, self._plan, sources, occurrences, seed, epoch
-        found = PixelBatch.of(*batch, before_decoding) or FileBatch.of(
-            *batch, large_bytes, before_decoding, self._indexes
-        )
+        found = PixelBatch.of(*batch, before_decoding) or FileBatch.of(*batch, large_bytes, before_decoding, indexes)
         if found is not None:
             return ByKernel(found)
         items = list(zip(sources.tolist(), occurrences.tolist()))

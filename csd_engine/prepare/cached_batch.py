@@ -12,6 +12,7 @@ from typing import Callable, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
+from csd_engine.cache.indexes import INDEXES, IndexesOnShelf
 from csd_engine.cache.origins import Origins, origins_of
 from csd_engine.cache.segments import Sample
 from csd_engine.cache.shelf import Found, Shelf
@@ -34,10 +35,24 @@ _MADE_BYTES = 2 << 20  # of pixels that are made before what is behind the cut r
 
 
 class SampleCache(NamedTuple):
-    """A cut of a pipeline, and the shelf with the results of what is before it."""
+    """What is kept of a data set's samples, and the shelf with it.
 
-    point: CachePoint
+    Attributes:
+        point: where the pipeline is cut: the results of what is before it are kept. None: indexes of JPEG files are.
+        shelf: of channel 1 for indexes.
+    """
+
+    point: Optional[CachePoint]
     shelf: Shelf
+
+    def __str__(self) -> str:
+        return INDEXES if self.point is None else str(self.point)
+
+    def maker(self, reader: Reader, pipeline: Pipeline, shape: Tuple[int, int, int], boxes: int) -> BatchMaker:
+        """Return what makes batches, as `BatchMaker`, and uses and fills the shelf."""
+        if self.point is None:
+            return BatchMaker(reader, pipeline, shape, boxes, IndexesOnShelf(self.shelf))
+        return CachedBatchMaker(reader, pipeline, shape, boxes, self.point, self.shelf)
 
 
 class CachedBatchMaker(BatchMaker):
@@ -45,15 +60,15 @@ class CachedBatchMaker(BatchMaker):
 
     Args:
         reader, pipeline, shape, boxes: as of `BatchMaker`.
-        cache: where the pipeline is cut, and the shelf.
+        point: where the pipeline is cut.
+        shelf: with the results of what is before it.
     """
 
     def __init__(
-        self, reader: Reader, pipeline: Pipeline, shape: Tuple[int, int, int], boxes: int, cache: SampleCache
+        self, reader: Reader, pipeline: Pipeline, shape: Tuple[int, int, int], boxes: int, point: CachePoint, shelf: Shelf
     ) -> None:
         super().__init__(reader, pipeline, shape, boxes)
-        self.point, self.shelf = point, _ = cache
-        self.reader, self.pipeline = reader, pipeline
+        self.point, self.shelf, self.reader, self.pipeline = point, shelf, reader, pipeline
         height, width, _ = point.shape
         self.before = BatchMaker(reader, point.before, point.shape, 0) if point.fixed else None
         plan = file_plan(point.behind, kernel(), (width, height) if point.fixed else None)

@@ -8,7 +8,7 @@ from typing import Callable, Optional
 import numpy as np
 from PIL import Image
 
-from csd_engine.cache.indexes import JpegIndexes
+from csd_engine.cache.indexes import BatchIndexes, JpegIndexes
 from csd_engine.data.base import Reader
 from csd_engine.data.image_files import MAX_FILE_BYTES
 from csd_engine.data.readahead import AHEAD
@@ -24,10 +24,6 @@ def _most_pixels() -> Optional[int]:
     """Pillow's limit in a form for C. Users set it to any number, also to 1e10 or inf. None: there is no limit."""
     limit = Image.MAX_IMAGE_PIXELS
     return None if limit is None or limit >= 1 << 63 else int(limit)
-
-
-def _keep(indexes: JpegIndexes, sources: np.ndarray) -> Callable[[int, bytes], None]:
-    return lambda position, index: indexes.keep(int(sources[position]), index)
 
 
 class FileBatch(KernelBatch):
@@ -71,10 +67,10 @@ class FileBatch(KernelBatch):
             return None
         if len(paths) != len(found.paths):  # a path contains a 0: C would read no further
             return None
+        indexed = BatchIndexes(None, None) if indexes is None else indexes.of(sources, found)
         files = Files(
             plan, paths, found.parts, seed, epoch, sources, occurrences, AHEAD, MAX_FILE_BYTES, _most_pixels(), most_memory,
-            reader.beneath, None if indexes is None else [indexes.find(source) for source in sources.tolist()],
-            _keep(indexes, sources) if indexes is not None and indexes.wanted else None,
+            reader.beneath, indexed.found, indexed.keep,
         )  # fmt: skip
         return FileBatch(reader, pipeline, plan, files, sources, occurrences, seed, epoch, before_decoding)
 

@@ -1,57 +1,89 @@
-"""For ``cache="auto"``: a few samples made with and without kept pixels, which tells whether keeping them pays."""
+"""What is measured of a few samples, to choose what to keep of all."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
+from csd_engine.data.image_files import content, open_image
+from csd_engine.data.safe_open import OpenFile
 from csd_engine.errors import SampleError
-from csd_engine.machine.computer import memory
 from csd_engine.prepare.cached_batch import RowReader
 from csd_engine.prepare.sample import prepare_any_size, prepare_sample
+from csd_engine.transforms.pipeline import CHANNELS
 from csd_engine.transforms.prefix import CachePoint
-from ddlp.planning.cache_point import ASSUMED_EPOCHS, SampleCost, kept_samples, pays
 from ddlp.translate.portable import Portable
 
-__all__ = ["pixels_pay"]
+__all__ = ["FileSizes", "PixelTimes", "file_sizes", "pixel_times"]
 
 _SAMPLES = 24
 _ENOUGH_S = 1.0
-_WRITES_PER_S = 1e9  # bytes, into the page cache
-_READS_PER_S = (4e9, 0.5e9)  # bytes: of files that fit into memory, and of others, from a disk that is no fast one
 
 
-def pixels_pay(portable: Portable, point: CachePoint, quota_bytes: int) -> tuple[bool, str]:
-    """Return whether keeping results of any size pays in `ASSUMED_EPOCHS` epochs, and if not, why not in words.
+class FileSizes(NamedTuple):
+    """Means of some files.
 
-    It makes up to 24 samples several times, for a second at most.
+    Attributes:
+        file_bytes: of the file.
+        decoded_bytes: of its image as pixels.
+        indexable: the share of baseline JPEGs, which can have an index.
     """
-    found = _measured(portable, point)
-    if found is None:
-        return False, "no sample could be made to measure what it would save"
-    plain_s, made_s, behind_s, sample_bytes = found
-    samples = portable.dataset.starts[-1]
-    kept = kept_samples(samples, sample_bytes, quota_bytes)
-    fits = kept * sample_bytes < memory().available / 2
-    written_s, read_s = sample_bytes / _WRITES_PER_S, sample_bytes / _READS_PER_S[not fits]
-    cost = SampleCost(plain_s, made_s + behind_s + written_s, behind_s + read_s)
-    if pays(cost, samples, kept):
-        return True, ""
-    return False, (
-        f"{point} would not save time in {ASSUMED_EPOCHS} epochs: a sample takes {1000 * plain_s:.2f} ms from its file, "
-        f"{1000 * cost.cached_s:.2f} ms from its pixels and {1000 * cost.fill_s:.2f} ms when they are kept"
-    )
+
+    file_bytes: float
+    decoded_bytes: float
+    indexable: float
 
 
-def _measured(portable: Portable, point: CachePoint) -> tuple[float, float, float, float] | None:
-    """Return a sample's seconds made as a whole, up to the cut and behind it, and the bytes at the cut; None: none was made."""
-    reader, pipeline, count = portable.dataset.reader(), portable.pipeline, portable.dataset.starts[-1]
+class PixelTimes(NamedTuple):
+    """Means of some samples.
+
+    Attributes:
+        plain_s: seconds, made as a whole.
+        made_s, behind_s: seconds up to the cut, and behind it.
+        pixel_bytes: at the cut.
+    """
+
+    plain_s: float
+    made_s: float
+    behind_s: float
+    pixel_bytes: float
+
+
+def _some(portable: Portable) -> Iterator[int]:
+    """Source indices from all of the data set, until the time is over."""
+    count, began = portable.dataset.starts[-1], time.monotonic()
+    for index in sorted({count * step // _SAMPLES for step in range(_SAMPLES)}):
+        if time.monotonic() - began > _ENOUGH_S:
+            return
+        yield index
+
+
+def file_sizes(portable: Portable) -> FileSizes | None:
+    """Read up to 24 files, for a second at most; None: none could be read."""
+    reader, found, channels = portable.dataset.reader(), [], CHANNELS[portable.pipeline.mode]
+    for index in _some(portable):
+        try:
+            source = reader.open(index)
+            if not isinstance(source, OpenFile):  # an array's row
+                continue
+            image = open_image(source.path, content(source))
+        except SampleError:
+            continue
+        baseline = image.format == "JPEG" and not image.info.get("progressive") and image.mode in ("RGB", "L")
+        found.append((source.size, image.width * image.height * channels, baseline))
+    return FileSizes(*np.mean(found, axis=0).tolist()) if found else None
+
+
+def pixel_times(portable: Portable, point: CachePoint) -> PixelTimes | None:
+    """Make up to 24 samples several times, with and without kept pixels, for a second at most; None: none could be made."""
+    reader, pipeline = portable.dataset.reader(), portable.pipeline
     out = np.empty(portable.shape, np.uint8)
     boxes = np.zeros((pipeline.boxes, 4), np.int32) if pipeline.boxes else None
-    times, sizes = [], []
-    began = time.monotonic()
-    for index in sorted({count * step // _SAMPLES for step in range(_SAMPLES)}):
+    found = []
+    for index in _some(portable):
         item = (index, 0)
         try:
             prepare_sample(reader, pipeline, item, 0, 0, out, boxes)  # brings the file into memory
@@ -65,11 +97,5 @@ def _measured(portable: Portable, point: CachePoint) -> tuple[float, float, floa
             at.append(time.perf_counter())
         except SampleError:
             continue
-        times.append(np.diff(at))
-        sizes.append(pixels.nbytes)
-        if time.monotonic() - began > _ENOUGH_S:
-            break
-    if not times:
-        return None
-    plain_s, made_s, behind_s = np.mean(times, axis=0).tolist()
-    return plain_s, made_s, behind_s, float(np.mean(sizes))
+        found.append((*np.diff(at), pixels.nbytes))
+    return PixelTimes(*np.mean(found, axis=0).tolist()) if found else None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 __all__ = ["Cache"]
 
+KEEPS = ("auto", "pixels", "indexes")
 _UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", re.IGNORECASE)
 
@@ -22,16 +23,21 @@ class Cache:
         directory: it is made if it is missing.
         size: the most bytes that all files there may have together: a number, or a text such as "500M" or "1.5T", with powers
             of 1024.
+        keeps: ``"pixels"``; ``"indexes"`` of JPEG files, about 1 % of their bytes, by which a random crop's part of a file is
+            read and decoded; ``"auto"``: the one of both that is predicted to take less time.
 
     Raises:
-        ValueError: if ``size`` is no such number or text.
+        ValueError: if ``size`` is no such number or text, or ``keeps`` is none of these.
     """
 
     directory: str | os.PathLike[str]
     size: int | str
+    keeps: str = "auto"
 
     def __post_init__(self) -> None:
         _ = self.bytes
+        if self.keeps not in KEEPS:
+            raise ValueError(f"keeps={self.keeps!r}: expected one of {', '.join(KEEPS)}")
 
     @property
     def bytes(self) -> int:

@@ -1,46 +1,76 @@
-"""Whether keeping decoded images pays: the predicted time of the epochs to come with and without it, the writing included."""
+"""What of a sample to keep, or nothing: what is predicted to take the least time in later epochs, the writing included."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["ASSUMED_EPOCHS", "SampleCost", "kept_samples", "pays", "predicted_s"]
+__all__ = ["ASSUMED_EPOCHS", "INDEX_SHARE", "OFF", "PLAIN_BYTES_PER_S", "SampleCost", "best_point", "known_cost", "predicted_s"]
 
 ASSUMED_EPOCHS = 10  # where nobody has said how many there will be
+OFF = "off"
+
+# Measured on one core of an Intel Xeon, files of 110 kB: scripts.cache_check and scripts.index_check. By the name of what is
+# kept: the time of the epoch that keeps it, and the rate of later ones, against epochs without.
+_KNOWN = {"prefix": (1.13, 11.3), "pixels": (1.87, 4.33), "index": (1.08, 1.15)}
+PLAIN_BYTES_PER_S = 105e6  # of JPEG files made into samples by RandomResizedCrop
+INDEX_SHARE = 0.01  # of a file's bytes, with what is written beside an index
 
 
 @dataclass(frozen=True)
 class SampleCost:
-    """What one sample takes on one core of this host, in seconds.
+    """What one sample takes on one core of this host, if something of it is kept.
 
     Attributes:
-        plain_s: made from its file.
-        fill_s: made from its file, when its pixels are kept as well, with the writing.
-        cached_s: made from its kept pixels, with reading them.
+        fill_s: seconds, made from its file, when it is kept as well, with the writing.
+        cached_s: seconds, made with what is kept, with reading that.
+        kept_bytes: of what is kept, on average.
+        share: of the samples that it can be kept of, 0 to 1.
     """
 
-    plain_s: float
     fill_s: float
     cached_s: float
+    kept_bytes: float
+    share: float = 1.0
 
 
-def kept_samples(samples: int, sample_bytes: float, quota_bytes: int) -> int:
-    """Return how many samples a quota has room for. ``sample_bytes``: of one sample's pixels, on average."""
-    return min(samples, int(quota_bytes / max(1.0, sample_bytes)))
+def known_cost(point: str, plain_s: float, kept_bytes: float, share: float = 1.0) -> SampleCost:
+    """Return what a sample takes by the measured ratios, where what is kept is in memory.
+
+    Args:
+        point: "prefix", "pixels" or "index".
+        plain_s: seconds of a sample, made from its file.
+        kept_bytes, share: as of `SampleCost`.
+    """
+    fill, rate = _KNOWN[point]
+    return SampleCost(fill * plain_s, plain_s / rate, kept_bytes, share)
 
 
-def predicted_s(cost: SampleCost, samples: int, kept: int, epochs: int) -> tuple[float, float]:
-    """Return the seconds of so many epochs on one core: without a cache, and with one that keeps ``kept`` of the samples.
+def predicted_s(plain_s: float, cost: SampleCost | None, samples: int, quota_bytes: int, epochs: int) -> float:
+    """Return the seconds of so many epochs on one core; ``cost`` None: without a cache.
 
-    The first epoch fills it. In the others the samples that are not kept are made from their files.
+    The first epoch fills it, as far as the quota has room. In all epochs the samples that are not kept are made from their
+    files.
     """
     if epochs < 1:
-        return 0.0, 0.0
-    others = (samples - kept) * cost.plain_s
-    return epochs * samples * cost.plain_s, kept * cost.fill_s + others + (epochs - 1) * (kept * cost.cached_s + others)
+        return 0.0
+    if cost is None:
+        return epochs * samples * plain_s
+    kept = min(int(samples * cost.share), int(quota_bytes / max(1.0, cost.kept_bytes)))
+    return kept * (cost.fill_s + (epochs - 1) * cost.cached_s) + epochs * (samples - kept) * plain_s
 
 
-def pays(cost: SampleCost, samples: int, kept: int, epochs: int = ASSUMED_EPOCHS) -> bool:
-    """Return whether the epochs are predicted to take less time with the cache."""
-    without_s, with_s = predicted_s(cost, samples, kept, epochs)
-    return with_s < without_s
+def best_point(
+    plain_s: float, costs: Mapping[str, SampleCost], samples: int, quota_bytes: int, epochs: int = ASSUMED_EPOCHS
+) -> str:
+    """Return the name of what takes the least time to keep; `OFF` if all take as long as without a cache, or longer.
+
+    Args:
+        plain_s: seconds of a sample, made from its file without a cache.
+        costs: of what can be kept, by name.
+        samples: of the data set.
+        quota_bytes: that may be kept.
+        epochs: to come.
+    """
+    times = {name: predicted_s(plain_s, cost, samples, quota_bytes, epochs) for name, cost in {OFF: None, **costs}.items()}
+    return min(times, key=times.__getitem__)

@@ -21,7 +21,7 @@ import torch
 
 from csd_engine.data.base import Reader
 from csd_engine.prepare.batch_maker import BatchMaker
-from csd_engine.prepare.cached_batch import CachedBatchMaker, SampleCache
+from csd_engine.prepare.cached_batch import SampleCache
 from csd_engine.transforms import Pipeline
 from ddlp.planning.measured import Transport
 from ddlp.sampling.epoch_plan import EpochPlan
@@ -70,7 +70,7 @@ class EpochSpec:
     def maker(self) -> BatchMaker:
         """Makes samples in this process, with the host's bits. It is made once an epoch, and takes a small batch's time."""
         about = self.reader, self.pipeline, self.shape, self.pipeline.boxes
-        return BatchMaker(*about) if self.cache is None else CachedBatchMaker(*about, self.cache)
+        return BatchMaker(*about) if self.cache is None else self.cache.maker(*about)
 
 
 class StepRunner(Protocol):

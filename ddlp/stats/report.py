@@ -50,7 +50,7 @@ class EpochReport:
     travels: bool = True  # a device could prepare the samples; False: only torch's own workers can, as of user code
     engines: tuple[DeviceLive, ...] = ()  # devices and engines of pools, at this moment or at the epoch's end
     changes: tuple[Change, ...] = ()  # of their number since the epoch began, the last 64; the first to join are no change
-    cache: CacheCounts | None = None  # samples that came from the host's cache, and what was written to it; None: there is none
+    cache: CacheCounts | None = None  # samples that used the host's cache, and what was written to it; None: there is none
 
     @property
     def bound_s(self) -> float | None:
@@ -113,7 +113,7 @@ class EpochReport:
             first = f", the first {self.replaced_samples[0]}" if self.replaced_samples else ""
             rows.append(("replaced", f"{self.replaced:,} samples that could not be prepared, by others{first}"))
         if self.cache is not None:
-            kept = f"{self.cache.hits:,} samples came from it, {self.cache.misses:,} did not"
+            kept = f"{self.cache.hits:,} samples used it, {self.cache.misses:,} did not"
             rows.append(("cache", f"{kept}; {size_text(self.cache.written_bytes)} written"))
         rows += engine_rows(self.engines, self.changes)
         rows.append(("verdict", str(self.verdict)))

@@ -45,6 +45,12 @@ def test_it_is_read_as_written(tmp_path: Path, channels: int) -> None:
         assert checksum(found.image(entry)) == entry["checksum"]
 
 
+@pytest.mark.parametrize("size", (1, 8, 1100, 16383))
+def test_the_checksum_of_few_bytes_is_that_of_a_block_with_zeros(size: int) -> None:
+    few = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
+    assert checksum(few) == checksum(np.append(few, np.zeros((1 << 14) - size, np.uint8)))
+
+
 def test_safetensors_reads_it(tmp_path: Path) -> None:
     numpy = pytest.importorskip("safetensors.numpy")
     name = written(Directory(str(tmp_path)))

@@ -19,7 +19,7 @@ from csd_engine.errors import SampleError
 from csd_engine.kernels import kernel
 from csd_engine.prepare import batch_maker, cached_batch, sample
 from csd_engine.prepare.batch_maker import BatchMaker, Destination, FinishedPlace
-from csd_engine.prepare.cached_batch import CachedBatchMaker, SampleCache
+from csd_engine.prepare.cached_batch import CachedBatchMaker
 from csd_engine.transforms import Pipeline
 from csd_engine.transforms.prefix import cache_point
 from tests.open_files import descriptors
@@ -152,7 +152,7 @@ def cached(tmp_path: Path) -> Iterator[Callable[..., CachedBatchMaker]]:
         key = found.digest
         shelf = Shelf(Shelves(tmp_path / "cache", quota), key, {}, COUNT, point.shape[2], pytest.fail)
         shelves.append(shelf)
-        return CachedBatchMaker(reader, found, shape, found.boxes, SampleCache(point, shelf))
+        return CachedBatchMaker(reader, found, shape, found.boxes, point, shelf)
 
     yield one
     for shelf in shelves:

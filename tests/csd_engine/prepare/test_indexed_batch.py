@@ -12,7 +12,9 @@ import pytest
 from PIL import Image
 
 from csd_engine import kernels
-from csd_engine.cache.indexes import IndexesInMemory
+from csd_engine.cache.indexes import IndexesInMemory, IndexesOnShelf
+from csd_engine.cache.shelf import Shelf
+from csd_engine.cache.shelves import Shelves
 from csd_engine.data.arrays import ArraySet
 from csd_engine.data.base import open_reader
 from csd_engine.data.files import FileSet
@@ -197,7 +199,7 @@ def test_what_the_kernel_leaves_to_pillow_has_the_files_bytes(kernel, folder, mo
         together(reader, pipeline(TRAIN), kernel, [1], indexes=indexes)
 
 
-class Wrong:
+class Wrong(IndexesInMemory):
     """Gives the same bytes for every sample, and counts what it is given."""
 
     wanted = True
@@ -337,13 +339,18 @@ def test_threads_share_indexes(kernel, folder, monkeypatch):
     assert len(results) == 8 and all(np.array_equal(result, wanted) for result in results)
 
 
-def test_a_batch_maker_makes_them_once_and_uses_them(kernel, tmp_path, monkeypatch):
+@pytest.mark.parametrize("kept", ["memory", "shelf"])
+def test_a_batch_maker_makes_them_once_and_uses_them(kernel, tmp_path, monkeypatch, kept):
     """Epoch after epoch, with other crops each time."""
     pipe, sources, zeros = PIPELINE, np.arange(6), np.zeros(6, np.int64)
     names = [f"{k}.jpg" for k in range(6)]
     for k, name in enumerate(names):
         (tmp_path / name).write_bytes(photograph(k))
-    reader, indexes = reader_of(tmp_path, names), IndexesInMemory(ROOM)
+        os.utime(tmp_path / name, (1e9, 1e9))
+    reader, indexes, flush = reader_of(tmp_path, names), IndexesInMemory(ROOM), int
+    if kept == "shelf":
+        shelf = Shelf(Shelves(tmp_path / "cache", ROOM), "ab" * 16, {}, 6, 1, pytest.fail)
+        indexes, flush = IndexesOnShelf(shelf), shelf.flush
     monkeypatch.setattr(filebatch, "prepare_by_pillow", None)
     plain, ours = BatchMaker(reader, pipe, (20, 24, 3), 2), BatchMaker(reader, pipe, (20, 24, 3), 2, indexes)
 
@@ -358,4 +365,7 @@ def test_a_batch_maker_makes_them_once_and_uses_them(kernel, tmp_path, monkeypat
         wanted, all_bytes, _ = coded_bits_of(lambda number=number: epoch(plain, number))
         found, read, _ = coded_bits_of(lambda number=number: epoch(ours, number))
         assert np.array_equal(found, wanted) and (read == all_bytes if number == 0 else read < 0.5 * all_bytes)
-        assert all(map(indexes.find, range(6)))
+        flush()
+        assert all(indexes.of(sources, reader.places(sources.tolist())).found)
+    if kept == "shelf":
+        shelf.close()

@@ -81,7 +81,7 @@ def test_epochs_are_those_without_it(files: list[str], tmp_path: Path, transform
     first = make(files, transform, num_workers=workers, own_steps="threads")
     assert same(epoch(again), epoch(first))
     assert counted(again) == (COUNT, 0)
-    assert f"cache     {COUNT} samples came from it, 0 did not; 0 B written" in str(again.report())
+    assert f"cache     {COUNT} samples used it, 0 did not; 0 B written" in str(again.report())
     assert plain.report().cache is None
 
 
@@ -250,18 +250,17 @@ def test_auto_keeps_results_of_one_size(files: list[str], tmp_path: Path, monkey
 
 
 @pytest.mark.filterwarnings("ignore:.*20 % of the free")
-@pytest.mark.parametrize("pays", (False, True))
-def test_auto_asks_whether_decoded_images_pay(
-    files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pays: bool
-) -> None:
+@pytest.mark.parametrize("answer", ("pixels", "index", "off"))
+def test_auto_asks_what_pays(files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    answers = [(pays, "" if pays else "it does not pay")]
-    monkeypatch.setattr(opening, "pixels_pay", lambda *_: answers.pop())  # asked once
+    answers = [(answer, "it does not pay" if answer == "off" else "")]
+    monkeypatch.setattr(opening, "choose", lambda *_: answers.pop())  # asked once
     loader = make(files, CROPS, cache="auto")
     epoch(loader)
     epoch(loader)
-    if pays:
+    if answer != "off":
         assert counted(loader) == (COUNT, 0)
+        assert ("indexes of JPEG files" in str(loader.report())) is (answer == "index")
     else:
         assert loader.report().cache is None
         assert "nothing is kept: it does not pay" in str(loader.report())
@@ -273,12 +272,15 @@ def test_auto_measures(files: list[str], tmp_path: Path, monkeypatch: pytest.Mon
     loader = make(files, CROPS, cache="auto")
     assert same(epoch(loader), epoch(make(files, CROPS)))
     line = str(loader.report())
-    assert "pixels after decoding" in line
-    assert "would not save time" in line or "samples came from it" in line
+    assert any(what in line for what in ("pixels after decoding", "indexes of JPEG files", "would not save time"))
 
 
 def test_explain_tells_what_is_kept(files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = make(files, cache=Cache(tmp_path, "1G")).explain()
     assert f"cache      pixels after Resize -> CenterCrop, uint8 (24, 24, 3), in {tmp_path}, 1 GiB at most" in text
-    assert "cache      nothing is kept: decode='fast'" in make(files, CROPS, decode="fast", cache="auto").explain()
+    text = make(files, CROPS, cache=Cache(tmp_path, "1G")).explain()
+    assert "pixels after decoding, uint8, each image of its own size or indexes of JPEG files, in" in text
+    assert "cache      indexes of JPEG files, in the user's" in make(files, CROPS, decode="fast", cache="auto").explain()
+    turned = v2.Compose([v2.RandomResizedCrop(SIDE), v2.RandomRotation(9), v2.ToTensor()])
+    assert "cache      nothing is kept: decode='fast'" in make(files, turned, decode="fast", cache="auto").explain()
     assert "cache" not in make(files).explain()

@@ -24,3 +24,9 @@ def test_sizes(size: int | str, wanted: int) -> None:
 def test_what_is_no_size(size: Any) -> None:
     with pytest.raises(ValueError, match="size="):
         Cache("/nowhere", size)
+
+
+@pytest.mark.parametrize("keeps", ("index", "", None, True))
+def test_what_cannot_be_kept(keeps: Any) -> None:
+    with pytest.raises(ValueError, match="keeps="):
+        Cache("/nowhere", "1G", keeps)

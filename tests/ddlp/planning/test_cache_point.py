@@ -1,41 +1,58 @@
-"""Whether keeping decoded images pays: by a table."""
+"""What to keep: by a table."""
 
 from __future__ import annotations
 
 import pytest
 
-from ddlp.planning.cache_point import SampleCost, kept_samples, pays, predicted_s
+from ddlp.planning.cache_point import OFF, SampleCost, best_point, known_cost, predicted_s
 
-_CHEAP_PIXELS = SampleCost(plain_s=0.9e-3, fill_s=1.6e-3, cached_s=0.3e-3)  # a random crop of a photograph
-_SMALL_IMAGES = SampleCost(plain_s=0.1e-3, fill_s=0.13e-3, cached_s=0.09e-3)
-_SLOW_DISK = SampleCost(plain_s=0.9e-3, fill_s=2.4e-3, cached_s=1.1e-3)  # reading the pixels takes longer than decoding
+PLAIN_S, PHOTOGRAPH, PIXELS = 1.0e-3, 110_000, 560_000
+ALL = 1000 * PIXELS
+
+PIXEL_COST = {"pixels": known_cost("pixels", PLAIN_S, PIXELS)}
+INDEX_COST = {"index": known_cost("index", PLAIN_S, 0.012 * PHOTOGRAPH)}
+BOTH = {**PIXEL_COST, **INDEX_COST}
+SLOW_DISK = {"pixels": SampleCost(2.4e-3, 1.1e-3, PIXELS)}  # reading the pixels takes longer than decoding
+PROGRESSIVE = {"index": known_cost("index", PLAIN_S, 0.012 * PHOTOGRAPH, share=0.0)}
 
 
 @pytest.mark.parametrize(
-    "cost, kept, epochs, wanted",
+    "costs, quota, epochs, wanted",
     (
-        (_CHEAP_PIXELS, 1000, 1, False),  # it is never read again
-        (_CHEAP_PIXELS, 1000, 2, False),
-        (_CHEAP_PIXELS, 1000, 3, True),
-        (_CHEAP_PIXELS, 1000, 90, True),
-        (_CHEAP_PIXELS, 250, 3, True),
-        (_CHEAP_PIXELS, 0, 90, False),  # no room for a single one
-        (_SMALL_IMAGES, 1000, 3, False),
-        (_SMALL_IMAGES, 1000, 10, True),
-        (_SLOW_DISK, 1000, 1000, False),
-        (_CHEAP_PIXELS, 1000, 0, False),
+        (PIXEL_COST, ALL, 1, OFF),  # it is never used again
+        (PIXEL_COST, ALL, 2, OFF),
+        (PIXEL_COST, ALL, 3, "pixels"),
+        (PIXEL_COST, ALL // 4, 3, "pixels"),
+        (PIXEL_COST, PIXELS - 1, 90, OFF),  # no room for a single one
+        (PIXEL_COST, ALL, 0, OFF),
+        (INDEX_COST, ALL, 1, OFF),
+        (INDEX_COST, ALL, 2, "index"),
+        (INDEX_COST, 0, 90, OFF),
+        (PROGRESSIVE, ALL, 90, OFF),
+        (BOTH, ALL, 2, "index"),  # cheaper to make
+        (BOTH, ALL, 3, "pixels"),
+        (BOTH, ALL, 90, "pixels"),
+        (BOTH, ALL // 10, 90, "index"),  # of all files, where pixels are of a tenth
+        (BOTH, ALL // 4, 90, "pixels"),
+        (SLOW_DISK, ALL, 1000, OFF),
+        ({**SLOW_DISK, **INDEX_COST}, ALL, 1000, "index"),
+        ({**PIXEL_COST, **PROGRESSIVE}, ALL // 10, 90, "pixels"),
+        ({"prefix": known_cost("prefix", PLAIN_S, 150_528), **BOTH}, ALL, 10, "prefix"),
+        ({}, ALL, 10, OFF),
     ),
 )
-def test_the_decision(cost: SampleCost, kept: int, epochs: int, wanted: bool) -> None:
-    assert pays(cost, 1000, kept, epochs) is wanted
+def test_the_decision(costs: dict[str, SampleCost], quota: int, epochs: int, wanted: str) -> None:
+    assert best_point(PLAIN_S, costs, 1000, quota, epochs) == wanted
 
 
 def test_the_prediction() -> None:
-    without_s, with_s = predicted_s(SampleCost(2.0, 3.0, 0.5), 10, 4, 3)
-    assert without_s == 60.0
-    assert with_s == 4 * 3.0 + 6 * 2.0 + 2 * (4 * 0.5 + 6 * 2.0)
+    assert predicted_s(2.0, None, 10, 1 << 40, 3) == 60.0
+    cost = SampleCost(3.0, 0.5, kept_bytes=100.0)
+    assert predicted_s(2.0, cost, 10, 499, 3) == 4 * 3.0 + 6 * 2.0 + 2 * (4 * 0.5 + 6 * 2.0)
+    assert predicted_s(2.0, SampleCost(3.0, 0.5, 100.0, share=0.2), 10, 499, 3) == 2 * 3.0 + 8 * 2.0 + 2 * (2 * 0.5 + 8 * 2.0)
 
 
-@pytest.mark.parametrize("quota, kept", ((0, 0), (999, 0), (1000, 1), (25_000, 25), (1 << 40, 100)))
-def test_the_room(quota: int, kept: int) -> None:
-    assert kept_samples(100, 1000.0, quota) == kept
+def test_an_index_by_the_measured_ratios() -> None:
+    cost = known_cost("index", 1.15, 12.0, 0.9)
+    assert (cost.cached_s, cost.kept_bytes, cost.share) == (1.0, 12.0, 0.9)
+    assert cost.fill_s / cost.cached_s == pytest.approx(1.25, abs=0.01)  # what scripts.index_check compares

@@ -1,0 +1,99 @@
+"""What can be kept of a loader's samples, and which of it is kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from csd_engine.kernels import kernel
+from csd_engine.machine.computer import memory
+from csd_engine.transforms.fileplan import file_plan
+from csd_engine.transforms.operators import RandomCrop, RandomResizedCrop
+from csd_engine.transforms.prefix import CachePoint, cache_point
+from ddlp.caching.measuring import file_sizes, pixel_times
+from ddlp.planning.cache_point import ASSUMED_EPOCHS, INDEX_SHARE, OFF, PLAIN_BYTES_PER_S, SampleCost, best_point, known_cost
+from ddlp.translate.portable import Portable
+
+__all__ = ["Points", "choose", "points_of"]
+
+_WRITES_PER_S = 1e9  # bytes, into the page cache
+_READS_PER_S = (4e9, 0.5e9)  # bytes: of files that fit into memory, and of others, from a disk that is no fast one
+
+Points = dict[str, CachePoint | None]
+"""What can be kept, by its name: "prefix" (pixels of one size), "pixels" (of any size), "index" (None: it needs no cut)."""
+
+
+def points_of(portable: Portable, keeps: str) -> tuple[Points, str]:
+    """Return what can be kept, and if that is nothing, why. ``keeps``: as of `ddlp.Cache`."""
+    sizes = {part.size for part in portable.dataset.parts}
+    if portable.dataset.reader().places([0] if portable.dataset.starts[-1] else []) is None:
+        return {}, "the samples are no files, and arrays are in memory already"
+    point = cache_point(portable.pipeline, sizes.pop() if len(sizes) == 1 else None)
+    found: Points = {} if point is None else {"prefix" if point.fixed else "pixels": point}
+    if _crops_first(portable):
+        found["index"] = None
+    wanted = {name: point for name, point in found.items() if keeps == "auto" or (name == "index") == (keeps == "indexes")}
+    if wanted:
+        return wanted, ""
+    if keeps == "indexes":
+        return {}, "keeps='indexes' is for pipelines that begin with a random crop, and that the kernel runs"
+    if portable.pipeline.user_operators:
+        return {}, "the pipeline has operators of your own, which may ask for the file's metadata"
+    return {}, "decode='fast' decodes each image at a size that depends on the random crop"
+
+
+def _crops_first(portable: Portable) -> bool:
+    """Return whether the kernel makes samples of files, and begins with a random crop: it may need a part of each alone."""
+    pipeline = portable.pipeline
+    if not isinstance(next(iter(pipeline.operators), None), (RandomResizedCrop, RandomCrop)):
+        return False
+    plan = file_plan(pipeline, kernel())
+    return plan is not None and (plan.shape, plan.boxes) == (portable.shape, pipeline.boxes)
+
+
+def choose(portable: Portable, points: Points, quota_bytes: int, auto: bool) -> tuple[str, str]:
+    """Return the name of what to keep; `OFF` and why not in words, where that does not pay.
+
+    Results of one size always pay. Else the predicted times of `ASSUMED_EPOCHS` epochs decide.
+
+    Args:
+        portable: the loader's samples.
+        points: what can be kept, at least one.
+        quota_bytes: that may be kept.
+        auto: measure up to 24 samples, for a second at most, and keep nothing if that does not pay. Else the user wants
+            something to be kept, and known ratios tell what, so that all runs choose the same.
+    """
+    first, pixels = next(iter(points)), points.get("pixels")
+    if first == "prefix" or (len(points) == 1 and not auto):
+        return first, ""
+    sizes = file_sizes(portable)
+    times = pixel_times(portable, pixels) if auto and pixels is not None else None
+    if sizes is None or (auto and pixels is not None and times is None):
+        return OFF if auto else first, "no sample could be made to measure what it would save"
+    samples, plain_s = portable.dataset.starts[-1], sizes.file_bytes / PLAIN_BYTES_PER_S if times is None else times.plain_s
+    costs: dict[str, SampleCost] = {}
+    if pixels is not None:
+        pixel_bytes = sizes.decoded_bytes if times is None else times.pixel_bytes
+        fits = min(samples * pixel_bytes, quota_bytes) < memory().total / 2
+        read_s = pixel_bytes / _READS_PER_S[not fits]
+        if times is None:  # its rate has the reading from memory
+            cost = known_cost("pixels", plain_s, pixel_bytes)
+            costs["pixels"] = cost if fits else replace(cost, cached_s=cost.cached_s + read_s)
+        else:
+            filled_s = times.made_s + times.behind_s + pixel_bytes / _WRITES_PER_S
+            costs["pixels"] = SampleCost(filled_s, times.behind_s + read_s, pixel_bytes)
+    if "index" in points:
+        costs["index"] = known_cost("index", plain_s, INDEX_SHARE * sizes.file_bytes, sizes.indexable)
+    best = best_point(plain_s, costs, samples, quota_bytes)
+    if best == OFF and not auto:
+        best = first
+    return best, "" if best != OFF else _no_gain(plain_s, costs)
+
+
+def _no_gain(plain_s: float, costs: dict[str, SampleCost]) -> str:
+    cost = costs.get("pixels")
+    if cost is None:
+        return "there is no room, or no file is a baseline JPEG, which can have an index"
+    return (
+        f"pixels would not save time in {ASSUMED_EPOCHS} epochs: a sample takes {1000 * plain_s:.2f} ms from its file, "
+        f"{1000 * cost.cached_s:.2f} ms from its pixels and {1000 * cost.fill_s:.2f} ms when they are kept"
+    )
