@@ -1,4 +1,4 @@
-r"""Set your own measurements beside the DDLP paper's Tables VI to IX and its Figures 1 and 8, in their layout.
+r"""Set your own measurements beside the DDLP paper's Tables II and VI to IX and its Figures 1 and 8, in their layout.
 
     python templates/train_imagenet.py --model resnet152 --workers 0 --strategy dataloader csd mte wrr --report runs ...
     python templates/train_imagenet.py --model resnet152 --workers 16 --strategy dataloader mte wrr --report runs ...
@@ -7,7 +7,8 @@ r"""Set your own measurements beside the DDLP paper's Tables VI to IX and its Fi
 It reads the reports (*.json) that the templates write into --report, prints the tables and writes them there as
 paper_tables.md, with paper_tables.png for Figure 8. Times depend on the machine, so below them stands what each strategy
 saves against the CPU alone, which can be compared: of each row, and at most and in the mean of all rows. Where something was
-measured under several seeds, the cell is their mean and standard deviation. Reports of bottleneck_study.py become Figure 1.
+measured under several seeds, the cell is their mean and standard deviation. Reports of bottleneck_study.py become Figure 1,
+and runs that were recorded (--record of the templates) Table II.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ddlp import DDLPError
 from ddlp.observe.energy.model import PaperModel, Tariff
+from ddlp.observe.report import read_comparison
 from ddlp.planning.published import IMAGENET_IMAGES, rows
 from ddlp.planning.table6 import cells
 
@@ -409,6 +412,32 @@ def figure1(studies: Sequence[dict[str, Any]]) -> str:
     return markdown(title, ["model", "whose", *map(str, counts)], lines or [[NONE, "not measured"]], notes)
 
 
+def table2(reports: Sequence[dict[str, Any]]) -> str:
+    """Return what ran side by side: of the runs of each report that were recorded, a column for each strategy."""
+    found: list[tuple[str, dict[str, str]]] = []  # (whose, cell by column), one a line
+    for report in reports:
+        record = report.get("options", {}).get("record")
+        runs = [run for run in report["runs"] if run["complete"]] if record else []
+        recorded = [path for run in runs if (path := Path(record) / f"{run['strategy']}-seed{run['seed']}").is_dir()]
+        if not recorded:
+            continue
+        groups = {group.kind.strategy: group.beside() for group in read_comparison(recorded).groups}
+        whose = f"own: {runs[0]['model']}, batch {runs[0]['batch_size']}, {report['accelerator'] or runs[0]['device']}"
+        for title in next(iter(groups.values())):
+            cells = {name: _part(*times[title]) for name, times in groups.items()}
+            found.append((whose, {"": title, **cells}))
+    columns = list(dict.fromkeys(name for _, cells in found for name in cells if name))
+    lines = [[whose, cells[""], *(cells.get(column, NONE) for column in columns)] for whose, cells in found]
+    titles = ["PyTorch" if column == "dataloader" else column.upper() for column in columns]
+    notes = ["The part of the time in which data are prepared that ran beside other work. Recorded by the templates' --record."]
+    title = "Table II: what runs side by side"
+    return markdown(title, ["whose", "", *titles], lines or [["not recorded", ""]], notes)
+
+
+def _part(both_s: float, prepared_s: float) -> str:
+    return percent(100 * both_s / prepared_s if prepared_s else None)
+
+
 def plot_figure8(path: Path, measured: Measured) -> None:
     """Plot groups of bars by strategy, the paper's beside the measured ones; a panel for each side of the comparison."""
     import matplotlib
@@ -449,9 +478,12 @@ def read(directory: Path) -> list[dict[str, Any]]:
     return found
 
 
-def tables(measured: Measured, studies: Sequence[dict[str, Any]] = ()) -> str:
-    """Return all sections as one text; `studies` are the reports of bottleneck_study.py."""
-    return "\n\n".join([*(make(measured) for make in (table6, table7, table8, table9, figure8)), figure1(studies)])
+def tables(measured: Measured, reports: Sequence[dict[str, Any]] = ()) -> str:
+    """Return all sections as one text; Figure 1 and Table II come from the reports themselves."""
+    studies = [report for report in reports if report["template"] == "bottleneck_study"]
+    others = [report for report in reports if report["template"] != "bottleneck_study"]
+    made = [make(measured) for make in (table6, table7, table8, table9, figure8)]
+    return "\n\n".join([figure1(studies), table2(others), *made])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -468,7 +500,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"paper_tables: {error} in {options.report}; the training templates write them there", file=sys.stderr)
         return 1
-    text = tables(measured, [report for report in reports if report["template"] == "bottleneck_study"])
+    try:
+        text = tables(measured, reports)
+    except DDLPError as error:
+        print(f"paper_tables: {error}", file=sys.stderr)
+        return 1
     print(text)
     path = options.report / "paper_tables.md"
     path.write_text(f"# The DDLP paper's figures and own ones\n\n{text}\n")

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 import paper_tables
+from ddlp.recording.events import Fetched, Joined, LeaseCancelled, LeaseGiven, Published
+from tests.ddlp.observe.by_hand import BEGAN, TWO_SIDES, written
 
 SETUP = {
     "model": "resnet152", "paper_model": "ResNet152", "pipeline": "imagenet1", "ranks": 1, "batch_size": 256, "device": "cuda",
@@ -170,3 +172,25 @@ def test_figure_1_has_a_line_for_each_model_of_a_study(tmp_path: Path) -> None:
     line = next(line for line in text.splitlines() if line.startswith("| swin_t"))
     assert [cell.strip() for cell in line.split("|")[2:-1]] == ["own: dataloader, batch 256, cpu", "2", "0.5"]
     assert "not measured" in paper_tables.figure1([])
+
+
+def test_table_2_has_all_rows_and_a_column_for_pytorch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The epochs by hand: the CPU prepares 12 s, the CSD 10.5 s, both at once 7.5 s; DataLoader has no CSD."""
+    alone = [event for event in TWO_SIDES if not isinstance(event, (Joined, LeaseGiven, LeaseCancelled, Published, Fetched))]
+    for name, events, devices in (("wrr-seed0", TWO_SIDES, ["d"]), ("dataloader-seed0", alone, [])):
+        (tmp_path / name).mkdir()
+        written(tmp_path / name / "0000.jsonl", events, BEGAN._replace(strategy=name.split("-")[0], devices=devices))
+    runs = [one("dataloader", 1, 4.0, seed=0), one("wrr", 1, 3.0, seed=0), one("wrr", 1, 3.0, seed=1)]  # 1: not recorded
+    report = {"template": "train_imagenet", "accelerator": "GPU", "options": {"record": str(tmp_path)}, "runs": runs}
+    text = paper_tables.tables(paper_tables.Measured([report]), [report]).partition("## Table II:")[2].partition("## ")[0]
+    head, _, *lines = ([cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|"))
+    assert head == ["whose", "", "PyTorch", "WRR"] and {line[0] for line in lines} == {"own: resnet152, batch 256, GPU"}
+    cells = {line[1]: line[2:] for line in lines}
+    assert len(cells) == 6
+    assert cells["CPU data, prepared during CSD preprocessing"] == ["0.0 %", "62.5 %"]
+    assert cells["CSD data, prepared during CPU preprocessing"] == ["-", "71.4 %"]
+    assert cells["CSD data, prepared during training"][0] == "-"
+    (tmp_path / "a.json").write_text(json.dumps(report))
+    (tmp_path / "wrr-seed0" / "0000.jsonl").write_text("nonsense\n")
+    assert paper_tables.main(["--report", str(tmp_path)]) == 1
+    assert "0000.jsonl, line 1" in capsys.readouterr().err

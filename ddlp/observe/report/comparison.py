@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddlp.errors import DDLPError
-from ddlp.observe.analysis import Analysis
+from ddlp.observe.analysis import CPU, CSD, TRAINING, TRANSFER, Analysis
 from ddlp.observe.energy.result import EnergyResult, load
 from ddlp.observe.profile import Profile
 from ddlp.observe.report.run import COMPLETE, EpochSummary, find_energy, profile_of, read_epochs
@@ -72,6 +72,18 @@ class Group:
         found = self.values(of)
         return statistics.fmean(found) if found else 0.0
 
+    def beside(self) -> dict[str, tuple[float, float]]:
+        """The DDLP paper's Table II: by data and other work, the seconds an epoch in which both ran at once.
+
+        And the seconds in which these data were prepared at all; 0: this side made none.
+        """
+        found = {}
+        for data, stage, others in (("CPU", CPU, (TRAINING, TRANSFER, CSD)), ("CSD", CSD, (TRAINING, TRANSFER, CPU))):
+            prepared_s = self.mean(_at_once(stage, stage))
+            for other in others:
+                found[f"{data} data, prepared during {other}"] = self.mean(_at_once(stage, other)), prepared_s
+        return found
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -93,6 +105,10 @@ class Comparison:
                 if group.kind.strategy == strategy:
                     return group
         return self.groups[0]
+
+
+def _at_once(stage: str, other: str) -> Callable[[Analysis], float]:
+    return lambda analysis: analysis.overlap[stage][other]
 
 
 def read_comparison(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from html import escape
 
-from ddlp.observe.analysis import CPU, CSD, TRAINING, TRANSFER, WAITING, Analysis
+from ddlp.observe.analysis import TRAINING, TRANSFER, WAITING, Analysis
 from ddlp.observe.energy.compare import summaries
 from ddlp.observe.report import series, svg
 from ddlp.observe.report.comparison import Comparison, Group
@@ -25,7 +25,6 @@ _LINES = {
     HOST: ("curve host", "host's workers"), DEVICE: ("curve device", "device's workers"),
     series.TRAINING: ("curve got", "accelerator, by torch's profile"),
 }  # fmt: skip
-_NAMES = {CPU: "CPU data", CSD: "CSD data"}
 
 
 def comparison_page(comparison: Comparison) -> str:
@@ -47,10 +46,6 @@ def _made(side: str) -> Callable[[Analysis], float]:
 
 def _spent(on: str) -> Callable[[Analysis], float]:
     return lambda analysis: analysis.seconds.get(on, 0.0)
-
-
-def _at_once(stage: str, other: str) -> Callable[[Analysis], float]:
-    return lambda analysis: analysis.overlap[stage][other]
 
 
 def _device_rate(name: str) -> Callable[[Analysis], float | None]:
@@ -200,14 +195,12 @@ def _seconds(comparison: Comparison) -> str:
 
 def _side_by_side(comparison: Comparison) -> str:
     """The paper's Table II: which part of the time in which data are prepared runs beside other work."""
+    found = [group.beside() for group in comparison.groups]
     rows: list[list[Cell]] = []
-    for stage, others in ((CPU, (TRAINING, TRANSFER, CSD)), (CSD, (TRAINING, TRANSFER, CPU))):
-        for other in others:
-            cells = []
-            for group in comparison.groups:
-                alone, both = group.mean(_at_once(stage, stage)), group.mean(_at_once(stage, other))
-                cells.append(f"{percent(both, alone)} of {seconds(alone)}" if alone else "-")
-            rows.append([f"{_NAMES[stage]}, prepared during {other}", *cells])
+    for title in found[0]:
+        times = (one[title] for one in found)
+        cells = [f"{percent(both_s, of_s)} of {seconds(of_s)}" if of_s else "-" for both_s, of_s in times]
+        rows.append([title, *cells])
     return (
         '<h2>At work at once</h2><p class="lead">As in the DDLP paper\'s Table II: the part of the time in which data are '
         "prepared that runs beside other work, of the seconds of an epoch in which they are prepared at all. "
