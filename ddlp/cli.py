@@ -27,7 +27,7 @@ _COMMANDS = {
     "energy": ("ddlp.observe.energy.command", "what runs take in energy: meters, measuring, comparing"),
     "analyse": ("ddlp.observe.analysis_command", "where the time of a recorded run went, and which stage limits it"),
     "trace": ("ddlp.observe.trace", "a recorded run as a Chrome trace for Perfetto"),
-    "report": ("ddlp.observe.report.command", "a recorded run as one HTML page and PNG plots"),
+    "report": ("ddlp.observe.report.command", "a recorded run as one HTML page and PNG plots; several runs side by side"),
     "plan": ("ddlp.observe.plan_command", "what strategies, devices and workers would bring, predicted without running it"),
     "cache": ("ddlp.caching.command", "what loaders keep with cache=: list it, verify it, remove it"),
     "try": ("ddlp.tryout.command", "what ddlp would bring for the images in a folder of yours, in two minutes"),

@@ -1,4 +1,4 @@
-r"""Set your own measurements beside the DDLP paper's Tables VI to IX and its Figure 8, in their layout.
+r"""Set your own measurements beside the DDLP paper's Tables II and VI to IX and its Figures 1 and 8, in their layout.
 
     python templates/train_imagenet.py --model resnet152 --workers 0 --strategy dataloader csd mte wrr --report runs ...
     python templates/train_imagenet.py --model resnet152 --workers 16 --strategy dataloader mte wrr --report runs ...
@@ -6,8 +6,9 @@ r"""Set your own measurements beside the DDLP paper's Tables VI to IX and its Fi
 
 It reads the reports (*.json) that the templates write into --report, prints the tables and writes them there as
 paper_tables.md, with paper_tables.png for Figure 8. Times depend on the machine, so below them stands what each strategy
-saves against the CPU alone, which can be compared. Where something was measured under several seeds, the cell is their mean
-and standard deviation.
+saves against the CPU alone, which can be compared: of each row, and at most and in the mean of all rows. Where something was
+measured under several seeds, the cell is their mean and standard deviation. Reports of bottleneck_study.py become Figure 1,
+and runs that were recorded (--record of the templates) Table II.
 """
 
 from __future__ import annotations
@@ -23,9 +24,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ddlp import DDLPError
 from ddlp.observe.energy.model import PaperModel, Tariff
+from ddlp.observe.report import read_comparison
 from ddlp.planning.published import IMAGENET_IMAGES, rows
+from ddlp.planning.table6 import cells
 
+PROCESSOR = ("dataloader0", "dataloader16")  # torch's DataLoader in Table IX, whatever stands for the paper's CPU
 COLUMNS = ("cpu0", "cpu16", "csd", "mte0", "wrr0", "mte16", "wrr16")  # of Tables VI, VIII and IX
 PIPELINES = {"imagenet1": "ImageNet1", "imagenet2": "ImageNet2", "imagenet3": "ImageNet3"}
 NONE = "-"
@@ -89,7 +94,7 @@ class Measured:
         ]
 
     def column(self, setup: Setup, column: str) -> list[dict[str, Any]]:
-        """Return the runs of one of `COLUMNS`."""
+        """Return the runs of one of `COLUMNS` or of `PROCESSOR`."""
         strategy = column.rstrip("0123456789")
         workers = {"0": 0, "16": self.many}.get(column[len(strategy) :])
         return self.runs(setup, self.baseline if strategy == "cpu" else strategy, workers)
@@ -133,43 +138,76 @@ def paper_rows(table: str) -> Iterator[tuple[dict[str, str], str, str, int]]:
         yield row, row["model"].split(" (")[0], ours[row["preprocess_type"]], int(row.get("n_accel", "1"))
 
 
+@dataclass(frozen=True)
+class Contents:
+    """What stands in the cells of Tables VI, VIII and IX.
+
+    Attributes:
+        printed: (the paper's row, a column) -> text.
+        printed_value: the same as a number, to say what is saved; None: there is none.
+        own: (setup, a column, its runs, at least one) -> text.
+        own_value: its number.
+    """
+
+    printed: Callable[[dict[str, str], str], str]
+    printed_value: Callable[[dict[str, str], str], float | None]
+    own: Callable[[Setup, str, list[dict[str, Any]]], str]
+    own_value: Callable[[list[dict[str, Any]]], float | None]
+
+
 def by_columns(
-    table: str, measured: Measured, printed: Callable[[dict[str, str], str], str],
-    own: Callable[[Setup, str, list[dict[str, Any]]], str], savings: bool,
-) -> list[list[str]]:  # fmt: skip
+    table: str, measured: Measured, contents: Contents, more: Callable[[Setup], list[list[str]]] = lambda _: []
+) -> list[list[str]]:
     """The lines of Tables VI, VIII and IX: the paper's, and below each those of the own measurements that belong to it.
+
+    Below both stands what the strategies save against the CPU columns, and in the end the most and the mean of that.
 
     Args:
         table: its name.
         measured: what there is.
-        printed: (the paper's row, a column) -> text.
-        own: (setup, a column, its runs, at least one) -> text.
-        savings: show what the strategies save against the CPU columns.
+        contents: of the cells.
+        more: further lines of a setup.
     """
-    lines = []
+    lines, all_saved = [], dict[str, list[dict[str, float]]]()
+
+    def add_saved(whose: str, values: dict[str, float]) -> None:
+        found = savings(values)
+        all_saved.setdefault(whose, []).append(found)
+        lines.append(["", "", f"{whose}, saved", *(percent(found[c]) if c in found else "" for c in COLUMNS)])
+
     for row, model, pipeline, ranks in paper_rows(table):
-        name = [row["model"], row["preprocess_type"]]
-        lines.append([*name, "paper", *(printed(row, column) for column in COLUMNS)])
-        if savings:
-            times = {column: float(row[column]) for column in COLUMNS if row.get(column)}
-            lines.append(["", "", "paper, saved", *_savings(times)])
+        lines.append([row["model"], row["preprocess_type"], "paper", *(contents.printed(row, column) for column in COLUMNS)])
+        add_saved("paper", {c: value for c in COLUMNS if (value := contents.printed_value(row, c)) is not None})
         for setup in measured.setups(model, pipeline, ranks):
             runs = {column: measured.column(setup, column) for column in COLUMNS}
-            lines.append(["", "", str(setup), *(own(setup, c, found) if found else NONE for c, found in runs.items())])
-            if savings:
-                times = {c: statistics.mean(figure(found, "s_per_batch")) for c, found in runs.items() if found}
-                lines.append(["", "", "own, saved", *_savings(times)])
+            cells = [contents.own(setup, c, found) if found else NONE for c, found in runs.items()]
+            lines.append(["", "", str(setup), *cells])
+            known = {c: contents.own_value(found) for c, found in runs.items() if found}
+            add_saved("own", {c: value for c, value in known.items() if value is not None})
+            lines += more(setup)
+    return lines + summary(all_saved, COLUMNS)
+
+
+def savings(values: dict[str, float]) -> dict[str, float]:
+    """Return for each column of a strategy the per cent that it saves against the CPU alone with as many processes."""
+    found = {}
+    for column, value in values.items():
+        baseline = None if column.startswith(("cpu", "csd")) else values.get("cpu" + column[3:])
+        if (part := saved(value, baseline)) is not None:
+            found[column] = part
+    return found
+
+
+def summary(all_saved: dict[str, list[dict[str, float]]], columns: Sequence[str]) -> list[list[str]]:
+    """Return the lines "up to" and "mean" of what is saved in all rows, the paper's and the own ones."""
+    lines = []
+    for whose, rows_saved in all_saved.items():
+        by_column = {c: [one[c] for one in rows_saved if c in one] for c in columns}
+        if any(by_column.values()):
+            for name, of in (("up to", max), ("mean", statistics.mean)):
+                cells = [percent(of(values)) if values else "" for values in by_column.values()]
+                lines.append(["all rows", "", f"{whose}, saved, {name}", *cells])
     return lines
-
-
-def _savings(times: dict[str, float]) -> list[str]:
-    """Return for each column what it saves against the CPU alone with as many processes."""
-    cells = []
-    for column in COLUMNS:
-        baseline = None if column.startswith(("cpu", "csd")) else times.get("cpu" + column[3:])
-        value = saved(times.get(column), baseline)
-        cells.append("" if value is None else percent(value))
-    return cells
 
 
 def head(measured: Measured) -> list[str]:
@@ -181,11 +219,17 @@ def head(measured: Measured) -> list[str]:
 
 def table6(measured: Measured) -> str:
     """Return the section about the average time of preprocessing and training."""
-    lines = by_columns(
-        "table6", measured, lambda row, c: row[c], lambda _, __, runs: cell(figure(runs, "s_per_batch")), savings=True
+    wrong = {(c.model, c.pipeline, str(c.processes)) for c in cells() if c.wrong and c.accelerators == 1}
+    contents = Contents(
+        lambda row, c: row[c],
+        lambda row, c: None if (row["model"], row["preprocess_type"], c[3:]) in wrong else float(row[c]),
+        lambda _, __, runs: cell(figure(runs, "s_per_batch")),
+        lambda runs: statistics.mean(figure(runs, "s_per_batch")),
     )
+    lines = by_columns("table6", measured, contents)
     title = "Table VI: preprocessing and training, seconds a batch; time saved against the CPU alone"
-    notes = ["The paper's cells are as printed; ddlp/planning/published says which of them are wrong.", _baseline(measured)]
+    wrong_ones = "The paper's cells are as printed; where they are wrong (ddlp/planning/published) nothing is said to be saved."
+    notes = [wrong_ones, _baseline(measured)]
     return markdown(title, head(measured), lines, notes)
 
 
@@ -201,9 +245,19 @@ def table7(measured: Measured) -> str:
         "tv": ("dataloader", (None,)), "dali_c": ("cpu", ("dali",)), "dali_g": ("cpu", ("dali_gpu",)), "mte_d": ("mte", either),
         "wrr_d": ("wrr", either),
     }  # fmt: skip
-    lines = []
+    lines, all_saved = [], dict[str, list[dict[str, float]]]()
+
+    def add_saved(whose: str, times: dict[str, float]) -> None:
+        dali = min((times[c] for c in ("dali_c", "dali_g") if c in times), default=None)
+        for against, baseline in (("torchvision", times.get("tv")), ("DALI", dali)):
+            found = {c: part for c in ("mte_d", "wrr_d") if (part := saved(times.get(c), baseline)) is not None}
+            name = f"{whose} against {against}"
+            all_saved.setdefault(name, []).append(found)
+            lines.append(["", "", f"{name}, saved", *(percent(found[c]) if c in found else "" for c in columns)])
+
     for row, model, pipeline, ranks in paper_rows("table7"):
         lines.append([row["model"], row["preprocess_type"], "paper", *(row[c] for c in columns)])
+        add_saved("paper", {c: float(row[c]) for c in columns})
         for setup in measured.setups(model, pipeline, ranks):
             found = [
                 next((runs for by in backends if (runs := measured.runs(setup, name, measured.many, by))), [])
@@ -211,8 +265,12 @@ def table7(measured: Measured) -> str:
             ]
             if any(found):
                 lines.append(["", "", str(setup), *(cell(figure(runs, "s_per_batch")) for runs in found)])
+                times = [statistics.mean(figure(runs, "s_per_batch")) if runs else None for runs in found]
+                add_saved("own", {c: s for c, s in zip(columns, times, strict=True) if s is not None})
+    lines += summary(all_saved, list(columns))
     title = f"Table VII: with DALI, 16 extra processes (own: {measured.many}), seconds a batch"
-    return markdown(title, ["model", "pipeline", "whose", "torchvision", "DALI_C", "DALI_G", "MTE_D", "WRR_D"], lines)
+    names = ["model", "pipeline", "whose", "torchvision", "DALI_C", "DALI_G", "MTE_D", "WRR_D"]
+    return markdown(title, names, lines, ["DALI in lines of what is saved: the faster of DALI_C and DALI_G."])
 
 
 def table8(measured: Measured) -> str:
@@ -220,19 +278,30 @@ def table8(measured: Measured) -> str:
     model, tariff = PaperModel(), Tariff()
     modelled = False
 
-    def own(setup: Setup, column: str, runs: list[dict[str, Any]]) -> str:
-        nonlocal modelled
-        metered = [run for run in runs if run["energy"] and run["energy"]["unit"] == "batch"]
-        kinds = {run["energy"]["how"] for run in metered} or {"modelled"}
-        how = "" if kinds == {"measured"} else f" ({'modelled' if kinds == {'modelled'} else 'partly modelled'})"
-        joules = [run["energy"]["joules"] for run in metered] or [
+    def metered_of(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [run for run in runs if run["energy"] and run["energy"]["unit"] == "batch"]
+
+    def joules_of(runs: list[dict[str, Any]]) -> list[float]:
+        return [run["energy"]["joules"] for run in metered_of(runs)] or [
             run["figures"]["s_per_batch"] * sum(model.watts(_strategy(run), run["workers"]).values()) for run in runs
         ]
+
+    def own(setup: Setup, column: str, runs: list[dict[str, Any]]) -> str:
+        nonlocal modelled
+        metered, joules = metered_of(runs), joules_of(runs)
+        kinds = {run["energy"]["how"] for run in metered} or {"modelled"}
+        how = "" if kinds == {"measured"} else f" ({'modelled' if kinds == {'modelled'} else 'partly modelled'})"
         modelled = modelled or bool(how)
         batches = math.ceil(IMAGENET_IMAGES / (setup.batch_size * setup.ranks)) * 100
         return f"{cell(joules)} J, {tariff.cost(statistics.mean(joules) * batches):.4g} USD{how}"
 
-    lines = by_columns("table8", measured, lambda row, c: f"{row[c + '_j']} J, {row[c + '_usd']} USD", own, savings=False)
+    contents = Contents(
+        lambda row, c: f"{row[c + '_j']} J, {row[c + '_usd']} USD",
+        lambda row, c: float(row[c + "_j"]),
+        own,
+        lambda runs: statistics.mean(joules_of(runs)),
+    )
+    lines = by_columns("table8", measured, contents)
     notes = [f"USD: 100 epochs of ImageNet at {tariff.price_per_kwh} a kWh. " + _baseline(measured)]
     if modelled:
         watts = f"{model.watts_per_process:g} W a process and {model.watts_csd:g} W for the CSD, for the whole time"
@@ -244,15 +313,43 @@ def _strategy(run: dict[str, Any]) -> str:
     return "cpu" if run["strategy"] == "dataloader" else str(run["strategy"])
 
 
+def preparing_s(runs: list[dict[str, Any]]) -> list[float]:
+    """Return the wall time in which the host made batches, all its workers together, over all batches; one value a seed.
+
+    That is the paper's measure: the host's images over its rate. Without a rate (it made none) the host took no time.
+    """
+    found = []
+    for run in runs:
+        epochs = [epoch for epoch in run["epochs"] if epoch["number"] > 0] or run["epochs"]
+        seconds, known = 0.0, True
+        for epoch in epochs:
+            made = epoch["batches_cpu"] + epoch["batches_csd"]
+            if epoch["batches_cpu"]:
+                known = known and bool(epoch["rate_cpu"])
+                seconds += epoch["samples"] * epoch["batches_cpu"] / made / epoch["rate_cpu"] if epoch["rate_cpu"] else 0.0
+        if known and (batches := sum(epoch["batches"] for epoch in epochs)):
+            found.append(seconds / batches)
+    return found
+
+
 def table9(measured: Measured) -> str:
     """Return the section about the time of the host's CPU and DRAM."""
-    lines = by_columns(
-        "table9", measured, lambda row, c: row.get(c, NONE), lambda _, __, runs: cell(figure(runs, "host_cpu_s_per_batch")),
-        savings=False,
-    )  # fmt: skip
+
+    def processor(setup: Setup) -> list[list[str]]:
+        found = [measured.column(setup, column) for column in (*COLUMNS, *PROCESSOR)]
+        return [["", "", "own, processor s", *(cell(figure(runs, "host_cpu_s_per_batch")) for runs in found)]]
+
+    contents = Contents(
+        lambda row, c: row.get(c, NONE),
+        lambda row, c: float(row[c]) if c in row else None,
+        lambda _, __, runs: cell(preparing_s(runs)),
+        lambda runs: statistics.mean(found) if (found := preparing_s(runs)) else None,
+    )
+    names = [*head(measured), *(f"DataLoader_{workers}, processor s" for workers in (0, measured.many))]
+    lines = [line + [""] * (len(names) - len(line)) for line in by_columns("table9", measured, contents, processor)]
     title = "Table IX: the host's CPU and DRAM preparing, seconds a batch"
-    note = "Own: processor seconds of the host's preparation, all its workers together; the paper's is wall time."
-    return markdown(title, head(measured), lines, [note, _baseline(measured)])
+    note = "The paper's and own lines: wall time. \"Processor s\": of the host's preparation, all its workers together."
+    return markdown(title, names, lines, [note, _baseline(measured)])
 
 
 @dataclass(frozen=True)
@@ -298,6 +395,49 @@ def figure8(measured: Measured) -> str:
     return markdown("Figure 8: CIFAR-10, time saved", columns, lines, [_baseline(measured)])
 
 
+def figure1(studies: Sequence[dict[str, Any]]) -> str:
+    """Return the ratios of preprocessing to training by model and number of workers, of each report of bottleneck_study.py."""
+    lines: list[list[str]] = []
+    counts = sorted({int(workers) for study in studies for workers in study["figures"]["preprocessing_s"]})
+    for study in studies:
+        preparing = {int(workers): statistics.mean(s) for workers, s in study["figures"]["preprocessing_s"].items()}
+        strategy = study["options"]["strategy"][0]
+        machine = study["accelerator"] or study["options"]["device"]
+        for name, seconds in study["figures"]["training_s"].items():
+            own = statistics.mean(seconds)
+            ratios = [f"{preparing[count] / own:.3g}" if count in preparing else NONE for count in counts]
+            lines.append([name, f"own: {strategy}, batch {study['options']['batch_size']}, {machine}", *ratios])
+    notes = ["Above 1 training waits for data. The paper prints no figures of it, and names none of its 19 models."]
+    title = "Figure 1: preprocessing over training, by num_workers"
+    return markdown(title, ["model", "whose", *map(str, counts)], lines or [[NONE, "not measured"]], notes)
+
+
+def table2(reports: Sequence[dict[str, Any]]) -> str:
+    """Return what ran side by side: of the runs of each report that were recorded, a column for each strategy."""
+    found: list[tuple[str, dict[str, str]]] = []  # (whose, cell by column), one a line
+    for report in reports:
+        record = report.get("options", {}).get("record")
+        runs = [run for run in report["runs"] if run["complete"]] if record else []
+        recorded = [path for run in runs if (path := Path(record) / f"{run['strategy']}-seed{run['seed']}").is_dir()]
+        if not recorded:
+            continue
+        groups = {group.kind.strategy: group.beside() for group in read_comparison(recorded).groups}
+        whose = f"own: {runs[0]['model']}, batch {runs[0]['batch_size']}, {report['accelerator'] or runs[0]['device']}"
+        for title in next(iter(groups.values())):
+            cells = {name: _part(*times[title]) for name, times in groups.items()}
+            found.append((whose, {"": title, **cells}))
+    columns = list(dict.fromkeys(name for _, cells in found for name in cells if name))
+    lines = [[whose, cells[""], *(cells.get(column, NONE) for column in columns)] for whose, cells in found]
+    titles = ["PyTorch" if column == "dataloader" else column.upper() for column in columns]
+    notes = ["The part of the time in which data are prepared that ran beside other work. Recorded by the templates' --record."]
+    title = "Table II: what runs side by side"
+    return markdown(title, ["whose", "", *titles], lines or [["not recorded", ""]], notes)
+
+
+def _part(both_s: float, prepared_s: float) -> str:
+    return percent(100 * both_s / prepared_s if prepared_s else None)
+
+
 def plot_figure8(path: Path, measured: Measured) -> None:
     """Plot groups of bars by strategy, the paper's beside the measured ones; a panel for each side of the comparison."""
     import matplotlib
@@ -338,9 +478,12 @@ def read(directory: Path) -> list[dict[str, Any]]:
     return found
 
 
-def tables(measured: Measured) -> str:
-    """Return all sections as one text."""
-    return "\n\n".join(make(measured) for make in (table6, table7, table8, table9, figure8))
+def tables(measured: Measured, reports: Sequence[dict[str, Any]] = ()) -> str:
+    """Return all sections as one text; Figure 1 and Table II come from the reports themselves."""
+    studies = [report for report in reports if report["template"] == "bottleneck_study"]
+    others = [report for report in reports if report["template"] != "bottleneck_study"]
+    made = [make(measured) for make in (table6, table7, table8, table9, figure8)]
+    return "\n\n".join([figure1(studies), table2(others), *made])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -351,12 +494,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--baseline", choices=["dataloader", "cpu"], help="stands for the paper's CPU (default: dataloader if it was measured)")
     add("--processes", type=int, metavar="N", help="workers that stand for the paper's 16 (default: the most measured)")
     options = parser.parse_args(arguments)
+    reports = read(options.report)
     try:
-        measured = Measured(read(options.report), options.baseline, options.processes)
+        measured = Measured(reports, options.baseline, options.processes)
     except ValueError as error:
         print(f"paper_tables: {error} in {options.report}; the training templates write them there", file=sys.stderr)
         return 1
-    text = tables(measured)
+    try:
+        text = tables(measured, reports)
+    except DDLPError as error:
+        print(f"paper_tables: {error}", file=sys.stderr)
+        return 1
     print(text)
     path = options.report / "paper_tables.md"
     path.write_text(f"# The DDLP paper's figures and own ones\n\n{text}\n")

@@ -1,13 +1,15 @@
-"""`ddlp report`: a recorded run as one HTML page without scripts or requests, and as PNG plots.
+"""`ddlp report`: a recorded run, or several side by side, as one HTML page without scripts or requests, and as PNG plots.
 
 `series` turns an epoch's events into tracks and curves of bounded size, however long the epoch was; `svg` draws lines and
-boxes, `figures` the plots, `page` the whole page, `png` the plots once more by matplotlib. `ddlp.observe.analyse` computes the
-figures. Must not live here: any analysis of its own.
+boxes, `figures` the plots, `page` the whole page, `png` the plots once more by matplotlib. `comparison` groups several runs by
+what they are runs of, `comparison_page` shows them. `ddlp.observe.analyse` computes the figures. Must not live here: any
+analysis of its own.
 """
 
 from __future__ import annotations
 
+from ddlp.observe.report.comparison import Comparison, read_comparison
 from ddlp.observe.report.run import RunReport, read_report
-from ddlp.observe.report.write import write_report
+from ddlp.observe.report.write import write_comparison, write_report
 
-__all__ = ["RunReport", "read_report", "write_report"]
+__all__ = ["Comparison", "RunReport", "read_comparison", "read_report", "write_comparison", "write_report"]

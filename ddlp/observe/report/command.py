@@ -1,8 +1,11 @@
-"""`ddlp report RUN`: a recorded run as one HTML page, and its plots as PNG.
+"""`ddlp report RUN`: a recorded run as one HTML page, and its plots as PNG. `ddlp report RUN RUN ...`: several side by side.
 
 RUN is the directory of `DDLPLoader(..., record=RUN)`, or one of its files. The page needs nothing else: no script, no network;
 send it to whom you like. What `ddlp energy run --out RUN/energy.json` has measured is in it. PNG plots need matplotlib
 (`pip install 'ddlp[report]'`).
+
+Of several runs the page compares strategies: those that ran the same are seeds of one. All complete epochs of each run count
+but the first, or those of one number with --epoch. There are no PNG plots then.
 """
 
 from __future__ import annotations
@@ -10,27 +13,36 @@ from __future__ import annotations
 import argparse
 import sys
 
+from ddlp.observe.report.comparison import read_comparison
 from ddlp.observe.report.run import read_report
-from ddlp.observe.report.write import place, write_page
+from ddlp.observe.report.write import place, write_comparison, write_page
 
 __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("run_directory", metavar="RUN")
-    parser.add_argument("-o", "--out", metavar="DIR_OR_FILE", help="a directory, or a file .html (default: RUN/report.html)")
+    parser.add_argument("run_directory", nargs="+", metavar="RUN")
+    parser.add_argument(
+        "-o", "--out", metavar="DIR_OR_FILE",
+        help="a directory, or a file .html (default: RUN/report.html; of several, comparison.html in the directory above all)",
+    )  # fmt: skip
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--epoch", type=int, metavar="N", help="show this epoch in detail (default: the one recorded last)")
-    which.add_argument("--all", action="store_true", help="show every epoch in detail")
+    which.add_argument("--all", action="store_true", help="show every epoch in detail; of several runs: the first count too")
     parser.add_argument("--energy", metavar="FILE", help="what `ddlp energy run --out` saved (default: energy*.json of RUN)")
     parser.add_argument("--no-png", action="store_true", help="the page alone")
 
 
 def run(options: argparse.Namespace) -> int:
     """Write them."""
-    report = read_report(options.run_directory, epoch=options.epoch, every=options.all, energy=options.energy)
-    written = write_page(report, place(options.run_directory, options.out))
+    if len(options.run_directory) > 1:
+        found = read_comparison(options.run_directory, epoch=options.epoch, every=options.all, energy=options.energy)
+        print(f"report: {write_comparison(found, options.out)}")
+        return 0
+    (run_directory,) = options.run_directory
+    report = read_report(run_directory, epoch=options.epoch, every=options.all, energy=options.energy)
+    written = write_page(report, place(run_directory, options.out))
     print(f"report: {written}")
     if options.no_png:
         return 0

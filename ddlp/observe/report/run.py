@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,9 @@ from ddlp.observe.profile import Profile, find_profile, read_profile
 from ddlp.observe.run import EpochTrace, epoch_files, read_epoch
 from ddlp.recording.events import EpochBegan, Exhausted
 
-__all__ = ["EpochSummary", "RunReport", "find_energy", "read_report"]
+__all__ = ["COMPLETE", "EpochSummary", "RunReport", "find_energy", "profile_of", "read_epochs", "read_report"]
+
+COMPLETE = "complete"
 
 
 @dataclass(frozen=True)
@@ -53,18 +55,15 @@ def read_report(
     Raises:
         DDLPError: nothing was recorded there, there is no such epoch, or a file can't be read.
     """
-    files = epoch_files(run)
-    where = find_profile(run)
-    profile = None if where is None else read_profile(where)
+    profile = profile_of(run)
     found: list[EpochSummary] = []
     shown: dict[Path, EpochTrace] = {}
-    for file in files:
-        trace = read_epoch(file)
-        found.append(EpochSummary(file, trace.began, analyse(trace, profile), _state(trace)))
+    for summary, trace in read_epochs(run, profile):
+        found.append(summary)
         if every:
-            shown[file] = trace
+            shown[summary.path] = trace
         elif epoch is None or trace.began.epoch == epoch:
-            shown = {file: trace}
+            shown = {summary.path: trace}
     if not shown:
         numbers = ", ".join(str(number) for number in sorted({one.began.epoch for one in found}))
         raise DDLPError(f"{run}: epoch {epoch} was not recorded, only {numbers}. Choose one of these, or --all.")
@@ -79,10 +78,23 @@ def read_report(
     )
 
 
+def profile_of(run: str | os.PathLike[str]) -> Profile | None:
+    """Return torch's profile that lies in a run's directory. Raises DDLPError if it can't be read."""
+    where = find_profile(run)
+    return None if where is None else read_profile(where)
+
+
+def read_epochs(run: str | os.PathLike[str], profile: Profile | None) -> Iterator[tuple[EpochSummary, EpochTrace]]:
+    """Yield each epoch of a run, analysed, in the order of recording. Raises DDLPError as `read_report` does."""
+    for file in epoch_files(run):
+        trace = read_epoch(file)
+        yield EpochSummary(file, trace.began, analyse(trace, profile), _state(trace)), trace
+
+
 def _state(trace: EpochTrace) -> str:
     if not trace.whole:
         return "end not recorded"
-    return "complete" if trace.of(Exhausted) else "broken off"
+    return COMPLETE if trace.of(Exhausted) else "broken off"
 
 
 def find_energy(run: str | os.PathLike[str]) -> Path | None:

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ddlp.observe.engine_time import DeviceTime, device_times, on_workers
+from ddlp.observe.profile import Profile
 from ddlp.observe.run import EpochTrace, training_spans
-from ddlp.observe.spans import Span
+from ddlp.observe.spans import Span, clip
 from ddlp.recording.events import Fetched, HostBatch, Joined, Lost, Published, Retires, Step
 
-__all__ = ["Curve", "Track", "buffers", "changes", "engines", "made_where", "rates_over_time", "tracks"]
+__all__ = ["Curve", "Track", "at_work", "buffers", "changes", "engines", "made_where", "rates_over_time", "tracks"]
 
 HOST, DEVICE, TRANSFER, TRAINING, UNUSED = "host", "device", "transfer", "training", "unused"
 MOST_PIECES = 300  # a track draws so many one by one; of more it draws the part of the time that they take
@@ -164,6 +165,25 @@ def changes(trace: EpochTrace) -> list[Joined | Retires | Lost]:
     """Devices that came or went, in the order of time."""
     found = [event for event in trace.events if isinstance(event, (Joined, Retires, Lost))]
     return sorted(found, key=lambda event: event.at)
+
+
+def at_work(trace: EpochTrace, until_s: float, profile: Profile | None = None) -> dict[str, list[float]]:
+    """The part (0 to 1) of the host's workers and of the devices' workers that is at work, by bins from 0 to ``until_s``.
+
+    And of the accelerator (`TRAINING`), if there is a profile of torch of this time.
+    """
+    devices = device_times(trace)
+    busy = {HOST: [(b.began_at, b.ended_at) for b in trace.of(HostBatch)]}
+    lanes = {HOST: max(1, trace.began.workers)}
+    if devices:
+        busy[DEVICE] = [work.span for device in devices for work in device.work]
+        lanes[DEVICE] = sum(device.workers for device in devices)
+    clock = trace.began.clock
+    computed = [] if profile is None else clip([(a - clock, b - clock) for a, b in profile.busy], 0.0, trace.wall_s)
+    if computed:
+        busy[TRAINING], lanes[TRAINING] = computed, 1
+    shares = {side: in_bins(((*span, 1 / lanes[side]) for span in spans), until_s, RATE_BINS) for side, spans in busy.items()}
+    return {side: [min(1.0, share) for share in those] for side, those in shares.items()}  # a device's spans may just overlap
 
 
 def engines(trace: EpochTrace) -> list[Curve]:

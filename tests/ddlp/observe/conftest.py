@@ -15,6 +15,7 @@ import pytest
 from torchvision import transforms
 
 from ddlp import DDLPLoader, ImageArrays, load_operators
+from ddlp.observe import MeasuredDataLoader
 from ddlp.observe.energy import EnergyMeter, save
 from ddlp.sources.engine.fetch import BatchFetcher
 from ddlp.translate.datasets import _PartReader
@@ -135,3 +136,32 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
                     os.kill(engine_pid(), signal.SIGKILL)
         del kept, lossy, loader
     yield home
+
+
+@pytest.fixture(scope="session")
+def three_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of two epochs each, below one directory: torch's DataLoader, and two seeds of wrr with the embedded engine.
+
+    The energy of the last epoch of each is modelled.
+    """
+    home = tmp_path_factory.mktemp("three")
+    with pytest.MonkeyPatch.context() as patch:
+        delays = Delays(home, patch)
+        kept = delays.loader(2, strategy="csd")  # keeps the embedded engine running
+        delays.train(kept, 0)
+        meter = EnergyMeter.auto(sys=home / "no meters")
+        slow: dict[str, Any] = {"host_s": 0.01, "device_s": 0.012}
+        for name in ("wrr-seed0", "wrr-seed1"):
+            loader = delays.loader(24, strategy="wrr", num_workers=1, record=home / name, **slow)
+            for _ in range(2):
+                with meter:
+                    delays.train(loader, 0.003)
+            save(home / name / "energy.json", [meter.result(loader.report(), workers=1, label="wrr")])
+        torchs = MeasuredDataLoader(loader.dataset, 2, num_workers=1, record=home / "dataloader")
+        for _ in range(2):
+            with meter:
+                for _ in torchs:
+                    time.sleep(0.003)
+        save(home / "dataloader" / "energy.json", [meter.result(torchs.report(), workers=1, label="dataloader")])
+        del kept, loader
+    return home

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddlp.cli import main
-from ddlp.observe.report import write_report
+from ddlp.observe.report import read_comparison, write_comparison, write_report
 from tests.ddlp.observe.browser import CHROMIUM, DRIVER, Browser
 from tests.ddlp.observe.by_hand import A_POOL, written
 
@@ -40,6 +40,14 @@ def test_a_pools_page_can_be_read(browser: Browser, tmp_path: Path) -> None:
     written(tmp_path / "0000.jsonl", A_POOL)
     page = write_report(tmp_path, tmp_path)
     assert 'data-plot="engines"' in page.read_text()
+    for width in (1280, 400):
+        for scheme in ("light", "dark"):
+            assert browser.look(page, width, scheme) == [], (width, scheme)
+
+
+def test_a_comparison_can_be_read(browser: Browser, three_runs: Path, tmp_path: Path) -> None:
+    runs = [three_runs / name for name in ("dataloader", "wrr-seed0", "wrr-seed1")]
+    page = write_comparison(read_comparison(runs), tmp_path)
     for width in (1280, 400):
         for scheme in ("light", "dark"):
             assert browser.look(page, width, scheme) == [], (width, scheme)

@@ -1,0 +1,274 @@
+"""The page of several runs: strategies side by side, each with the spread over its runs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from html import escape
+
+from ddlp.observe.analysis import TRAINING, TRANSFER, WAITING, Analysis
+from ddlp.observe.energy.compare import summaries
+from ddlp.observe.report import series, svg
+from ddlp.observe.report.comparison import Comparison, Group
+from ddlp.observe.report.figures import figure
+from ddlp.observe.report.page import document, tiles
+from ddlp.observe.report.series import DEVICE, HOST
+from ddlp.observe.report.words import Cell, bar, number, percent, seconds, table
+from ddlp.process.version import __version__
+
+__all__ = ["comparison_page"]
+
+_LANE, _GAP, _HIGH = 22.0, 6.0, 160.0  # pixels: of a lane, between two, of a plot over time
+_PARTS = svg.Axis("part of the batches", 1.0, tuple(svg.Tick(k / 4, f"{25 * k} %") for k in range(4)))
+_LINES = {
+    HOST: ("curve host", "host's workers"), DEVICE: ("curve device", "device's workers"),
+    series.TRAINING: ("curve got", "accelerator, by torch's profile"),
+}  # fmt: skip
+
+
+def comparison_page(comparison: Comparison) -> str:
+    """The whole file."""
+    return document("ddlp report: runs side by side", "".join(_body(comparison)))
+
+
+def _wall_s(analysis: Analysis) -> float:
+    return analysis.wall_s
+
+
+def _rate(analysis: Analysis) -> float:
+    return analysis.images_per_s
+
+
+def _made(side: str) -> Callable[[Analysis], float]:
+    return lambda analysis: analysis.batches[side]
+
+
+def _spent(on: str) -> Callable[[Analysis], float]:
+    return lambda analysis: analysis.seconds.get(on, 0.0)
+
+
+def _device_rate(name: str) -> Callable[[Analysis], float | None]:
+    return lambda analysis: analysis.rates.devices.get(name)
+
+
+def _body(comparison: Comparison) -> Iterator[str]:
+    runs = len(comparison.runs)
+    yield f'<header class="top"><span><b>ddlp report</b> {runs} runs side by side</span></header>'
+    yield f"<h1>{escape(headline(comparison))}</h1>"
+    yield (
+        '<p class="lead">Each figure is the mean of the runs of a strategy, and each run the mean of its epochs. A difference '
+        "that is smaller than the spread of the runs means nothing.</p>"
+    )
+    yield tiles(_tiles(comparison))
+    if comparison.left_out:
+        yield f'<ul class="notes">{"".join(f"<li>left out: {escape(one)}</li>" for one in comparison.left_out)}</ul>'
+    yield _times(comparison)
+    yield _shares(comparison)
+    yield _seconds(comparison)
+    yield _side_by_side(comparison)
+    yield "<h2>At work over time</h2>"
+    for number_, group in enumerate(comparison.groups):
+        yield _over_time(comparison, group, number_)
+    yield _energy(comparison)
+    yield _runs(comparison)
+    yield (
+        f"<footer>Written by ddlp {escape(__version__)}. The figures are those of <code>ddlp analyse</code>; "
+        "docs/seeing.md says how each is taken.</footer>"
+    )
+
+
+def headline(comparison: Comparison) -> str:
+    """A line that says which strategy was the fastest, and whether the runs' spread allows to say so."""
+    best, base = max(comparison.groups, key=lambda group: group.mean(_rate)), comparison.baseline
+    if len(comparison.groups) == 1:
+        return f"{best.label}: {seconds(best.mean(_wall_s))} an epoch in {len(best.runs)} runs"
+    if best is base:
+        return f"{best.label} was the fastest, and nothing else paid"
+    told = f"{best.label} was the fastest: {best.mean(_rate) / base.mean(_rate):.2f} times {base.label}"
+    overlap = min(best.values(_rate)) <= max(base.values(_rate))
+    return f"{told}, but their runs overlap" if overlap else told
+
+
+def _tiles(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
+    for group in comparison.groups:
+        times = group.values(_wall_s)
+        yield group.label, seconds(group.mean(_wall_s)), f"an epoch, {_spread(times)}; {number(group.mean(_rate))} images/s"
+
+
+def _spread(times: Sequence[float]) -> str:
+    """Standard deviation and extremes of the runs' seconds."""
+    if len(times) == 1:
+        return "of one run"
+    return f"± {seconds(statistics.stdev(times))}: {len(times)} runs, {seconds(min(times))} to {seconds(max(times))}"
+
+
+def _times(comparison: Comparison) -> str:
+    groups, base = comparison.groups, comparison.baseline
+    most = max(max(group.values(_wall_s)) for group in groups)
+    x = replace(svg.time_axis(1.05 * most), title="seconds an epoch")
+    height = _LANE * len(groups)
+    marks: list[str] = []
+    rows: list[list[Cell]] = []
+    for k, group in enumerate(groups):
+        times, rates = group.values(_wall_s), group.mean(_rate)
+        marks.append(svg.boxes([(0.0, statistics.fmean(times))], x.limit, (k + 0.6) * _LANE, 0.3 * _LANE, "box busy"))
+        marks.append(svg.dots([(one, height - (k + 0.35) * _LANE) for one in times], x.limit, height, height, "dots host"))
+        deviation = seconds(statistics.stdev(times)) if len(times) > 1 else "-"
+        bound = [
+            min(a.bound_s, a.wall_s) / a.wall_s for run in group.runs for a in (one.analysis for one in run.epochs) if a.bound_s
+        ]
+        rows.append([
+            group.label, str(len(times)), seconds(statistics.fmean(times)), deviation,
+            f"{seconds(min(times))} to {seconds(max(times))}", number(rates), f"{rates / base.mean(_rate):.2f}",
+            percent(statistics.fmean(bound), 1.0) if bound else "-",
+        ])  # fmt: skip
+    head = ["", "runs", "epoch", "deviation", "least to most", "images/s", f"times {base.label}", "of the bound"]
+    label = "Seconds an epoch: " + ", ".join(f"{row[0]} {row[2]}" for row in rows) + "."
+    says = "A mark for each run, and their mean as a bar."
+    keys = [("mark host", "a run"), ("box busy", "mean of the runs")]
+    drawing = svg.plot(marks, height=height, x=x, rows=[group.label for group in groups], label=label)
+    return figure("times", "Time of an epoch", says, keys, drawing, table(head, rows), "Times in figures")
+
+
+def _shares(comparison: Comparison) -> str:
+    groups = comparison.groups
+    marks: list[str] = []
+    rows: list[list[Cell]] = []
+    for k, group in enumerate(groups):
+        cpu, csd = (group.mean(_made(side)) for side in ("cpu", "csd"))
+        share = cpu / (cpu + csd) if cpu + csd else 0.0
+        for span, style in (((0.0, share), HOST), ((share, 1.0), DEVICE)):
+            if span[1] > span[0]:
+                marks.append(svg.boxes([span], 1.0, k * _LANE + _GAP / 2, _LANE - _GAP, f"box {style}"))
+        processor = [s / max(1, sum(one.analysis.batches.values())) for run in group.runs
+                     for one, s in zip(run.epochs, run.host_cpu_s, strict=True)]  # fmt: skip
+        rows.append([
+            group.label, number(cpu), number(csd), percent(csd, cpu + csd), _parts_of_devices(group),
+            seconds(statistics.fmean(processor)),
+        ])  # fmt: skip
+    keys = [("box host", "host"), ("box device", "device")]
+    label = "Who prepared what: " + ", ".join(f"{row[0]} {row[3]} by devices" for row in rows) + "."
+    drawing = svg.plot(marks, height=_LANE * len(groups), x=_PARTS, rows=[group.label for group in groups], label=label)
+    head = ["", "host batches", "device batches", "by devices", "rates, images/s", "host's processor time a batch"]
+    return figure("shares", "Who prepared what", "The part of each epoch's batches that host and devices made.", keys, drawing,
+                  table(head, rows), "Batches in figures")  # fmt: skip
+
+
+def _parts_of_devices(group: Group) -> str:
+    """The rates of both sides, as measured."""
+    found = {"host": group.values(lambda a: a.rates.host)}
+    for name in dict.fromkeys(name for run in group.runs for one in run.epochs for name in one.analysis.rates.devices):
+        found[name] = group.values(_device_rate(name))
+    return ", ".join(f"{name} {number(statistics.fmean(values))}" for name, values in found.items() if values) or "-"
+
+
+def _seconds(comparison: Comparison) -> str:
+    groups = comparison.groups
+    names = list(dict.fromkeys(name for run in comparison.runs for one in run.epochs for name in one.analysis.seconds))
+    most = max(group.mean(_wall_s) for group in groups)
+    x = replace(svg.time_axis(most), title="seconds of an epoch")
+    marks: list[str] = []
+    rows: list[list[Cell]] = []
+    kinds = (("training", TRAINING), ("transfer", TRANSFER), ("waiting", WAITING))
+    for k, group in enumerate(groups):
+        spent = {name: group.mean(_spent(name)) for name in names}
+        waited = sum(s for name, s in spent.items() if name.startswith(WAITING))
+        at = 0.0
+        for style, name in kinds:
+            took = waited if name == WAITING else spent.get(name, 0.0)
+            # Waiting gets a low box: colours alone do not show it.
+            tall = (_LANE - _GAP) * (0.5 if name == WAITING else 1.0)
+            if took > 0:
+                bottom = (k + 1) * _LANE - _GAP / 2
+                marks.append(svg.boxes([(at, min(at + took, x.limit))], x.limit, bottom - tall, tall, f"box {style}"))
+            at = min(at + took, x.limit)
+        cells = [percent(spent[name], group.mean(_wall_s)) for name in names]
+        rows.append([group.label, percent(waited, group.mean(_wall_s)), *cells])
+    keys = [("box training", "training"), ("box transfer", "transfer"), ("box waiting", "training waits (low)")]
+    label = "Where each second went: " + ", ".join(f"{row[0]} waits {row[1]}" for row in rows) + "."
+    drawing = svg.plot(marks, height=_LANE * len(groups), x=x, rows=[group.label for group in groups], label=label)
+    says = "Each second of an epoch once, as training saw it. What is missing is before the first batch and after the last."
+    head = ["of the epoch", "waiting", *names]
+    return figure("seconds", "Waiting", says, keys, drawing, table(head, rows), "What was waited for")
+
+
+def _side_by_side(comparison: Comparison) -> str:
+    """The paper's Table II: which part of the time in which data are prepared runs beside other work."""
+    found = [group.beside() for group in comparison.groups]
+    rows: list[list[Cell]] = []
+    for title in found[0]:
+        times = (one[title] for one in found)
+        cells = [f"{percent(both_s, of_s)} of {seconds(of_s)}" if of_s else "-" for both_s, of_s in times]
+        rows.append([title, *cells])
+    return (
+        '<h2>At work at once</h2><p class="lead">As in the DDLP paper\'s Table II: the part of the time in which data are '
+        "prepared that runs beside other work, of the seconds of an epoch in which they are prepared at all. "
+        "<code>dataloader</code> is PyTorch's.</p>"
+        + table(["", *(group.label for group in comparison.groups)], rows)
+    )
+
+
+def _over_time(comparison: Comparison, group: Group, number_: int) -> str:
+    until_s = max(run.trace.wall_s for run in comparison.runs)  # one axis for all strategies
+    found = [series.at_work(run.trace, until_s, run.profile) for run in group.runs]
+    sides = [side for side in _LINES if any(side in one for one in found)]
+    x, y = svg.time_axis(until_s), svg.upwards("per cent at work", 100.0)
+    marks: list[str] = []
+    rows: list[list[Cell]] = []
+    for side in sides:
+        bins = list(zip(*(one[side] for one in found if side in one), strict=True))
+        low, mean, high = ([100 * of(values) for values in bins] for of in (min, statistics.fmean, max))
+        marks += [svg.band(low, high, y.limit, _HIGH, f"band {side}"), svg.line(mean, y.limit, _HIGH, _LINES[side][0])]
+        wall_s = statistics.fmean(run.trace.wall_s for run in group.runs)
+        busy_s = statistics.fmean(mean) / 100 * until_s
+        rows.append([f"{_LINES[side][1]} at work", percent(busy_s, wall_s), bar(busy_s, wall_s, side)])
+    says = "The part of the workers at work in the last epoch; it is over where a line stays at 0."
+    if len(group.runs) > 1:
+        says += " Lines are means of the runs; the shade reaches from the least to the most."
+    keys = [_LINES[side] for side in sides]
+    label = f"{group.label}, at work over {seconds(until_s)}: " + ", ".join(f"{row[0]} {row[1]}" for row in rows) + "."
+    return figure(
+        f"work-{number_}", group.label, says, keys, svg.plot(marks, height=_HIGH, x=x, y=y, label=label),
+        table(["", "of the epoch", ""], rows), "In figures",
+    )  # fmt: skip
+
+
+def _energy(comparison: Comparison) -> str:
+    results = [replace(one, label=group.label) for group in comparison.groups for one in group.energy]
+    if not results:
+        return ""
+    rows: list[list[Cell]] = []
+    base = comparison.baseline.label
+    found = summaries(results, base if any(one.label == base for one in results) else None)
+    for one in found:
+        modelled = f" ({one.how})" if "modelled" in one.how else ""
+        least_to_most = f"{number(one.least_j)} to {number(one.most_j)}"
+        rows.append([
+            one.label, str(one.runs), f"{number(one.joules)}{modelled}", least_to_most,
+            "-" if one.ratio is None else f"{one.ratio:.2f}", ", ".join(f"{part} {number(j)}" for part, j in one.parts.items()),
+            f"{one.cost:.3g} {one.currency}", number(one.co2_g), one.how,
+        ])  # fmt: skip
+    held_against = base if any(one.label == base for one in found) else found[0].label
+    head = ["", "results", f"J a {found[0].unit}", "least to most", f"times {held_against}", "parts, J", "cost a run"]
+    head += ["CO2, g", "total is"]
+    return (
+        '<section class="energy"><h2>Energy</h2><p class="lead">Modelled is watts times time, not measured.</p>'
+        f"{table(head, rows)}</section>"
+    )
+
+
+def _runs(comparison: Comparison) -> str:
+    rows: list[list[Cell]] = []
+    for group in comparison.groups:
+        for run in group.runs:
+            numbers = ", ".join(str(one.analysis.epoch) for one in run.epochs)
+            wall_s, rate = run.mean(_wall_s) or 0.0, run.mean(_rate)
+            waited = run.mean(lambda a: a.stages[WAITING] / a.wall_s if a.wall_s else None)
+            size = f"{group.kind.batches} of {group.kind.batch_size}"
+            rows.append([
+                str(run.path), group.label, numbers, str(group.kind.workers), size,
+                seconds(wall_s), number(rate), percent(waited or 0.0, 1.0), run.epochs[-1].analysis.limit,
+            ])  # fmt: skip
+    head = ["run", "strategy", "epochs", "host workers", "batches", "epoch", "images/s", "waited", "limit"]
+    return f"<h2>Runs</h2>{table(head, rows)}"
