@@ -6,6 +6,7 @@ import collections
 import enum
 import json
 import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -141,6 +142,14 @@ def bytes_of(count: int) -> torch.Tensor:
 def test_what_is_damaged_is_refused(header, sizes):
     with pytest.raises(DamagedTree):
         decode(Encoded(header, [bytes_of(size) for size in sizes]))
+
+
+@pytest.mark.parametrize("levels", [0, 30])
+def test_what_is_nested_deep_is_refused_where_python_can_read_it_too(levels):
+    limit = sys.getrecursionlimit()
+    for depth in (*range(limit - 150, limit), 100_000):
+        with pytest.raises(DamagedTree):
+            decode(Encoded(b'["l",' * levels + b"[" * depth + b"]" * (depth + levels), []))
 
 
 pieces = st.recursive(
