@@ -108,6 +108,15 @@ def test_what_is_no_tree_is_refused_by_its_place(thing, said):
         encode(thing)
 
 
+def test_a_refusal_says_what_can_be_sent():
+    with pytest.raises(NotATree) as refusal:
+        encode([{1, 2}])
+    assert str(refusal.value) == (
+        "the batch[0] is a builtins.set; tensors, numpy arrays, numbers, strings, bytes, None, tuples, lists and dicts of these "
+        "can be sent"
+    )
+
+
 def test_an_integer_has_a_limit():
     with pytest.raises(NotATree, match="the batch is an integer of 20001 bits"):
         encode(1 << 20_000)
