@@ -112,8 +112,8 @@ def test_a_refusal_says_what_can_be_sent():
     with pytest.raises(NotATree) as refusal:
         encode([{1, 2}])
     assert str(refusal.value) == (
-        "the batch[0] is a builtins.set; tensors, numpy arrays, numbers, strings, bytes, None, tuples, lists and dicts of these "
-        "can be sent"
+        "the batch[0] is a builtins.set; tensors, numpy arrays, numbers, strings, bytes, None, tuples, lists and dicts of "
+        "these can be sent"
     )
 
 
