@@ -7,11 +7,11 @@
 
 The changes are mutmut's, with two more: a statement is left out, a condition is negated. Properties and tables are changed
 too, which `mutmut run` leaves alone; texts for people are not. One false value (None, False, 0, "") is not replaced by
-another, since no code here distinguishes them. Nothing on the disk is changed: each mutant has a process of its own, forked
-from one that has collected the tests, where the code of functions is exchanged. If no test notices that, or the change is
-elsewhere (in a class, a default, a table), the module is imported anew, in a process forked from one that has imported the
-tests' packages alone. Mutants that no test can notice are in `scripts/equivalent_mutants.txt`, with the reason. Ends with
-status 1 if any other survives.
+another, since no code here distinguishes them, nor are hex digits by those of the other case. Nothing on the disk is changed:
+each mutant has a process of its own, forked from one that has collected the tests, where the code of functions is exchanged.
+If no test notices that, or the change is elsewhere (in a class, a default, a table), the module is imported anew, in a process
+forked from one that has imported the tests' packages alone. Mutants that no test can notice are in
+`scripts/equivalent_mutants.txt`, with the reason. Ends with status 1 if any other survives.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import itertools
 import mmap
 import os
 import random
+import re
 import resource
 import subprocess
 import sys
@@ -113,7 +114,7 @@ class Mutations(MutationVisitor):
     def _create_mutations(self, node: cst.CSTNode) -> None:
         before = len(self.mutations)
         super()._create_mutations(node)
-        self.mutations[before:] = [one for one in self.mutations[before:] if not _still_false(one)]
+        self.mutations[before:] = [one for one in self.mutations[before:] if not _same(one)]
         if isinstance(node, cst.If):
             condition = node.test.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
             self.mutations.append(Mutation(node.test, cst.UnaryOperation(cst.Not(), condition), None))
@@ -121,11 +122,14 @@ class Mutations(MutationVisitor):
             self.spans.append(self.get_metadata(WhitespaceInclusivePositionProvider, one.original_node))
 
 
-def _still_false(mutation: Mutation) -> bool:
-    """Return True if the change puts None in the place of False or 0, or an empty text in the place of None."""
-    nodes = [getattr(node, "value", None) for node in (mutation.original_node, mutation.mutated_node)]
+def _same(mutation: Mutation) -> bool:
+    """Return True if the change puts one false value in the place of another, or hex digits in the place of the same."""
+    before, after = mutation.original_node, mutation.mutated_node
+    if isinstance(before, cst.SimpleString) and isinstance(after, cst.SimpleString):
+        return after.value.lower() == before.value and re.fullmatch(r'"[0-9a-f]{24,}"', before.value) is not None
+    values = [getattr(node, "value", None) for node in (before, after)]
     kinds = (cst.Name, cst.Integer, cst.Float, cst.SimpleString)
-    return all(isinstance(node, kinds) and node.value in ("None", "False", "0", "0.0", '""') for node in nodes)
+    return all(isinstance(value, kinds) and value.value in ("None", "False", "0", "0.0", '""') for value in values)
 
 
 def left_out(node: cst.BaseSmallStatement) -> Iterator[cst.Pass]:
@@ -315,14 +319,16 @@ def run_pytest(*arguments: str, plugins: Sequence[object] = ()) -> int:
     phases = (Phase.explicit, Phase.generate)
     settings.register_profile("mutation", deadline=None, derandomize=True, database=None, phases=phases)
     settings.load_profile("mutation")
-    # What a failing test's error says is not read: to prepare it takes longer than the tests.
-    quick = ("--assert=plain", "--tb=no", "-p", "no:cacheprovider", "-p", "no:unraisableexception", "-p", "no:anyio")
+    # What a failing test's error says is not read: to prepare it takes longer than the tests. So do other packages' plugins and
+    # what conftest.py imports; these tests need neither.
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    quick = ("--noconftest", "--assert=plain", "--tb=no", "-p", "no:cacheprovider", "-p", "no:unraisableexception")
     return int(pytest.main([*quick, *arguments], plugins=plugins))
 
 
 def prepare(group: Group, files: list[str]) -> None:
     """Import what the tests import, but not the files. Check that the tests pass without a change."""
-    for package in ("pytest", "hypothesis", "_hypothesis_pytestplugin", "pytest_rerunfailures", *group.packages):
+    for package in ("pytest", "hypothesis", *group.packages):
         importlib.import_module(package)
     gc.freeze()
     module, source = module_of(files[0]), Path(files[0]).read_text()

@@ -148,12 +148,9 @@ def allow_host(path: PathLike, name: str, public_key_file: str) -> None:
     """
     directory = open_cards(path)
     try:
+        clients = directory.make("clients")
+    except FileExistsError:
         clients = directory.below("clients")
-    except FileNotFoundError:
-        try:
-            clients = directory.make("clients")
-        except FileExistsError:  # another host has just made it
-            clients = directory.below("clients")
     _check(clients)
     try:
         clients.status(f"{name}.key")

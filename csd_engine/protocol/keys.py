@@ -108,8 +108,8 @@ def allowed_clients(directory: PathLike) -> Dict[bytes, Optional[HostRoots]]:
     """Return the public keys (Z85) of all hosts in `directory`/clients, and what each may read.
 
     NAME.roots beside a host's NAME.key lists its directories: ``[[path on the host, path here], ...]``. If no host has such a
-    file, each may read all that the engine may (None). Else a host without one, or with one that makes no sense, may read
-    nothing. Unreadable keys are left out.
+    file, each may read all that the engine may (None). Else a host without one, or with one that makes no sense or can't be
+    read, may read nothing. Unreadable keys are left out.
 
     Raises:
         OSError: the files can't be read now, for example since this process may open no further file.
@@ -129,10 +129,12 @@ def allowed_clients(directory: PathLike) -> Dict[bytes, Optional[HostRoots]]:
 
 def _roots(path: Path) -> Optional[HostRoots]:
     try:
-        text = path.read_bytes()
+        return tuple((str(host), str(device)) for host, device in json.loads(path.read_bytes().decode()))
     except FileNotFoundError:
         return None
-    try:
-        return tuple((str(host), str(device)) for host, device in json.loads(text.decode()))
-    except (TypeError, ValueError):
-        return ()
+    except OSError as error:
+        if error.errno in _SHORT:
+            raise
+    except (TypeError, ValueError, RecursionError):
+        pass
+    return ()

@@ -23,6 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from csd_engine.errors import quote
+
 __all__ = ["MAX_BUFFERS", "MAX_BYTES", "MAX_HEADER_BYTES", "DamagedTree", "Encoded", "NotATree", "decode", "encode"]
 
 MAX_DEPTH = 32
@@ -173,7 +175,7 @@ def _decoded(data: Any, depth: int, buffers: Iterator[torch.Tensor]) -> Any:
     if data is None or type(data) is bool:
         return data
     if type(data) is not list or not data or type(data[0]) is not str:
-        raise DamagedTree(f"{data!r:.80} is no part of a batch")
+        raise DamagedTree(f"{quote(data):.80} is no part of a batch")
     kind, *parts = data
     if kind in ("l", "u", "d"):
         if depth >= MAX_DEPTH:
@@ -184,7 +186,7 @@ def _decoded(data: Any, depth: int, buffers: Iterator[torch.Tensor]) -> Any:
         return made if kind == "l" else tuple(made)
     read = _LEAVES.get(kind)
     if read is None:
-        raise DamagedTree(f"{kind!r:.80} is no kind of a part")
+        raise DamagedTree(f"{quote(kind):.80} is no kind of a part")
     return read(parts, buffers)
 
 
@@ -194,7 +196,7 @@ def _dict(parts: list[Any], depth: int, buffers: Iterator[torch.Tensor]) -> dict
     made = {}
     for key, value in zip(parts[::2], parts[1::2], strict=True):
         if type(key) is list and key[:1] not in (["i"], ["f"], ["s"]):
-            raise DamagedTree(f"{key!r:.80} is no key")
+            raise DamagedTree(f"{quote(key):.80} is no key")
         made[_decoded(key, depth, buffers)] = _decoded(value, depth + 1, buffers)
     if 2 * len(made) != len(parts):
         raise DamagedTree("a dict has a key twice")
@@ -203,7 +205,7 @@ def _dict(parts: list[Any], depth: int, buffers: Iterator[torch.Tensor]) -> dict
 
 def _texts(parts: list[Any], number: int) -> list[str]:
     if len(parts) != number or not all(type(part) is str for part in parts):
-        raise DamagedTree(f"{parts!r:.80}: not {number} texts")
+        raise DamagedTree(f"{quote(parts):.80}: not {number} texts")
     return parts
 
 
@@ -211,7 +213,7 @@ def _integer(parts: list[Any], _: Iterator[torch.Tensor]) -> int:
     (text,) = _texts(parts, 1)
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdigit()) or len(digits) > MAX_DIGITS or str(int(text)) != text:
-        raise DamagedTree(f"{text!r:.80} is no integer")
+        raise DamagedTree(f"{quote(text):.80} is no integer")
     return int(text)
 
 
@@ -220,7 +222,7 @@ def _floats(parts: list[Any], number: int) -> list[float]:
     try:
         return [float.fromhex(text) for text in texts]
     except (ValueError, OverflowError):
-        raise DamagedTree(f"{parts!r:.80}: no float") from None
+        raise DamagedTree(f"{quote(parts):.80}: no float") from None
 
 
 def _bytes(parts: list[Any], buffers: Iterator[torch.Tensor]) -> bytes:
@@ -229,7 +231,7 @@ def _bytes(parts: list[Any], buffers: Iterator[torch.Tensor]) -> bytes:
 
 def _sizes(sizes: Any, most: int) -> list[int]:
     if type(sizes) is not list or len(sizes) > most or not all(type(one) is int and 0 <= one <= MAX_BYTES for one in sizes):
-        raise DamagedTree(f"{sizes!r:.80}: no sizes")
+        raise DamagedTree(f"{quote(sizes):.80}: no sizes")
     return sizes
 
 
@@ -242,10 +244,10 @@ def _buffer(buffers: Iterator[torch.Tensor], size: int = -1) -> torch.Tensor:
 
 def _typed(parts: list[Any], buffers: Iterator[torch.Tensor], number: int, dtypes: Any) -> tuple[torch.Tensor, Any, list[int]]:
     if len(parts) != number or type(parts[0]) is not str or parts[0] not in dtypes:
-        raise DamagedTree(f"{parts!r:.80}: no tensor")
+        raise DamagedTree(f"{quote(parts):.80}: no tensor")
     dtype, shape = dtypes[parts[0]], _sizes(parts[1], MAX_DIMENSIONS)
     if math.prod(size for size in shape if size) > MAX_BYTES:  # also where another size is 0: torch multiplies them
-        raise DamagedTree(f"{shape!r:.80}: no shape")
+        raise DamagedTree(f"{quote(shape):.80}: no shape")
     buffer = _buffer(buffers, math.prod(shape) * dtype.itemsize)
     if parts[0] == "bool" and bool((buffer > 1).any()):
         raise DamagedTree("a truth value is neither 0 nor 1")
@@ -256,7 +258,7 @@ def _read_tensor(parts: list[Any], buffers: Iterator[torch.Tensor]) -> torch.Ten
     buffer, dtype, shape = _typed(parts, buffers, 3, _DTYPES)
     order = _sizes(parts[2], MAX_DIMENSIONS)
     if sorted(order) != list(range(len(shape))):
-        raise DamagedTree(f"{order!r:.80}: no order of {len(shape)} dimensions")
+        raise DamagedTree(f"{quote(order):.80}: no order of {len(shape)} dimensions")
     back = sorted(range(len(order)), key=order.__getitem__)
     return buffer.view(dtype).view([shape[k] for k in order]).permute(back)
 

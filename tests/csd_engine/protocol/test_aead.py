@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+import importlib.util
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -98,12 +104,55 @@ def test_what_is_no_key_or_nonce_is_refused(cipher: str) -> None:
 
 def test_no_library_or_a_wrong_one_is_no_cipher(afresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     assert aead.ciphers()
+    right = list(aead._libraries())
     for libraries in ([], ["libc.so.6", "/nonexistent/libcrypto.so"]):  # none, and one without the functions
         again()
         monkeypatch.setattr(aead, "_libraries", lambda libraries=libraries: iter(libraries))
         assert aead.ciphers() == ()
         with pytest.raises(OSError, match="no libcrypto"):
             Aead(AES, bytes(32), sealing=True)
+    again()
+    monkeypatch.setattr(aead, "_libraries", lambda: iter([*libraries, *right]))
+    assert aead.ciphers(), "a right one after them serves"
+
+
+@pytest.mark.parametrize(
+    ("system", "hashlib", "tried"),
+    [
+        ("linux", "/h.so", ["/h.so", "/s.so", "libcrypto.so.3", "libcrypto.so.1.1"]),
+        ("darwin", "/h.so", ["/h.so", "/s.so"]),  # there a name without a version may end the process
+        ("linux", "", ["/s.so", "libcrypto.so.3", "libcrypto.so.1.1"]),  # it is a part of the interpreter
+        ("linux", None, ["/s.so", "libcrypto.so.3", "libcrypto.so.1.1"]),
+    ],
+)
+def test_it_is_looked_for_where_python_links_it(
+    system: str, hashlib: str | None, tried: list[str], afresh: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[str] = []
+
+    def missing(path: str) -> None:
+        found.append(path)
+        raise OSError(path)
+
+    for name, path in (("_hashlib", hashlib), ("_ssl", "/s.so")):
+        module = ModuleType(name)
+        if path:
+            module.__file__ = path
+        monkeypatch.setitem(sys.modules, name, module if path is not None else None)
+    monkeypatch.setattr(aead.ctypes, "CDLL", missing)
+    monkeypatch.setattr(sys, "platform", system)
+    assert aead.ciphers() == () and found == tried
+
+
+def test_a_python_without_ctypes_has_no_cipher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ctypes", None)
+    spec = importlib.util.find_spec(aead.__name__)
+    assert spec is not None and spec.loader is not None
+    without = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(without)
+    assert without.ciphers() == ()
+    with pytest.raises(OSError, match="no libcrypto"):
+        without.Aead(AES, bytes(32), sealing=True)
 
 
 def test_each_library_by_itself_serves(afresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,22 +172,93 @@ def test_a_cipher_that_computes_wrongly_is_none(afresh: None, monkeypatch: pytes
         assert aead.ciphers() == (CHACHA,)
 
 
+def refuses(opening: Aead, tag: bytes) -> None:
+    raise NotAuthentic
+
+
+@pytest.mark.parametrize("opened", [refuses, lambda opening, tag: None], ids=["refuses all", "takes all"])
+def test_a_cipher_that_cannot_tell_tags_apart_is_none(
+    opened: Callable[[Aead, bytes], None], afresh: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Aead, "opened", opened)
+    assert aead.ciphers() == ()
+
+
+@pytest.mark.parametrize(
+    ("function", "result", "said"),
+    [
+        ("EVP_CIPHER_CTX_new", None, "has no memory"),
+        ("EVP_CipherInit_ex", 0, "refused a call"),
+        ("EVP_CipherUpdate", 1, "kept bytes back"),
+    ],
+)
+def test_where_libcrypto_refuses_there_is_no_cipher(
+    function: str, result: int | None, said: str, afresh: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aead._library(), function, lambda *arguments: result)
+    with pytest.raises(OSError, match=said):
+        Aead(AES, bytes(32), sealing=True).seal(bytes(12), b"", bytearray(1), bytearray(16))
+    assert aead.ciphers() == ()
+
+
+def test_each_context_is_freed_once(cipher: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    library: Any = aead._library()
+    new, free = library.EVP_CIPHER_CTX_new, library.EVP_CIPHER_CTX_free
+    made, freed, failures = [], [], []
+    monkeypatch.setattr(library, "EVP_CIPHER_CTX_new", lambda: made.append(new()) or made[-1])
+    monkeypatch.setattr(library, "EVP_CIPHER_CTX_free", lambda context: freed.append(context) or free(context))
+    monkeypatch.setattr(sys, "unraisablehook", failures.append)
+    Aead(cipher, bytes(32), sealing=True)
+    with pytest.raises(ValueError, match="key"):
+        Aead(cipher, bytes(31), sealing=True)
+    gc.collect()
+    assert len(made) == 1 and freed == made and not failures
+
+
+def test_a_piece_has_as_many_bytes_as_an_int_counts(cipher: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert aead._MOST_BYTES == (1 << 31) - 1
+    monkeypatch.setattr(aead, "_MOST_BYTES", 16)
+    sealing = Aead(cipher, bytes(32), sealing=True)
+    sealing.begin(bytes(12), b"")
+    sealing.run(bytearray(16))
+    with pytest.raises(ValueError, match="a piece of 17 bytes; it must have less than 2 GiB"):
+        sealing.run(bytearray(17))
+
+
 @pytest.mark.parametrize(
     ("told", "has"),
     [
-        ("flags\t\t: fpu sse2 aes avx\nflags\t\t: fpu aes", True),
-        ("flags : fpu vaes", False),
-        ("processor : 0\nFeatures\t: fp asimd evtstrm crc32 cpuid\n", False),  # a Raspberry Pi 4
-        ("Features : fp asimd aes pmull\nFeatures : fp asimd\n", False),
-        ("", False),
+        (b"flags\t\t: fpu sse2 aes avx\nflags\t\t: fpu aes", True),
+        (b"flags : fpu vaes", False),
+        (b"processor : 0\nFeatures\t: fp asimd evtstrm crc32 cpuid\n", False),  # a Raspberry Pi 4
+        (b"processor : 0\nFeatures\t: fp asimd evtstrm aes pmull\nmodel name : \xff\n", True),
+        (b"Features : fp asimd aes pmull\nFeatures : fp asimd\n", False),
+        (b"", False),
     ],
 )
 def test_the_first_cipher_is_what_the_processor_is_good_at(
-    told: str, has: bool, afresh: None, monkeypatch: pytest.MonkeyPatch
+    told: bytes, has: bool, afresh: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert aead._has_aes(told) is has
     monkeypatch.setattr(aead, "_has_aes", lambda: has)
     assert aead.ciphers() == ((AES, CHACHA) if has else (CHACHA, AES))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells what its processor has")
+def test_linux_is_asked_what_its_processor_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    has = aead._has_aes(Path("/proc/cpuinfo").read_bytes())
+    monkeypatch.setattr(platform, "machine", lambda: "armv6l" if has else "x86_64")
+    assert aead._has_aes() is has
+
+
+@pytest.mark.parametrize(("machine", "has"), [("arm64", True), ("x86_64", True), ("armv6l", False)])
+def test_elsewhere_the_kind_of_processor_tells(machine: str, has: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(path: Path) -> bytes:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(Path, "read_bytes", missing)
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    assert aead._has_aes() is has
 
 
 def test_the_environment_names_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,12 +41,31 @@ def test_with_one_hosts_roots_each_may_read_its_own(tmp_path: Path) -> None:
     assert allowed.roots(second) == () and allowed.roots(b"another") == ()
 
 
-@pytest.mark.parametrize("text", ["", "{", "3", "null", '["ab", "abc"]', '[["a"]]', "[3]", '[["a", "b", "c"]]', b"\xff"])
+@pytest.mark.parametrize(
+    "text", ["", "{", "3", "null", '["ab", "abc"]', '[["a"]]', "[3]", '[["a", "b", "c"]]', b"\xff", "[" * 100_000]
+)
 def test_roots_that_make_no_sense_allow_nothing(tmp_path: Path, text: str | bytes) -> None:
     key, other = listed(tmp_path, "a", text), listed(tmp_path, "b", "[]")
     assert allowed_clients(tmp_path) == {key: (), other: ()}
     (tmp_path / "clients" / "b.roots").unlink()
     assert allowed_clients(tmp_path) == {key: (), other: ()}, "the other hosts may read no more than they list"
+
+
+def test_roots_that_cannot_be_read_allow_nothing(tmp_path: Path) -> None:
+    key, other = listed(tmp_path, "a"), listed(tmp_path, "b")
+    (tmp_path / "clients" / "a.roots").mkdir()
+    assert allowed_clients(tmp_path) == {key: (), other: ()}
+
+
+def test_where_descriptors_are_short_for_roots_they_are_not_known(tmp_path: Path, monkeypatch) -> None:
+    listed(tmp_path, "a", "[]")
+
+    def short(path: Path) -> None:
+        raise OSError(errno.EMFILE, "too many", path)
+
+    monkeypatch.setattr(Path, "read_bytes", short)
+    with pytest.raises(OSError, match="a.roots"):
+        allowed_clients(tmp_path)
 
 
 def test_what_is_no_key_is_left_out(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import time
 from pathlib import Path
@@ -64,15 +65,24 @@ def test_a_stale_card_is_removed_and_a_living_engine_writes_it_again(cards):
     assert read_cards(cards) == {"node7-1-ab": CARD}
 
 
-@pytest.mark.parametrize("change", [
-    {"address": "file:///etc/passwd"}, {"address": "tcp://a b"}, {"address": None}, {"address": "tcp://" + "x" * 300},
-    {"key": "short"}, {"pid": -1}, {"pid": "1"}, {"host": "\x1b[2J"},
+GOOD = {"address": CARD.address, "key": CARD.key, "host": CARD.host, "pid": CARD.pid}
+
+
+@pytest.mark.parametrize("field, taken, refused, meaning", [
+    ("address", ["tcp://a:1", "ipc:///a/b", "tcp://" + "x" * 256],
+     ["file:///etc/passwd", "tcp://a b", None, "tcp://", "tcp://" + "x" * 257, "TCP://a:1"],
+     "an address, tcp://HOST:PORT or ipc:///path"),
+    ("key", ["0123456789abcdefghijklmnopqrstuvwxyzABCD", "EFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{", "}@%$#" * 8],
+     ["k" * 39, "k" * 41, "~" * 40, " " * 40, None], "a public key of 40 characters"),
+    ("host", ["a", "~" * 255], ["", "x" * 256, "\x1b[2J", "a b", 1], "a host's name"),
+    ("pid", [0], [-1, "1", None], f"an integer from 0 to {(1 << 63) - 1}"),
 ])  # fmt: skip
-def test_a_card_is_checked(change: dict[str, Any]):
-    good = {"address": CARD.address, "key": CARD.key, "host": CARD.host, "pid": CARD.pid}
-    assert Card.parse(json.dumps({**good, "more": 1}).encode()) == CARD
-    with pytest.raises(BadMessage, match="is no card"):
-        Card.parse(json.dumps({**good, **change}).encode())
+def test_a_card_is_checked(field: str, taken: list[Any], refused: list[Any], meaning: str):
+    for value in taken:
+        assert getattr(Card.parse(json.dumps({**GOOD, field: value, "more": 1}).encode()), field) == value
+    for value in refused:
+        with pytest.raises(BadMessage, match=f"is no card: {re.escape(meaning)}$"):
+            Card.parse(json.dumps({**GOOD, field: value}).encode())
 
 
 def test_where_others_may_write_nothing_is_read_or_written(cards):
@@ -90,13 +100,33 @@ def test_where_others_may_write_nothing_is_read_or_written(cards):
         open_cards(cards / "none")
 
 
-def test_a_card_is_renewed_each_ten_seconds_and_stale_after_a_minute(cards):
+def test_a_card_is_renewed_each_ten_seconds_and_stale_after_a_minute(cards, monkeypatch):
     assert (RENEW_S, STALE_S) == (10.0, 60.0)
-    for name, age_s in (("new", 50), ("old", 70), ("renewed", 70)):
+    for name, time_s in (("new", 1000.0), ("old", 999.75), ("renewed", 1.0)):
         write_card(cards, name, CARD)
-        os.utime(cards / f"{name}.card", (time.time() - age_s,) * 2)
+        os.utime(cards / f"{name}.card", (time_s, time_s))
     renew_card(cards, "renewed", CARD)
+    monkeypatch.setattr(time, "time", lambda: 1060.0)
     assert set(read_cards(cards)) == {"new", "renewed"} and not (cards / "old.card").exists()
+
+
+def test_a_renewal_writes_nothing_and_follows_no_link(cards, tmp_path):
+    write_card(cards, "a", CARD)
+    (tmp_path / "elsewhere").write_text("")
+    (cards / "b.card").symlink_to(tmp_path / "elsewhere")
+    for path in (cards / "a.card", tmp_path / "elsewhere"):
+        os.utime(path, (1.0, 1.0))
+    file = (cards / "a.card").stat().st_ino
+    for name in ("a", "b"):
+        renew_card(cards, name, CARD)
+    assert (cards / "a.card").stat().st_ino == file and (cards / "a.card").stat().st_mtime > 1.0
+    assert (tmp_path / "elsewhere").stat().st_mtime == 1.0
+
+
+def test_a_card_is_written_where_an_attempt_ended_half_way(cards):
+    (cards / "a.card.part").write_text("{")
+    write_card(cards, "a", CARD)
+    assert read_cards(cards) == {"a": CARD} and len(list(cards.iterdir())) == 1
 
 
 def test_what_has_no_name_of_a_card_is_none(cards):

@@ -6,6 +6,7 @@ import collections
 import enum
 import json
 import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,15 @@ def test_what_is_no_tree_is_refused_by_its_place(thing, said):
         encode(thing)
 
 
+def test_a_refusal_says_what_can_be_sent():
+    with pytest.raises(NotATree) as refusal:
+        encode([{1, 2}])
+    assert str(refusal.value) == (
+        "the batch[0] is a builtins.set; tensors, numpy arrays, numbers, strings, bytes, None, tuples, lists and dicts of "
+        "these can be sent"
+    )
+
+
 def test_an_integer_has_a_limit():
     with pytest.raises(NotATree, match="the batch is an integer of 20001 bits"):
         encode(1 << 20_000)
@@ -141,6 +151,14 @@ def bytes_of(count: int) -> torch.Tensor:
 def test_what_is_damaged_is_refused(header, sizes):
     with pytest.raises(DamagedTree):
         decode(Encoded(header, [bytes_of(size) for size in sizes]))
+
+
+@pytest.mark.parametrize("levels", [0, 30])
+def test_what_is_nested_deep_is_refused_where_python_can_read_it_too(levels):
+    limit = sys.getrecursionlimit()
+    for depth in (*range(limit - 150, limit), 100_000):
+        with pytest.raises(DamagedTree):
+            decode(Encoded(b'["l",' * levels + b"[" * depth + b"]" * (depth + levels), []))
 
 
 pieces = st.recursive(
