@@ -41,7 +41,7 @@ def bare():
     return memory
 
 
-@pytest.mark.parametrize("way", ["kernel", "pillow"])
+@pytest.mark.parametrize("way", ["kernel", pytest.param("pillow", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "batches, files",
     [((256,) * 4, 1000), pytest.param((4096, 256), IMAGENET_FILES, marks=pytest.mark.slow)],
