@@ -31,6 +31,7 @@ from torchvision.datasets import CocoDetection, wrap_dataset_for_transforms_v2
 from torchvision.models import ResNet, detection
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.backbone_utils import BackboneWithFPN
+from torchvision.models.detection.retinanet import RetinaNetHead
 from torchvision.models.resnet import BasicBlock
 from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 from torchvision.transforms import v2
@@ -105,7 +106,10 @@ def make_model(name: str, small: bool, size: int, classes: int) -> Detector:
     backbone = BackboneWithFPN(body, layers, [128, 256], channels, extra_blocks=LastLevelP6P7(channels, channels))
     sides = tuple(tuple(int(2 ** (k / 3) * size / 8 * 2**level) for k in range(3)) for level in range(4))
     anchors = AnchorGenerator(sides, ((0.5, 1.0, 2.0),) * 4)
-    return Detector(detection.RetinaNet(backbone, classes, anchor_generator=anchors, min_size=size, max_size=size))
+    # Norms as in retinanet_resnet50_fpn_v2: the weights of the head begin small, and fewer channels make that worse.
+    head = RetinaNetHead(channels, anchors.num_anchors_per_location()[0], classes, norm_layer=partial(nn.GroupNorm, 8))
+    given: dict[str, Any] = dict(anchor_generator=anchors, head=head, min_size=size, max_size=size)
+    return Detector(detection.RetinaNet(backbone, classes, **given))
 
 
 def make_optimizer(model: nn.Module, lr: float) -> torch.optim.Optimizer:
