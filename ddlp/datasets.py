@@ -49,9 +49,11 @@ class ImageFiles(TargetedImages):
         targets: one for each path, of any type that default_collate takes; they stay on the host.
         transform: is called with the PIL image. torchvision's operators travel to the device, see ``loader.explain()``.
         target_transform: is called with the target, on the host.
+        transforms: in the place of both: is called with the image and the target, as torchvision.transforms.v2 does for
+            detection and segmentation. A device makes the images, and the host has boxes, masks and key points follow.
 
     Raises:
-        ValueError: if the numbers of paths and targets differ.
+        ValueError: if the numbers of paths and targets differ, or there is a ``transforms`` beside the others.
 
     A Dataset class of your own travels as well if it has a method ``__ddlp__`` that returns an `ImageFiles`,
     `ImageArrays`, torchvision data set, Subset or ConcatDataset with the same samples in the same order. A subclass with
@@ -66,11 +68,21 @@ class ImageFiles(TargetedImages):
         targets: Sequence[Any],
         transform: Callable | None = None,
         target_transform: Callable | None = None,
+        transforms: Callable | None = None,
     ) -> None:
         if len(paths) != len(targets):
             raise ValueError(f"ImageFiles: {len(paths)} paths but {len(targets)} targets; give one target a path.")
+        if transforms is not None and (transform is not None or target_transform is not None):
+            raise ValueError("ImageFiles: transforms= gets image and target; leave transform= and target_transform= out.")
         super().__init__(targets, transform, target_transform)
         self.paths = paths
+        self.transforms = transforms
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        if self.transforms is None:
+            return super().__getitem__(index)
+        image, target = self.transforms(self.image(index), self.targets[index])
+        return image, target
 
     def image(self, index: int) -> Image.Image:
         """Return the file's image, RGB."""

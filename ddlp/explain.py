@@ -232,6 +232,7 @@ def _behind_the_cut(loader: Any, rest: Rest, how: str) -> list[str]:
     return [
         f"---------- cut here: what is above runs in ddlp's kernel, on the host and on devices; for {rest.why.operator}: "
         f"{rest.why.why}",
+        *(FOLLOW if rest.joint is not None else ()),
         f"own steps  {steps}, then {collate}: your code, gets {gets}, on this host in {where}; "
         "own_steps='processes', 'threads' or 'off' (nothing is cut) chooses",
     ]
@@ -240,6 +241,9 @@ def _behind_the_cut(loader: Any, rest: Rest, how: str) -> list[str]:
 GAIN = (
     "gain       without obstacles ddlp's kernel prepares the samples: on one core 4.2 to 5.2 times DataLoader for JPEG files, "
     "66 times for CIFAR-10's arrays (measured in docs/benchmarks.md; yours: ddlp try FOLDER)"
+)
+FOLLOW = (
+    "targets    boxes, masks and key points follow what was drawn for their image, by torchvision's own code, on this host",
 )
 SEEDING = (
     "draws      keyed by each sample, whichever worker makes it; a generator (torch, numpy, random) that your worker_init_fn "

@@ -42,7 +42,7 @@ class Epoch:
     rate_cpu: float | None = None
     rate_csd: float | None = None
     bound_s: float | None = None  # the least time in which both sides together can prepare it
-    accuracy: float | None = None  # top-1 on the val set after it, with --evaluate-beside
+    accuracy: float | None = None  # the run's score on the val set after it, with --evaluate-beside
     by_torch: bool = False  # DataLoader, or transforms of yours: no device took part
 
 
@@ -61,8 +61,9 @@ class Run:
     ranks: int = 1
     backend: str = "native"  # of the host's batches: native, dali, dali_gpu, or torch (DataLoader)
     epochs: list[Epoch] = field(default_factory=list)
-    accuracy: float | None = None  # top-1 on the val set, 0 to 1
+    accuracy: float | None = None  # its score on the val set, 0 to 1
     complete: bool = False
+    score: str = "top-1"  # the name of the score
     energy: dict[str, Any] | None = None  # filled in by measure_energy.py
 
     @property
@@ -250,7 +251,7 @@ def table(runs: Sequence[Run]) -> str:
         "s_per_batch": ("s/batch", ".4f"), "images_per_s": ("images/s", ".0f"), "csd_share": ("from CSD", ".0%"),
         "waiting_share": ("waiting", ".0%"), "host_cpu_s_per_batch": ("host CPU s/batch", ".4f"), "loss": ("loss", ".2f"),
     }  # fmt: skip
-    rows = [("strategy", "seeds", *(title for title, _ in columns.values()), "top-1")]
+    rows = [("strategy", "seeds", *(title for title, _ in columns.values()), runs[0].score if runs else "top-1")]
     for strategy in dict.fromkeys(run.strategy for run in runs):
         of = [run for run in runs if run.strategy == strategy and run.figures]
         cells = [mean_spread([run.figures[name] for run in of], form) for name, (_, form) in columns.items()]

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,10 +43,13 @@ class Task:
     channels_last: bool = True  # the faster layout for convolutions on GPUs with tensor cores, and on CPUs
     loader_options: dict[str, Any] = field(default_factory=dict)  # more arguments of DDLPLoader
     sampler: Callable[[Any, int], Any] | None = None  # (train set, seed) -> sampler; None: all in random order
-    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = nn.functional.cross_entropy  # (the model's output, classes)
+    loss: Callable[[Any, Any], torch.Tensor] = nn.functional.cross_entropy  # (the model's output, classes)
+    no_labels: Callable[[int], Any] = partial(torch.zeros, dtype=torch.int64)  # labels of so many images, for the warming up
+    collate_fn: Callable[[list[Any]], Any] | None = None  # makes (images, labels) of samples
     own_code: bool = False  # the data set's code can't travel: --pool runs it
     views: int = 1  # of each train image: a list of tensors in the batch, one behind the other for the model
-    evaluate: Callable[[nn.Module, Task, Any, Any], tuple[int, int]] | None = None  # in the place of `evaluate` below
+    evaluate: Callable[[nn.Module, Task, Any, Any], tuple[float, int]] | None = None  # in the place of `evaluate` below
+    score: str = "top-1"  # the name of what `evaluate` gives, as a share of the images
 
     def backend(self, strategy: str, device: str) -> str:
         """Return what prepares the host's batches: 'torch', 'native', 'dali' (on the CPU) or 'dali_gpu'; csd has none."""
@@ -69,7 +73,7 @@ def make_loader(task: Task, options: Any, strategy: str, seed: int) -> DDLPLoade
     sampler = None if task.sampler is None else task.sampler(task.train, seed)
     common: dict[str, Any] = dict(
         batch_size=options.batch_size, shuffle=sampler is None, sampler=sampler, num_workers=options.workers,
-        generator=generator, pin_memory=device.type == "cuda",
+        generator=generator, pin_memory=device.type == "cuda", collate_fn=task.collate_fn,
     )  # fmt: skip
     record = record_directory(options, strategy, seed)
     if strategy == "dataloader":  # torch's own, to the bit; it is measured, and can be recorded
@@ -111,8 +115,9 @@ def wake_engine(task: Task, options: Any, strategy: str) -> DDLPLoader | None:
     if strategy == "dataloader" or not OURS[strategy].uses_device:
         return None
     few: Any = Subset(task.train, range(min(options.batch_size, len(task.train))))
+    own: dict[str, Any] = dict(strategy="csd", csd=options.csd, pool=pool(task, options), collate_fn=task.collate_fn)
     try:
-        loader: DDLPLoader = DDLPLoader(few, options.batch_size, strategy="csd", csd=options.csd, pool=pool(task, options))
+        loader: DDLPLoader = DDLPLoader(few, options.batch_size, **own)
     except Untranslatable:  # transforms of your own: this host alone runs them
         return None
     for _ in loader:
@@ -128,9 +133,12 @@ def begin_epoch(loader: DataLoader, seed: int, number: int) -> None:
         owner.set_epoch(number)
 
 
-def to_device(batch: Any, task: Task, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def to_device(batch: Any, task: Task, device: torch.device) -> tuple[torch.Tensor, Any]:
     """Return the batch on the device of the training. DDLPLoader's is there already."""
     images, labels = batch
+    if isinstance(labels, list):  # detection: a dict for each image
+        tensors = [{name: torch.as_tensor(part, device=device) for name, part in one.items()} for one in labels]
+        return images.to(device, non_blocking=True), tensors
     if isinstance(images, list):
         images = torch.cat(images)
     layout = torch.channels_last if task.channels_last else torch.contiguous_format
@@ -172,14 +180,14 @@ class Training:
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LRScheduler
     scaler: Any  # torch.amp.GradScaler with fp16, else None
-    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    loss: Callable[[Any, Any], torch.Tensor]
 
     def parts(self) -> dict[str, Any]:
         """Return the parts that have a state_dict, by name."""
         found = {"model": self.plain, "optimizer": self.optimizer, "schedule": self.schedule, "scaler": self.scaler}
         return {name: part for name, part in found.items() if part is not None}
 
-    def step(self, images: torch.Tensor, labels: torch.Tensor, amp: torch.dtype | None) -> torch.Tensor:
+    def step(self, images: torch.Tensor, labels: Any, amp: torch.dtype | None) -> torch.Tensor:
         """Forward, backward, update; returns the loss, detached, on the device."""
         self.optimizer.zero_grad(set_to_none=True)
         with torch.autocast(images.device.type, amp, enabled=amp is not None):
@@ -212,10 +220,10 @@ def start(task: Task, options: Any, seed: int, steps: int, wrap: Callable[[nn.Mo
     return Training(plain, model, optimizer, schedule, scaler, task.loss)
 
 
-def noise(task: Task, options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def noise(task: Task, options: Any) -> tuple[torch.Tensor, Any]:
     """Return a batch of the shape that training will get, on the device."""
     views = [torch.randn(options.batch_size, *task.val[0][0].shape) for _ in range(task.views)]
-    return to_device((views, torch.zeros(options.batch_size, dtype=torch.int64)), task, torch.device(options.device))
+    return to_device((torch.cat(views), task.no_labels(options.batch_size * task.views)), task, torch.device(options.device))
 
 
 def warm_up(training: Training, task: Task, options: Any) -> None:
@@ -259,14 +267,16 @@ def train_epoch(
     epoch.by_torch = not report.travels
 
 
-def val_loader(val: Any, options: Any) -> DDLPLoader:
+def val_loader(val: Any, options: Any, collate_fn: Any = None) -> DDLPLoader:
     """Return the loader of an evaluation. No strategy, no csd: the host alone, in the data set's order."""
-    device = torch.device(options.device)
-    return DDLPLoader(val, options.batch_size, num_workers=options.workers, device=device, cache=cache_of(options))
+    device, workers = torch.device(options.device), options.workers
+    return DDLPLoader(
+        val, options.batch_size, num_workers=workers, device=device, cache=cache_of(options), collate_fn=collate_fn
+    )
 
 
 @torch.inference_mode()
-def evaluate(model: nn.Module, task: Task, loader: Any, options: Any) -> tuple[int, int]:
+def evaluate(model: nn.Module, task: Task, loader: Any, options: Any) -> tuple[float, int]:
     """Return how many images of the loader the model classifies correctly, and how many there are."""
     model.eval()
     if task.evaluate is not None:
@@ -299,7 +309,7 @@ def train(
     loader = make_loader(task, options, strategy, seed)
     training = start(task, options, seed, options.epochs * len(loader), wrap)
     run = Run(strategy, seed, task.model_name, task.paper_model, task.pipeline, options.device, options.batch_size,
-              options.workers, ranks, backend=task.backend(strategy, options.device))  # fmt: skip
+              options.workers, ranks, backend=task.backend(strategy, options.device), score=task.score)  # fmt: skip
     warm_up(training, task, options)
     engine = wake_engine(task, options, strategy)
     first, loader_state = _resumed(training, run, options)
@@ -331,20 +341,20 @@ def train(
     return run, training
 
 
-def _beside(training: Training, task: Task, options: Any, rank: int) -> Evaluation[tuple[int, int]] | None:
+def _beside(training: Training, task: Task, options: Any, rank: int) -> Evaluation[tuple[float, int]] | None:
     """Return what evaluates after each epoch, beside the next one, if --evaluate-beside asks for it."""
     if not options.evaluate_beside or rank:
         return None
-    return Evaluation(
-        training.plain, val_loader(task.val, options), lambda model, loader: evaluate(model, task, loader, options)
-    )
+    loader = val_loader(task.val, options, task.collate_fn)
+    return Evaluation(training.plain, loader, lambda model, loader: evaluate(model, task, loader, options))
 
 
-def _note(found: list[Evaluated[tuple[int, int]]], run: Run) -> None:
+def _note(found: list[Evaluated[tuple[float, int]]], run: Run) -> None:
     """Print the results that have come, and keep them with their epochs."""
     for (epoch, (right, seen), seconds) in found:
         run.epochs[epoch].accuracy = right / seen
-        print(f"epoch {epoch + 1}: {right / seen:.1%} of {seen} images right; evaluated in {seconds:.1f} s", file=sys.stderr)
+        what = f"{run.score} {right / seen:.1%} of {seen} images"
+        print(f"epoch {epoch + 1}: {what}; evaluated in {seconds:.1f} s", file=sys.stderr)
 
 
 def _save(training: Training, loader: DataLoader, run: Run, options: Any, number: int, interrupted: bool) -> None:
@@ -389,7 +399,7 @@ def compare(task: Task, options: Any) -> int:
                 break
             run.accuracy = run.epochs[-1].accuracy  # --evaluate-beside
             if run.accuracy is None:
-                right, seen = evaluate(training.plain, task, val_loader(task.val, options), options)
+                right, seen = evaluate(training.plain, task, val_loader(task.val, options, task.collate_fn), options)
                 run.accuracy = right / seen
     except KeyboardInterrupt:
         pass

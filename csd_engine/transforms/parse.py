@@ -6,7 +6,19 @@ import dataclasses
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Type
 
 from csd_engine.errors import PipelineError, quote
-from csd_engine.transforms import colour, containers, crops, masks, operators, policies, timm_policies, timm_sizes, user, warps
+from csd_engine.transforms import (
+    colour,
+    containers,
+    crops,
+    masks,
+    operators,
+    policies,
+    scales,
+    timm_policies,
+    timm_sizes,
+    user,
+    warps,
+)
 from csd_engine.transforms.checks import MAX_GROUPS, probability, weights
 from csd_engine.transforms.containers import Group, leaves
 
@@ -20,7 +32,7 @@ LEAVES: Dict[str, Type[operators.Operator]] = {
     cls.__name__: cls
     for cls in (
         *operators.OPERATORS, *colour.OPERATORS, *warps.OPERATORS, *policies.OPERATORS, *timm_policies.OPERATORS,
-        *crops.OPERATORS, *timm_sizes.OPERATORS, *masks.OPERATORS, user.User,
+        *crops.OPERATORS, *scales.OPERATORS, *timm_sizes.OPERATORS, *masks.OPERATORS, user.User,
     )
 }
 CONTAINERS = ("RandomApply", "RandomChoice", "RandomOrder", "Views", "SizedViews")

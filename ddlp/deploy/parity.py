@@ -173,6 +173,11 @@ def operator_rows() -> dict[str, list[Data]]:
         rows[f"Pad {mode}"] = [_op("Pad", padding=[40, 3, 50, 60], fill=[9], padding_mode=mode)]
     needed = _op("RandomCrop", size=size, padding=None, pad_if_needed=True, fill=[0], padding_mode="constant")
     rows["RandomCrop, padded if needed"] = [needed]
+    scaled = {"target_size": size, "scale_range": [0.3, 1.7], "interpolation": "bilinear"}
+    rows["ScaleJitter, cropped or padded"] = [_op("ScaleJitter", **scaled), needed]
+    rows["RandomShortestSize, the same"] = [
+        _op("RandomShortestSize", min_size=[40, 64, 90], max_size=120, interpolation="bicubic"), needed
+    ]
     rows["Pad by negative borders"] = [_op("Pad", padding=[-3, 4, -5, 6], fill=[255], padding_mode="constant")]
     rows["RandomHorizontalFlip"] = [_op("RandomHorizontalFlip", p=0.6)]
     rows["RandomVerticalFlip"] = [_op("RandomVerticalFlip", p=0.6)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,17 +10,20 @@ from typing import Any
 import torch
 
 from csd_engine.errors import PipelineError
+from csd_engine.transforms.pipeline import CHANNELS
 from ddlp.errors import Untranslatable
+from ddlp.translate.joint import Joint, changes_image, follows
 from ddlp.translate.transforms import (
     Translation,
     names_of,
+    operator_counts,
     steps_of,
     translate_steps,
     translate_views_steps,
     view_transforms,
 )
 
-__all__ = ["Cut", "Rest", "cut"]
+__all__ = ["Cut", "Rest", "cut", "cut_joint"]
 
 Steps = tuple[Any, ...]
 
@@ -38,6 +42,7 @@ class Rest:
             None: a PIL image of mode RGB or L.
         target_transforms: the user's, one for each part of the data set; None: targets are given as they are.
         why: the reason why the first step is not known.
+        joint: what the known operators do to targets; each step then gets image and target. None: each step gets the image.
     """
 
     views: tuple[Steps, ...]
@@ -46,6 +51,7 @@ class Rest:
     tensor: type[torch.Tensor] | None
     target_transforms: tuple[Any, ...]
     why: Untranslatable
+    joint: Joint | None = None
 
     @property
     def names(self) -> list[str]:
@@ -92,6 +98,25 @@ def cut(transform: Any, mode: str, size: tuple[int, int] | None, as_pil: bool = 
     steps = steps_of(transform, mode)
     for one in _beginnings(steps, mode, size, as_pil):
         return Cut(one.known, (tuple(steps[one.steps :]),), None, one.tensor, one.shape)
+    return None
+
+
+def cut_joint(transforms: Any, mode: str, as_pil: bool = False) -> tuple[Cut, Joint] | None:
+    """Do as `cut` for a joint transform, which gets an image and its target, of images of any size.
+
+    Returns:
+        The cut, whose steps are joint ones too, and what its known operators do to targets; None as `cut`.
+    """
+    steps = steps_of(transforms, mode)
+    known = list(itertools.takewhile(follows, steps))
+    places = [place for place, step in enumerate(known) if changes_image(step)]
+    of_images = [known[place] for place in places]
+    for one in _beginnings(of_images, mode, None, as_pil):
+        end = places[one.steps] if one.steps < len(places) else len(known)
+        operators = iter(one.known.pipeline.operators)
+        counts = dict(zip(places[: one.steps], operator_counts(of_images[: one.steps], mode, as_pil), strict=True))
+        followed = tuple((step, tuple(itertools.islice(operators, counts.get(k, 0)))) for k, step in enumerate(known[:end]))
+        return Cut(one.known, (tuple(steps[end:]),), None, one.tensor, one.shape), Joint(followed, CHANNELS[mode])
     return None
 
 

@@ -15,12 +15,12 @@ from torchvision import datasets as tv
 
 from csd_engine.data.base import Source
 from csd_engine.data.files import FileSet
-from csd_engine.data.image_files import open_sample
+from csd_engine.data.image_files import open_sample, pillow_open
 from ddlp.datasets import ImageFiles
 from ddlp.errors import Untranslatable
 from ddlp.translate.leaf import Leaf, Upload, name_of
 
-__all__ = ["FileLeaf", "GreyFileLeaf", "check_loader", "folder", "image_files", "pairs", "same_size_folder"]
+__all__ = ["FileLeaf", "GreyFileLeaf", "JointFileLeaf", "check_loader", "folder", "image_files", "pairs", "same_size_folder"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +72,29 @@ class SameSizeFileLeaf(FileLeaf):
                 return image.size
         except (IndexError, OSError):
             return None
+
+
+@dataclass(frozen=True, eq=False)
+class JointFileLeaf(FileLeaf):
+    """Image files whose transform changes image and target together. ``raw``: as `Leaf.from_raw`."""
+
+    joint: Callable
+    raw: Callable[[Any, tuple[int, int]], Any] | None = None
+
+    @property
+    def transforms(self) -> Callable:
+        """See `Leaf.transforms`."""
+        return self.joint
+
+    @property
+    def from_raw(self) -> Callable[[Any, tuple[int, int]], Any] | None:
+        """See `Leaf.from_raw`."""
+        return self.raw
+
+    def image_size(self, index: int) -> tuple[int, int]:
+        """See `Leaf.image_size`. It reads the file's header."""
+        with open(self.files[index], "rb") as stream:
+            return pillow_open(stream).size
 
 
 _TENSORS = tuple(getattr(torchvision.io, name) for name in ("decode_image", "read_image") if hasattr(torchvision.io, name))
@@ -142,6 +165,10 @@ def _folder(dataset: tv.DatasetFolder, kind: type[FileLeaf]) -> FileLeaf:
 def image_files(dataset: ImageFiles) -> FileLeaf:
     """The leaf of an ImageFiles."""
     targets = dataset.targets
-    return FileLeaf(
-        "ImageFiles", dataset.transform, lambda those: [targets[k] for k in those], dataset.target_transform, dataset.paths
-    )
+
+    def some(those: list[int]) -> list[Any]:
+        return [targets[k] for k in those]
+
+    if dataset.transforms is not None:
+        return JointFileLeaf("ImageFiles", None, some, None, dataset.paths, dataset.transforms)
+    return FileLeaf("ImageFiles", dataset.transform, some, dataset.target_transform, dataset.paths)

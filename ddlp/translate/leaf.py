@@ -103,6 +103,20 @@ class Leaf(ABC):
         """How samples that are dicts are made; None: they are (image, target)."""
         return None
 
+    @property
+    def transforms(self) -> Callable | None:
+        """The user's joint transform, on an image and its target, in the place of the two others; None: there is none."""
+        return None
+
+    @property
+    def from_raw(self) -> Callable[[Any, tuple[int, int]], Any] | None:
+        """What makes the target that ``transforms`` gets, of one that ``targets`` gives and its image's (width, height)."""
+        return None
+
+    def image_size(self, index: int) -> tuple[int, int]:
+        """Return (width, height) of one image, for its target to follow; only of data sets with ``transforms``."""
+        raise NotImplementedError
+
     @abstractmethod
     def open(self, index: int) -> Source:
         """Open one sample for the host, as `csd_engine.data.base.Reader.open`."""

@@ -10,7 +10,7 @@ from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset
 from ddlp.errors import Untranslatable
 from ddlp.process.platforms import OtherSystem
 from ddlp.translate.datasets import known_class, translate_dataset
-from ddlp.translate.portable import refusals
+from ddlp.translate.portable import joint_transform, refusals
 from ddlp.translate.transforms import obstacles_in
 
 __all__ = ["has_images", "obstacles"]
@@ -26,7 +26,9 @@ def obstacles(loader: DataLoader, first: Untranslatable) -> list[Untranslatable]
     found = list(refusals(loader))
     for dataset in () if isinstance(loader.dataset, IterableDataset) else _leaves(loader.dataset):
         try:
-            transforms = [(part.transform, part.mode) for part in translate_dataset(dataset).parts]
+            parts = translate_dataset(dataset).parts
+            found += [joint_transform(part.name) for part in parts if part.transforms is not None]
+            transforms = [(part.transform, part.mode) for part in parts if part.transforms is None]
         except Untranslatable as obstacle:
             found.append(obstacle)
             own = getattr(dataset, "transform", None)

@@ -15,8 +15,9 @@ from csd_engine.transforms import Pipeline
 from ddlp.errors import Untranslatable
 from ddlp.process.platforms import other_system
 from ddlp.transfer.epilogue import Epilogue
-from ddlp.translate.cut import Rest, cut
+from ddlp.translate.cut import Rest, cut, cut_joint
 from ddlp.translate.datasets import PortableSet, translate_dataset
+from ddlp.translate.joint import foreign_part
 from ddlp.translate.transforms import translate
 
 
@@ -69,6 +70,14 @@ def own_collate(loader: DataLoader) -> Untranslatable | None:
     )
 
 
+def joint_transform(name: str) -> Untranslatable:
+    """The obstacle of a data set whose ``transforms`` changes image and target together, by its name."""
+    return Untranslatable(
+        name, "its transforms= changes image and target together",
+        ("have it begin with operators of torchvision.transforms.v2 that give images of one size: docs/recipes.md",),
+    )  # fmt: skip
+
+
 def portable(
     loader: DataLoader,
     output: torch.dtype | None,
@@ -110,6 +119,8 @@ def _by_prefix(loader: DataLoader, decode: str, as_pil: bool, why: Untranslatabl
         parts = translate_dataset(loader.dataset)
     except Untranslatable:
         return None
+    if any(part.transforms is not None for part in parts.parts):
+        return _joint(parts, decode, as_pil, why)
     sizes, transforms = {part.size for part in parts.parts}, [part.transform for part in parts.parts]
     size = sizes.pop() if len(sizes) == 1 else None
     if not transforms or transforms[0] is None or any(one is not transforms[0] for one in transforms):
@@ -127,6 +138,23 @@ def _by_prefix(loader: DataLoader, decode: str, as_pil: bool, why: Untranslatabl
     return Portable(parts, pipeline, epilogue, found.shape, known.views, rest)
 
 
+def _joint(parts: PortableSet, decode: str, as_pil: bool, why: Untranslatable) -> Portable | None:
+    """Do as `_by_prefix` for parts with one joint transform, whose targets follow its known operators."""
+    first = parts.parts[0]
+    if any(part.transforms is not first.transforms or part.mode != first.mode for part in parts.parts):
+        return None
+    for part in parts.parts:
+        if len(part) and foreign_part(part.targets([0])) is not None:
+            return None
+    with torch.device("cpu"):
+        found = cut_joint(first.transforms, first.mode, as_pil)
+    if found is None:
+        return None
+    known, joint = found[0].known, dataclasses.replace(found[1], from_raw=tuple(part.from_raw for part in parts.parts))
+    rest = Rest(found[0].views, None, known.crops, found[0].tensor, (None,) * len(parts.parts), why, joint)
+    return Portable(parts, dataclasses.replace(known.pipeline, decode=decode), known.epilogue, found[0].shape, 1, rest)
+
+
 def _wholly(
     loader: DataLoader, output: torch.dtype | None, memory_format: torch.memory_format | None, decode: str, as_pil: bool
 ) -> Portable:
@@ -134,6 +162,9 @@ def _wholly(
         raise refusal
     dataset: Any = loader.dataset
     parts = translate_dataset(dataset)
+    for part in parts.parts:
+        if part.transforms is not None:
+            raise joint_transform(part.name)
     with torch.device("cpu"):  # for the tables, on whatever device torch makes tensors by default
         translations = [translate(part.transform, part.mode, as_pil) for part in parts.parts]
         same = all(_same(translations[0], other) for other in translations[1:])

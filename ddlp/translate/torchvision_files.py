@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 from torchvision import datasets as tv
 from torchvision import transforms as v1
 from torchvision.datasets.vision import StandardTransform
 from torchvision.transforms import v2
+from torchvision.tv_tensors._dataset_wrapper import VisionDatasetTVTensorWrapper
 
 from ddlp.errors import Untranslatable
-from ddlp.translate.files import FileLeaf, GreyFileLeaf, check_loader, pairs
+from ddlp.translate.files import FileLeaf, GreyFileLeaf, JointFileLeaf, check_loader, pairs
 from ddlp.translate.leaf import WAYS, Leaf, name_of
 
 __all__ = ["TORCHVISION_FILES"]
@@ -238,5 +241,36 @@ _MAKERS: dict[str, Maker] = {
     "SUN397": _lists("_image_files", "_labels"),
 }
 
+@dataclass(frozen=True)
+class _CocoTarget:
+    """Makes targets of COCO's annotations by torchvision's own code. It pickles."""
+
+    dataset: Any  # of wrap_dataset_for_transforms_v2
+
+    def __call__(self, raw: tuple[int, list[Any]], size: tuple[int, int]) -> Any:
+        index, annotations = raw
+        image = torch.empty(()).expand(1, size[1], size[0])  # it is asked for its size alone
+        return self.dataset._wrapper(index, (image, annotations))[1]
+
+
+def _wrapped(dataset: Any) -> Leaf:
+    """The leaf of a CocoDetection that wrap_dataset_for_transforms_v2 has wrapped."""
+    inner, joint = dataset._dataset, dataset.transforms
+    if type(inner) is not tv.CocoDetection:
+        raise Untranslatable(
+            name_of(dataset), "wrap_dataset_for_transforms_v2 makes its samples, and ddlp knows how from a CocoDetection alone",
+            (WAYS,),
+        )  # fmt: skip
+    if joint is None or type(joint) is StandardTransform:
+        raise Untranslatable(
+            name_of(dataset), "it has no transforms=, which changes image and boxes together",
+            ("give CocoDetection a transforms= of torchvision.transforms.v2",),
+        )  # fmt: skip
+    files = _Joined(len(inner.ids), lambda k: os.path.join(inner.root, inner.coco.imgs[inner.ids[k]]["file_name"]))
+    annotations = _each(lambda k: (k, inner._load_target(inner.ids[k])))
+    return JointFileLeaf(name_of(dataset), None, annotations, None, files, joint, _CocoTarget(dataset))
+
+
 TORCHVISION_FILES: dict[type, Maker] = {getattr(tv, name): leaf for name, leaf in _MAKERS.items() if hasattr(tv, name)}
+TORCHVISION_FILES[VisionDatasetTVTensorWrapper] = _wrapped
 """The maker of a leaf for each class that this torchvision has. Country211 and ImageNet are ImageFolders."""

@@ -25,8 +25,8 @@ from ddlp.translate.user_operators import UserOperator
 from ddlp.translate.values import BATCH, KEEP, Values
 from ddlp.translate.views import ViewTransforms, views_of
 
-__all__ = ["Translation", "obstacles_in", "names_of", "steps_of", "translate", "translate_steps",
-           "translate_views_steps", "view_transforms"]
+__all__ = ["Translation", "obstacles_in", "names_of", "operator_counts", "steps_of", "translate",
+           "translate_steps", "translate_views_steps", "view_transforms"]
 
 Data = dict[str, Any]
 
@@ -131,6 +131,16 @@ def translate_steps(
     return _Translator(mode, as_pil).translate_steps(steps)
 
 
+def operator_counts(steps: Sequence[Any], mode: str = "RGB", as_pil: bool = False) -> list[int]:
+    """How many operators of the pipeline each of these steps becomes. `translate_steps` must know all of them."""
+    translator, counts = _Translator(mode, as_pil), []
+    for step in steps:
+        operators = translator.operator(step, inside=None)
+        translator.ops.extend(operators)
+        counts.append(len(operators))
+    return counts
+
+
 def obstacles_in(transform: Any, mode: str = "RGB", as_pil: bool = False) -> list[Untranslatable]:
     """Return all reasons why a transform can't be translated, in its order. `translate` raises the first of them."""
     if transform is None:
@@ -159,7 +169,7 @@ VALUES = (
     v1.PILToTensor, v1.ToTensor, v1.ConvertImageDtype, v1.Normalize, nn.Identity,
     *_v2("PILToTensor", "ToTensor", "ToImage", "ToDtype", "ToPureTensor", "ConvertImageDtype", "Normalize", "Identity"),
 )
-RESAMPLING = (v1.Resize, v2.Resize, v1.RandomResizedCrop, v2.RandomResizedCrop)
+RESAMPLING = (v1.Resize, v2.Resize, v1.RandomResizedCrop, v2.RandomResizedCrop, v2.ScaleJitter, v2.RandomShortestSize)
 _BOTH = (
     "Grayscale", "RandomGrayscale", "ColorJitter", "GaussianBlur", "RandomAdjustSharpness", "RandomPosterize",
     "RandomSolarize", "RandomInvert", "RandomAutocontrast", "RandomEqualize", "RandomRotation", "RandomAffine",
@@ -490,6 +500,14 @@ def _handlers(translator: _Translator) -> dict[type, Callable[[Any], list[Data]]
         handlers[getattr(v1, name)] = handlers[getattr(v2, name)] = handler
     for kind in _v2("RGB"):
         handlers[kind] = translator.to_rgb
+    handlers[v2.ScaleJitter] = lambda t: [{
+        "op": "ScaleJitter", "target_size": plain(t.target_size), "scale_range": plain(t.scale_range),
+        "interpolation": interpolation(t.interpolation),
+    }]  # fmt: skip
+    handlers[v2.RandomShortestSize] = lambda t: [{
+        "op": "RandomShortestSize", "min_size": plain(t.min_size), "max_size": plain(t.max_size),
+        "interpolation": interpolation(t.interpolation),
+    }]  # fmt: skip
     handlers.update(translator.timm.on_pixels)
     return handlers
 

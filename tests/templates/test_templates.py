@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from ddlp.observe.energy import load
 from pretrain_simclr import TEMPERATURE, contrast
 from tests.forks import Forks
 from train_audio import mel_filters
+from train_detection import mean_precision
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TEMPLATES = REPOSITORY / "templates"
+HAS_COCO = importlib.util.find_spec("pycocotools") is not None
 HAS_DALI = importlib.util.find_spec("nvidia") is not None and importlib.util.find_spec("nvidia.dali") is not None
 IMAGES, CIFAR_IMAGES = 48, 80  # sizes of the small sets
 
@@ -39,6 +42,7 @@ RUNS = (  # those that fork come first, before torch has started threads
         ["--small", "--workers", "1", "--strategy", "dataloader", "wrr", "--epochs", "2", "--evaluate-beside"],
         1,
     ),
+    ("train_detection", ["--small", "--workers", "1", "--strategy", "dataloader", "wrr"], 1),
     ("train_audio", ["--small", "--workers", "1", "--strategy", "dataloader", "wrr", "--pool", "1", "--epochs", "4"], 1),
     ("train_dali", ["--small", "--workers", "1", "--strategy", "cpu"], 1),
     ("bottleneck_study", ["--small"], 1),
@@ -103,7 +107,7 @@ def test_train_imagenet(home: Path, printed: str) -> None:
         assert one["strategy"] in printed
         beside = [epoch["accuracy"] for epoch in one["epochs"]]
         assert all(0 <= part <= 1 for part in beside) and one["accuracy"] == beside[-1]
-    assert printed.count("images right; evaluated in") == 6 + 4  # these, and those of pretrain_simclr
+    assert printed.count("images; evaluated in") == 6 + 4  # these, and those of pretrain_simclr
     assert (torchs["backend"], wrr["backend"]) == ("torch", "native")
     assert torchs["figures"]["csd_share"] == 0 and csd["figures"]["csd_share"] == 1
     assert 0 < sum(epoch["batches_csd"] for epoch in wrr["epochs"]) < 2 * IMAGES / 4
@@ -137,6 +141,42 @@ def test_pretrain_simclr(home: Path, printed: str) -> None:
     for one in report(home, "pretrain_simclr")["runs"]:
         check_run(one, IMAGES, epochs=2)
         assert one["accuracy"] > 0.5 and one["pipeline"] == "simclr"
+
+
+def test_train_detection_trains_or_says_in_a_line_what_is_missing(home: Path, printed: str) -> None:
+    """Images with boxes, with DataLoader and on both sides; those of the small set that have none are left out."""
+    if not HAS_COCO:
+        assert status(printed, "train_detection") == 1
+        (line,) = (line for line in printed.splitlines() if line.startswith("train_detection: "))
+        assert "pip install ddlp[detection]" in line
+        pytest.skip("pycocotools is not installed")
+    assert status(printed, "train_detection") == 0, printed[-4000:]
+    torchs, wrr = report(home, "train_detection")["runs"]
+    for one in (torchs, wrr):
+        check_run(one, 18)
+        assert one["score"] == "mAP"
+    assert torchs["backend"] == "torch" and wrr["figures"]["csd_share"] > 0
+
+
+def test_mean_precision_is_that_of_boxes_that_are_right_or_a_part_off() -> None:
+    """All boxes found: 1. Half of them: half of the recall. All shifted, to an IoU of 0.6: right at 3 of 10 thresholds."""
+    pytest.importorskip("pycocotools")
+    boxes = [torch.tensor([[10.0, 10, 50, 50], [60, 10, 100, 50]]), torch.tensor([[5.0, 5, 45, 25]]), torch.zeros(0, 4)]
+    targets = [{"image_id": k, "boxes": box, "labels": torch.ones(len(box), dtype=torch.int64)} for k, box in enumerate(boxes)]
+    task, options = Namespace(channels_last=False), Namespace(device="cpu")
+
+    def scored(*found: torch.Tensor) -> float:
+        outputs = [{"boxes": one, "labels": torch.ones(len(one), dtype=torch.int64), "scores": torch.ones(len(one))}
+                   for one in found]  # fmt: skip
+        right, seen = mean_precision(lambda images: outputs, task, [(torch.zeros(3, 3, 8, 8), targets)], options)
+        assert seen == 3
+        return right / seen
+
+    assert scored(*boxes) == pytest.approx(1.0)
+    assert scored(*[torch.zeros(0, 4)] * 3) == 0.0
+    assert scored(boxes[0], torch.zeros(0, 4), boxes[2]) == pytest.approx(67 / 101)  # 2 of 3: recalls 0, 0.01 ... 0.66
+    quarter = torch.tensor([10.0, 0, 10, 0])  # of 40 pixels: IoU 30 / 50
+    assert scored(*(box + quarter for box in boxes)) == pytest.approx(0.3)
 
 
 def test_train_audio(home: Path, printed: str) -> None:

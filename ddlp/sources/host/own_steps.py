@@ -38,6 +38,7 @@ from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_f
 from torchvision import tv_tensors
 
 from csd_engine.kernels import kernel
+from csd_engine.keyed import Keyed
 from ddlp.process.finalizers import when_dropped
 from ddlp.sampling.keyed_generators import GENERATORS
 from ddlp.sampling.own_generators import own_generators
@@ -48,6 +49,7 @@ from ddlp.transfer.epilogue import Epilogue
 from ddlp.transfer.memory_pool import MemoryPool
 from ddlp.transfer.shared_pool import Block, BlockOnItsWay, ReceivedBlocks, SentBlocks, SharedPool
 from ddlp.translate.cut import Rest
+from ddlp.translate.joint import Joint
 
 __all__ = [
     "Here", "OwnSteps", "Processes", "Threads", "WorkerEpoch", "WorkerProcesses", "in_processes", "start", "worker_processes",
@@ -70,6 +72,7 @@ class Bytes:
         items: (source index, occurrence) of each sample.
         places: the place of each sample, for messages.
         seed, epoch: with the items they give the keys of all draws.
+        sizes: (width, height) of each sample's image file; empty unless targets follow their images.
     """
 
     images: torch.Tensor
@@ -80,6 +83,7 @@ class Bytes:
     places: list[str]
     seed: int
     epoch: int
+    sizes: list[tuple[int, int]]
 
     @classmethod
     def of(cls, spec: EpochSpec, position: int, batch: PreparedBatch) -> Bytes:
@@ -90,8 +94,9 @@ class Bytes:
         numbers = {id(part): number for number, part in enumerate(spec.dataset.parts)}
         targets = [part.targets([index])[0] for part, index in found]
         parts, places = [numbers[id(part)] for part, _ in found], [spec.reader.where(source) for source in sources]
+        sizes = [part.image_size(index) for part, index in found if part.transforms is not None]
         return cls(
-            images, None if boxes is None else boxes.numpy(), targets, parts, list(items), places, spec.seed, spec.epoch
+            images, None if boxes is None else boxes.numpy(), targets, parts, list(items), places, spec.seed, spec.epoch, sizes
         )
 
 
@@ -100,7 +105,7 @@ class _Samples:
 
     def __init__(self, rest: Rest) -> None:
         self.views, self.target_transforms, self._gathered = rest.views, rest.target_transforms, rest.gathered
-        self._tensor, self._crops = rest.tensor, rest.crops
+        self._tensor, self._crops, self.joint = rest.tensor, rest.crops, rest.joint
         self._images: list[torch.Tensor] = []
         self._batch: Bytes | None = None
 
@@ -115,12 +120,22 @@ class _Samples:
     def __getitem__(self, k: int) -> tuple[Any, Any]:
         assert self._batch is not None
         try:
+            if self.joint is not None:
+                return self._together(self.joint, k, self._batch)
             views = [self._view(steps, images[k]) for steps, images in zip(self.views, self._images, strict=True)]
             image = views[0] if self._gathered is None else self._gathered(views)
             target, transform = self._batch.targets[k], self.target_transforms[self._batch.parts[k]]
             return image, target if transform is None else transform(target)
         except Exception as error:
             raise _named(error, self._batch.places[k]) from error
+
+    def _together(self, joint: Joint, k: int, batch: Bytes) -> tuple[Any, Any]:
+        """Return the sample of a joint transform."""
+        keyed = Keyed(batch.seed, batch.epoch, *batch.items[k])
+        image, target = self._first(self._images[0][k]), joint.follow(batch.targets[k], batch.parts[k], batch.sizes[k], keyed)
+        for step in self.views[0]:
+            image, target = step(image, target)
+        return image, target
 
     def _view(self, steps: tuple[Any, ...], prepared: torch.Tensor) -> Any:
         """Return the view that the steps make of a prepared image."""
@@ -280,6 +295,7 @@ class OwnSteps:
         samples = self._samples
         steps = [step for view in samples.views for step in (*view, None)]
         kind = samples._gathered, samples._crops, samples._tensor
+        steps += [] if samples.joint is None else [step for step, _ in samples.joint.steps]
         return [*steps, *samples.target_transforms, *kind, self._join.collate, self._batched, self.dataset]
 
     def begin_worker(self, init: Callable[[], None]) -> None:
