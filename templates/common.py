@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import importlib
 import json
 import os
 import statistics
@@ -116,7 +117,7 @@ def flags(description: str | None, models: Sequence[str], *, strategies: Sequenc
     add("--csd", help="name or address of a device (default: the engine runs on this machine)")
     add("--pool", help="further engines: how many processes on this machine, or a directory with cards (docs/pools.md)")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu",
-        help="what trains: cuda, cuda:1, cpu ... (default here: %(default)s)")
+        help="what trains: cuda, cuda:1, cpu, xla (TPUs, by torch_xla) ... (default here: %(default)s)")
     add("--seeds", type=int, default=1, metavar="K", help="runs of each strategy, seeds 0 to K-1; the paper's means are of 20")
     add("--lr", type=float, help="peak learning rate (default: the template's for this model and batch size)")
     add("--amp", choices=AMP, default="off", help="mixed precision (default %(default)s)")
@@ -161,6 +162,8 @@ def parse(parser: argparse.ArgumentParser, batch_sizes: dict[str, int], argument
         parser.error(f"--device {options.device}: this torch sees no GPU; --device cpu")
     if options.amp == "fp16" and device.type != "cuda":
         parser.error(f"--amp fp16 on {device}: it needs a GPU's loss scaling; take bf16")
+    if device.type == "xla":
+        _need_xla(parser, options)
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True  # all batches but the last have one shape
         torch.set_float32_matmul_precision("high")
@@ -168,6 +171,29 @@ def parse(parser: argparse.ArgumentParser, batch_sizes: dict[str, int], argument
         # Half of the cores train, the others prepare; else torch's threads crowd the workers out.
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // 2))
     return options
+
+
+def _need_xla(parser: argparse.ArgumentParser, options: Any) -> None:
+    """Import torch_xla, which gives torch its device. Ends the program where that or the flags forbid it."""
+    for name, why in (("compile", "XLA compiles each step anyway"), ("evaluate_beside", "that was not tried")):
+        if getattr(options, name):
+            parser.error(f"--{name.replace('_', '-')} with --device {options.device}: {why}; leave it out")
+    if "dataloader" in options.strategy and options.workers:
+        parser.error("--strategy dataloader with --device xla: its workers are forks, which may hang beside XLA; --workers 0")
+    try:
+        importlib.import_module("torch_xla")
+    except ImportError as error:
+        raise SystemExit(
+            f"{parser.prog}: --device {options.device}: {error}. It needs torch_xla, and its version of torch. "
+            "Install both in an environment of their own: pip install 'ddlp[xla]'"
+        ) from None
+
+
+def accelerator(device: torch.device) -> str | None:
+    """Return the name of what trains; None: this computer's CPU."""
+    if device.type == "xla":
+        return f"{importlib.import_module('torch_xla.runtime').device_type()}, by torch_xla"
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else None
 
 
 # -- small data ----------------------------------------------------------------------------------------------------
@@ -272,7 +298,7 @@ def write_report(template: str, options: Any, runs: Sequence[Run], **more: Any) 
         "template": template,
         "written": now.isoformat(timespec="seconds"),
         "machine": machine(),
-        "accelerator": torch.cuda.get_device_name(options.device) if torch.device(options.device).type == "cuda" else None,
+        "accelerator": accelerator(torch.device(options.device)),
         "options": {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()},
         "runs": [{**asdict(run), "figures": run.figures} for run in runs],
         **more,

@@ -6,6 +6,7 @@ Copy it together with common.py and the template. A template describes a `Task` 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import math
 import signal
 import sys
@@ -40,7 +41,7 @@ class Task:
     optimizer: Callable[[nn.Module, float], torch.optim.Optimizer]  # (model, learning rate)
     lr: float  # at the given batch size; --lr has precedence
     paper_model: str | None = None  # the paper's name for it
-    channels_last: bool = True  # the faster layout for convolutions on GPUs with tensor cores, and on CPUs
+    channels_last: bool = True  # the faster layout for convolutions on GPUs with tensor cores, and on CPUs; XLA has its own
     loader_options: dict[str, Any] = field(default_factory=dict)  # more arguments of DDLPLoader
     sampler: Callable[[Any, int], Any] | None = None  # (train set, seed) -> sampler; None: all in random order
     loss: Callable[[Any, Any], torch.Tensor] = nn.functional.cross_entropy  # (the model's output, classes)
@@ -88,7 +89,7 @@ def make_loader(task: Task, options: Any, strategy: str, seed: int) -> DDLPLoade
         cache=False if "backend" in task.loader_options else cache_of(options),  # DALI's batches are not kept
         **({} if OURS[strategy].needs_device else task.loader_options),
     )
-    if task.channels_last:
+    if layout(task, device) == torch.channels_last:
         # Not for transforms of your own: torch's workers run them, and to_device brings their batches into this layout.
         with contextlib.suppress(ValueError):
             return DDLPLoader(task.train, **common, memory_format=torch.channels_last)
@@ -133,6 +134,11 @@ def begin_epoch(loader: DataLoader, seed: int, number: int) -> None:
         owner.set_epoch(number)
 
 
+def layout(task: Task, device: torch.device) -> torch.memory_format:
+    """Return the layout of images and weights on the device of the training."""
+    return torch.channels_last if task.channels_last and device.type != "xla" else torch.contiguous_format
+
+
 def to_device(batch: Any, task: Task, device: torch.device) -> tuple[torch.Tensor, Any]:
     """Return the batch on the device of the training. DDLPLoader's is there already."""
     images, labels = batch
@@ -141,8 +147,7 @@ def to_device(batch: Any, task: Task, device: torch.device) -> tuple[torch.Tenso
         return images.to(device, non_blocking=True), tensors
     if isinstance(images, list):
         images = torch.cat(images)
-    layout = torch.channels_last if task.channels_last else torch.contiguous_format
-    return images.to(device, memory_format=layout, non_blocking=True), labels.to(device, non_blocking=True)
+    return images.to(device, memory_format=layout(task, device), non_blocking=True), labels.to(device, non_blocking=True)
 
 
 # -- training ------------------------------------------------------------------------------------------------------
@@ -203,11 +208,16 @@ class Training:
         return loss.detach()
 
 
+def send(device: torch.device) -> None:
+    """End a step: an XLA device only now gets what was recorded for it since the last call. Others work at once."""
+    if device.type == "xla":
+        importlib.import_module("torch_xla").sync()
+
+
 def start(task: Task, options: Any, seed: int, steps: int, wrap: Callable[[nn.Module], nn.Module]) -> Training:
     """Return a new model with its optimizer. The learning rate rises linearly, then follows half a cosine over `steps`."""
     torch.manual_seed(seed)
-    layout = torch.channels_last if task.channels_last else torch.contiguous_format
-    plain = task.model().to(options.device).to(memory_format=layout)
+    plain = task.model().to(options.device).to(memory_format=layout(task, torch.device(options.device)))
     if options.compile:
         plain.compile()  # in place: the names of its weights stay
     model = wrap(plain)
@@ -236,6 +246,7 @@ def warm_up(training: Training, task: Task, options: Any) -> None:
     loss.backward()
     training.optimizer.zero_grad(set_to_none=True)
     training.plain.load_state_dict(before)
+    send(images.device)
 
 
 def train_epoch(
@@ -257,6 +268,7 @@ def train_epoch(
         epoch.waiting_s += time.perf_counter() - asked
         images, labels = to_device(batch, task, device)
         total += training.step(images, labels, amp) * len(labels)
+        send(device)
         epoch.batches += 1
         epoch.samples += len(labels)
     epoch.loss = total.item() / max(epoch.samples, 1)  # .item() waits for the GPU: the epoch's time ends after its last step
@@ -275,7 +287,7 @@ def val_loader(val: Any, options: Any, collate_fn: Any = None) -> DDLPLoader:
     )
 
 
-@torch.inference_mode()
+@torch.no_grad()  # not inference_mode, in which XLA makes no views
 def evaluate(model: nn.Module, task: Task, loader: Any, options: Any) -> tuple[float, int]:
     """Return how many images of the loader the model classifies correctly, and how many there are."""
     model.eval()
@@ -287,6 +299,7 @@ def evaluate(model: nn.Module, task: Task, loader: Any, options: Any) -> tuple[f
         images, labels = to_device(batch, task, device)
         with torch.autocast(device.type, amp, enabled=amp is not None):
             right += (model(images).argmax(1) == labels).sum()
+        send(device)
         seen += len(labels)
     return int(right), seen
 
@@ -375,7 +388,7 @@ def _resumed(training: Training, run: Run, options: Any) -> tuple[int, Any]:
     """Return the next epoch and the loader's state, from the checkpoint if there is one."""
     if options.checkpoint is None or not options.checkpoint.exists():
         return 0, None
-    state = torch.load(options.checkpoint, map_location=options.device, weights_only=True)
+    state = torch.load(options.checkpoint, map_location="cpu", weights_only=True)  # what loads it moves it
     for name, part in training.parts().items():
         part.load_state_dict(state[name])
     if run.ranks == 1:  # of several the file knows the first one's figures alone
