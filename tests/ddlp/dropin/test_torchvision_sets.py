@@ -499,4 +499,4 @@ def test_a_subclass_that_makes_them_itself_is_user_code(folder, kind, words):
 
 
 def test_a_data_set_wrapped_for_v2_is_user_code(folder):
-    stays(datasets.wrap_dataset_for_transforms_v2(datasets.ImageFolder(folder, SHRUNK)), "ddlp knows how from a CocoDetection alone")
+    stays(datasets.wrap_dataset_for_transforms_v2(datasets.ImageFolder(folder, SHRUNK)), "from a CocoDetection alone")
