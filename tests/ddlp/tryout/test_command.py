@@ -66,6 +66,7 @@ def test_a_folder_of_the_users(tmp_path: Path, folder: Path) -> None:
     assert not [path for path in (tmp_path / "tmp").iterdir() if path.name.startswith("ddlp-")]
 
 
+@pytest.mark.slow
 def test_on_one_core(tmp_path: Path, folder: Path) -> None:
     """Host and engine share the core."""
     before = listing(folder)
