@@ -141,6 +141,7 @@ print(type(loader).__name__, sorted(int(label) for _, labels in loader for label
 """
 
 
+@pytest.mark.slow
 def test_accelerate_puts_its_loader_around_a_swapped_one(folder: Path) -> None:
     pytest.importorskip("accelerate", reason="accelerate is not installed")
     done = run(*RUN, "--no-compare", "--", "-c", ACCELERATE, folder)
