@@ -58,6 +58,8 @@ MESSAGES = [
     ),
     say.AskSensors(),
     say.Sensors((say.Reading("rapl/package-0", "cpu", 5.5, None, 262143.3), say.Reading("ina219/power1", "", None, -0.5))),
+    say.AskCache(),
+    say.CacheState(1 << 40, 2 << 40, 3, 4),
     say.CloseJob("j"),
     say.JobClosed("j"),
 ]

@@ -75,6 +75,12 @@ def test_temporary_directories_stay_where_the_engine_needs_them() -> None:
     assert not private(home="/tmp/a")
 
 
+def test_the_cache_may_be_written() -> None:
+    text = sandbox("account", "/h", "/s", [], "x86_64", "/a cache")
+    assert '\nReadWritePaths="-/h/run" "-/s" "-/a cache"\n' in text and "PrivateTmp=yes" in text
+    assert "PrivateTmp=no" in sandbox("account", "/h", "/s", [], "x86_64", "/tmp/cache")
+
+
 def test_libraries_of_32_bit_arm_may_have_executable_stacks() -> None:
     found = {machine: sandbox("account", "/h", "/s", [], machine) for machine in ("x86_64", "aarch64", "armv7l")}
     assert [name for name, text in found.items() if "MemoryDenyWriteExecute" not in text] == ["armv7l"]
