@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 import time
@@ -18,12 +19,15 @@ from csd_engine.cache.shelves import Shelves
 from csd_engine.errors import CacheRefused, DamagedSegment
 from csd_engine.kernels.places import address
 
-__all__ = ["CacheCounts", "Found", "Shelf"]
+__all__ = ["ENTRY_BYTES", "CacheCounts", "Found", "Shelf"]
+
+ENTRY_BYTES = ENTRY.itemsize + 6  # of memory that an open shelf takes for each sample of its data set
 
 SEGMENT_BYTES = 64 << 20  # of a file, at most; a kill loses no more than one file
 _MOST_SEGMENTS = 256  # each is mapped, and takes a descriptor; of a larger cache each file is larger
 _LEAST_IMAGES = 4  # that a file must have room for, or it is not worth beginning
 _LOOK_S = 10.0  # from one look for what other processes have written to the next one, if the directory's time tells nothing
+_SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _SETTLED_S = 2.0  # a file that was changed so lately may change again without a new time of change, which has coarse steps
 
 
@@ -155,6 +159,9 @@ class Shelf:
         except FileNotFoundError:
             return
         except (DamagedSegment, OSError) as error:
+            if isinstance(error, OSError) and error.errno in _SHORT:  # this process is: the file may be good for others
+                self._tell_once(f"is used in part: {error.strerror}")
+                return
             self._remove_damaged(name, getattr(error, "strerror", None) or str(error))
             return
         with self._lock:

@@ -437,10 +437,10 @@ def _cached(job: _OpenJob) -> Tuple[int, int]:
     return (0, 0) if job.shelf is None else (job.shelf.counts.hits, job.shelf.counts.misses)
 
 
-def _shelves(directory: str, quota_bytes: int) -> Optional[WorkerShelves]:
+def _shelves(directory: str, quota_bytes: int, memory_bytes: int) -> Optional[WorkerShelves]:
     """Return the shelves in this directory; None: there is none, or it can't be used any more, which is told."""
     try:
-        return WorkerShelves(directory, quota_bytes) if directory else None
+        return WorkerShelves(directory, quota_bytes, memory_bytes) if directory else None
     except CacheRefused as error:
         print(f"csd_engine: {error}", file=sys.stderr, flush=True)
         return None
@@ -477,6 +477,6 @@ def main(arguments: Optional[List[str]] = None) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # a forgotten breakpoint() in a user's operator must not read commands
     os.dup2(2, 1)  # a stray print must not garble the reports
     large_image_lock = LargeImageLock(options.large_image_lock, options.large_bytes, most_bytes(options.memory))
-    shelves = _shelves(options.cache, options.cache_bytes)
+    shelves = _shelves(options.cache, options.cache_bytes, options.memory)
     Worker(WorkerChannel(commands, reports), options.slowdown, large_image_lock, shelves).run()
     sys.stdout.flush()

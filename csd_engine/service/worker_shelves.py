@@ -18,7 +18,7 @@ from typing import Dict, List, Optional, Tuple
 import PIL
 
 from csd_engine.batchfile.reader import Layout
-from csd_engine.cache.shelf import Shelf
+from csd_engine.cache.shelf import ENTRY_BYTES, Shelf
 from csd_engine.cache.shelves import Shelves
 from csd_engine.data.base import Dataset, Reader, fingerprint
 from csd_engine.data.roots import Roots
@@ -32,12 +32,14 @@ from csd_engine.transforms.prefix import CachePoint, cache_point
 __all__ = ["WorkerShelves"]
 
 _IDLE_S = 60.0  # a shelf stays open so long without a job: a training opens a job an epoch, and trains and validates by turns
+_LEAST_BYTES = 64 << 20
 _SOME = 8  # samples whose places stand for the data set
 
 
 @dataclass
 class _OpenShelf:
     shelf: Shelf
+    samples: int  # of its data set
     jobs: int = 0
     used_s: float = 0.0  # of the monotonic clock, when its last job ended
 
@@ -48,13 +50,16 @@ class WorkerShelves:
     Args:
         path: the cache's directory.
         quota_bytes: of all files there.
+        memory_bytes: of the computer; 0: not known. Tables of open shelves take an eighth of it at most: hosts say how many
+            samples a data set has.
 
     Raises:
         CacheRefused: it can't be used.
     """
 
-    def __init__(self, path: str, quota_bytes: int) -> None:
+    def __init__(self, path: str, quota_bytes: int, memory_bytes: int) -> None:
         self._shelves = Shelves(path, quota_bytes)
+        self._most_samples = max(_LEAST_BYTES, memory_bytes // 8) // ENTRY_BYTES  # of all open shelves
         self._open: Dict[str, _OpenShelf] = {}
 
     def maker(
@@ -93,12 +98,21 @@ class WorkerShelves:
         if key in self._open:
             self._open[key].shelf.begin()
         else:
+            self._make_room(samples)
             what = "indexes of JPEG files" if point is None else str(point)
             about = {"data set": places[0], "samples": samples, "point": f"{what} (engine)", "pillow": PIL.__version__}
             channels = 1 if point is None else point.shape[2]
-            self._open[key] = _OpenShelf(Shelf(self._shelves, key, about, samples, channels, _tell))
+            self._open[key] = _OpenShelf(Shelf(self._shelves, key, about, samples, channels, _tell), samples)
         self._open[key].jobs += 1
         return self._open[key].shelf
+
+    def _make_room(self, samples: int) -> None:
+        """Close shelves without a job until there is memory for a further one's table. Raises CacheRefused: there is not."""
+        idle = sorted((name for name, one in self._open.items() if not one.jobs), key=lambda name: self._open[name].used_s)
+        while samples + sum(one.samples for one in self._open.values()) > self._most_samples:
+            if not idle:
+                raise CacheRefused(f"nothing is kept of a data set of {samples} samples: its table takes too much memory.")
+            self._close([idle.pop(0)])
 
     def release(self, shelf: Shelf) -> None:
         """Note that a job with this shelf is over. What it has kept can be found from now on, by all processes."""

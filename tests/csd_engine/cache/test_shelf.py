@@ -336,6 +336,26 @@ def test_a_full_disk_ends_the_writing_alone(opened: Callable[..., Shelf], tmp_pa
     assert hits(opened()).sum() == 20
 
 
+def test_a_process_that_is_short_of_descriptors_removes_no_good_file(opened: Callable[..., Shelf], tmp_path: Path) -> None:
+    one = opened()
+    for k in range(0, SAMPLES, 10):
+        fill(one, ALL[k : k + 10])
+    script = textwrap.dedent(
+        f"""
+        import resource, sys
+        sys.path.insert(0, {str(Path(__file__).parents[3])!r})
+        from tests.csd_engine.cache.test_shelf import *
+        told = []
+        resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))
+        shelf = Shelf(Shelves({str(tmp_path / "cache")!r}, 1 << 30), KEY, {{}}, SAMPLES, 3, told.append)
+        print(0 < hits(shelf).sum() < SAMPLES, told)
+        """
+    )
+    made = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert made.stdout.startswith("True") and "is used in part: Too many open files" in made.stdout, made.stdout + made.stderr
+    assert len(files(tmp_path)) == SAMPLES // 10
+
+
 def test_a_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache").chmod(0o777)

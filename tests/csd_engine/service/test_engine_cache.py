@@ -16,9 +16,12 @@ import pytest
 
 from csd_engine.cache.place import cache_at_start
 from csd_engine.cache.shelves import Shelves
+from csd_engine.data.base import open_reader
 from csd_engine.data.manifest import Manifest
+from csd_engine.data.roots import Roots
 from csd_engine.errors import CacheRefused
 from csd_engine.protocol.keys import load_pair, load_public, make_keys, make_pair
+from csd_engine.service.worker_shelves import WorkerShelves
 from csd_engine.transforms import Pipeline
 from ddlp.sources.engine.events import LeaseFailed, LeasePublished
 from ddlp.sources.engine.link import EngineLink
@@ -279,3 +282,17 @@ def test_the_directory_may_go_while_it_runs(scene, start, tmp_path):
     shutil.rmtree(cache)
     assert [epoch(scene, link) for _ in range(2)] == [(24, 0), (24, 0)]  # the files are still mapped
     link.close()
+
+
+def test_tables_take_a_part_of_the_memory_alone(scene, tmp_path):
+    reader = open_reader(scene.dataset, str, lambda _: scene.manifest)
+    shelves = WorkerShelves(str(tmp_path / "cache"), 1 << 30, 0)
+    shelves._most_samples = 40  # of 24 each
+    job = reader, scene.pipeline, scene.layout, scene.dataset
+    first = shelves.maker(*job, Roots((), trust=True))[1]
+    assert first is not None and shelves.maker(*job, Roots((("/a", "/a"),)))[1] is None  # the first one is in use
+    shelves.release(first)
+    second = shelves.maker(*job, Roots((("/a", "/a"),)))[1]
+    assert second is not None and second.key != first.key and not first.keeps  # closed
+    shelves.close()
+    reader.close()
