@@ -217,10 +217,11 @@ def test_a_small_quota_keeps_a_part(scene, start, tmp_path):
     link.close()
 
 
-def test_two_engines_write_and_one_loses_its_workers(scene, start, tmp_path, home):
+def test_two_engines_write_and_one_loses_its_workers(scene, start, tmp_path, home, request):
     cache = tmp_path / "cache"
     options = ("--root", str(scene.root), "--cache", str(cache))
     engine, other = start(*options, workers=2), EngineProcess(tmp_path, *options, listen=f"ipc://{home}/t")
+    request.addfinalizer(other.end)
     link, second = engine.link(), other.link()
     events = SimpleQueue(), SimpleQueue()
     jobs = scene.open(link, events[0]), scene.open(second, events[1])
