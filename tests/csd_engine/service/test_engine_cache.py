@@ -210,6 +210,7 @@ def test_a_full_disk_fails_no_lease(scene, start, tmp_path):
     link.close()
 
 
+@pytest.mark.slow
 def test_a_small_quota_keeps_a_part(scene, start, tmp_path):
     quota = 4096 + 8 + 6 * (32 * 32 * 3 + 56)
     link = start("--root", str(scene.root), "--cache", f"{tmp_path / 'cache'}:{quota}").link()
@@ -274,6 +275,7 @@ def test_the_engine_says_why_it_does_not_start(scene, home):
     assert done.returncode == 2 and "--cache" in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
 
 
+@pytest.mark.slow
 def test_the_directory_may_go_while_it_runs(scene, start, tmp_path):
     cache = tmp_path / "cache"
     engine = start("--root", str(scene.root), "--cache", str(cache))
