@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from csd_engine.kernels import kernel
 from csd_engine.machine.computer import memory
-from csd_engine.transforms.fileplan import file_plan
-from csd_engine.transforms.operators import RandomCrop, RandomResizedCrop
+from csd_engine.prepare.cached_batch import crops_first
 from csd_engine.transforms.prefix import CachePoint, cache_point
 from ddlp.caching.measuring import file_sizes, pixel_times
 from ddlp.planning.cache_point import ASSUMED_EPOCHS, INDEX_SHARE, OFF, PLAIN_BYTES_PER_S, SampleCost, best_point, known_cost
@@ -29,7 +27,7 @@ def points_of(portable: Portable, keeps: str) -> tuple[Points, str]:
         return {}, "the samples are no files, and arrays are in memory already"
     point = cache_point(portable.pipeline, sizes.pop() if len(sizes) == 1 else None)
     found: Points = {} if point is None else {"prefix" if point.fixed else "pixels": point}
-    if _crops_first(portable):
+    if crops_first(portable.pipeline, portable.shape):
         found["index"] = None
     wanted = {name: point for name, point in found.items() if keeps == "auto" or (name == "index") == (keeps == "indexes")}
     if wanted:
@@ -39,15 +37,6 @@ def points_of(portable: Portable, keeps: str) -> tuple[Points, str]:
     if portable.pipeline.user_operators:
         return {}, "the pipeline has operators of your own, which may ask for the file's metadata"
     return {}, "decode='fast' decodes each image at a size that depends on the random crop"
-
-
-def _crops_first(portable: Portable) -> bool:
-    """Return whether the kernel makes samples of files, and begins with a random crop: it may need a part of each alone."""
-    pipeline = portable.pipeline
-    if not isinstance(next(iter(pipeline.operators), None), (RandomResizedCrop, RandomCrop)):
-        return False
-    plan = file_plan(pipeline, kernel())
-    return plan is not None and (plan.shape, plan.boxes) == (portable.shape, pipeline.boxes)
 
 
 def choose(portable: Portable, points: Points, quota_bytes: int, auto: bool) -> tuple[str, str]:

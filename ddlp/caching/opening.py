@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
-import platform
 from collections.abc import Iterable
 
 import PIL
 
-import csd_engine
 from csd_engine.cache.indexes import INDEXES
 from csd_engine.cache.shelf import CacheCounts, Shelf
 from csd_engine.cache.shelves import Shelves
 from csd_engine.errors import CacheRefused
 from csd_engine.machine.sizes import size_text
-from csd_engine.machine.versions import libjpeg
-from csd_engine.prepare.cached_batch import SampleCache
+from csd_engine.prepare.cached_batch import SampleCache, shelf_key
 from csd_engine.service.spool import free_bytes
 from csd_engine.transforms.prefix import CachePoint
 from ddlp.cache_directory import samples_directory
@@ -137,16 +133,9 @@ class LoaderCache:
 
 
 def _key(portable: Portable, points: Iterable[CachePoint | None]) -> str:
-    """Return the key of a shelf, 32 hex digits: the data set, what is kept of it, and what decides about the bits.
-
-    A few samples stand for the data set, since each entry of a shelf names its own file.
-    """
+    """Return the key of a shelf for a loader's data set."""
     places = [os.path.abspath(place) for place in portable.dataset.some_places()]
-    names = [part.name for part in portable.dataset.parts]
-    decoders = (csd_engine.__version__, PIL.__version__, libjpeg(), platform.machine())
-    kept = [INDEXES if point is None else (point.before.digest, point.shape) for point in points]
-    told = repr((names, portable.dataset.starts, places, kept, decoders))
-    return hashlib.blake2b(told.encode(errors="surrogateescape"), digest_size=16, person=b"ddlp shelf").hexdigest()
+    return shelf_key(([part.name for part in portable.dataset.parts], portable.dataset.starts, places), points)
 
 
 def _auto_place(directory: str) -> Cache:

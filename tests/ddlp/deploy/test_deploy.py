@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torchvision.transforms import Compose, Resize, ToTensor
 
 from csd_engine.machine import build as own
-from ddlp import DDLPError, load_operators
+from ddlp import DDLPError, DDLPLoader, ImageFiles, load_operators
 from ddlp.deploy import deployment
 from ddlp.devices import address_book as book
 from ddlp.devices import device as reach
@@ -243,6 +244,25 @@ def test_uninstall_leaves_nothing(device: Device, capsys, half: str) -> None:
     assert not book.directory("csd0").exists() and everything(device.data_here) == data
     told = ddlp(capsys, "deploy", "--name", "csd0", "--uninstall", status=1)
     assert "no device is called 'csd0'" in told
+
+
+@pytest.mark.slow
+def test_a_cache_is_made_used_and_removed(device: Device, capsys, base: Path) -> None:
+    cache, mine = base / "new" / "a cache", base / "new" / "a cache" / "mine"
+    for path in device.paths:
+        os.utime(device.data_here / path, ns=(10**18, 10**18))
+    assert "is ready" in ddlp(capsys, *device.arguments("--cache", f"{cache}:1G"))
+    assert cache.stat().st_mode & 0o777 == 0o700
+    assert "Nothing had to be changed" in ddlp(capsys, "deploy", "--name", "csd0")
+    paths = [str(device.data_here / path) for path in device.paths]
+    loader = DDLPLoader(ImageFiles(paths, [0] * 24, Compose([Resize([9, 9]), ToTensor()])), 4, csd="csd0", strategy="csd")
+    for _ in range(2):
+        assert len(list(loader)) == 6
+    told = ddlp(capsys, "status", "csd0")
+    assert " of 1 GiB, " in told and "samples from it" in told and list(cache.glob("shelf-*"))
+    mine.touch()
+    ddlp(capsys, "deploy", "--name", "csd0", "--uninstall")
+    assert everything(cache) == ["mine"]
 
 
 def test_uninstall_of_a_device_that_is_gone(device: Device, capsys) -> None:
