@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from csd_engine.machine.computer import cpus, processors
 from csd_engine.prepare.cached_batch import SampleCache
 from ddlp.auto_workers import LoaderWorkers, number_of_workers
+from ddlp.caching.filling import Filled, fill
 from ddlp.caching.opening import LoaderCache, cache_line
 from ddlp.caching.settings import Cache
 from ddlp.config import LoaderConfig
@@ -685,6 +686,32 @@ class DDLPLoader(DataLoader):
             self._handles.append(SharedHandle())
             when_dropped(self._handles[-1], self._nodes.close)
         return self._nodes
+
+    def fill_cache(self, progress: bool = True) -> Filled:
+        """Make now what ``cache=`` keeps of the data set, without training: the first epoch then begins from the cache.
+
+            loader = DDLPLoader(dataset, 256, num_workers=8, cache=ddlp.Cache("/data/cache", "200G"))
+            print(loader.fill_cache())
+
+        All samples of the data set are made once, whatever the sampler gives, in ``num_workers`` threads or processes. What is
+        there already is not made again, so a call that was stopped (Ctrl-C) goes on where it was. Several may fill one
+        directory at once. No order and no random number of an epoch changes.
+
+        Args:
+            progress: show a bar on standard error.
+
+        Raises:
+            DDLPError: nothing can be kept; the message says why.
+        """
+        config = LoaderConfig.of(self)
+        if config.cache is False:
+            raise DDLPError("fill_cache(): this loader has no cache; give it cache=ddlp.Cache(directory, size) or cache='auto'")
+        now = self._portable_now(config)
+        found = None if now is None else self._cache_for(config, now)
+        if now is None or found is None:
+            why = "your own code makes the samples" if self._cache is None else self._cache.line
+            raise DDLPError(f"fill_cache(): nothing can be kept: {why}. loader.explain() lists what is in the way")
+        return fill(found, now, max(1, self.num_workers), progress)
 
     def replay(self, steps: int = 100) -> Iterator[Any]:
         """Give one batch ``steps`` times, to measure how fast training is without loading.

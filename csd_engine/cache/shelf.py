@@ -116,6 +116,16 @@ class Shelf:
         """Whether it may still take samples."""
         return not self._full and os.getpid() == self._pid
 
+    @property
+    def full(self) -> bool:
+        """Whether there is no more room, or writing failed."""
+        return self._full
+
+    @property
+    def held(self) -> int:
+        """How many samples it has, whether or not their sources are still the same."""
+        return int(np.count_nonzero(self._segment))
+
     def begin(self) -> None:
         """Begin to count anew, and take up what other processes have written."""
         self.counts = CacheCounts()

@@ -1,0 +1,157 @@
+"""`loader.fill_cache()`: makes ahead of training what a loader's cache keeps."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+from csd_engine.cache.origins import origins_of
+from csd_engine.cache.shelf import Shelf
+from csd_engine.errors import SampleError
+from csd_engine.machine.sizes import size_text
+from csd_engine.prepare.batch_maker import Destination
+from csd_engine.prepare.cached_batch import SampleCache
+from ddlp.translate.portable import Portable
+
+__all__ = ["Filled", "chunks_of", "fill", "filled", "progress_of"]
+
+_NOT_KEPT = "progressive JPEGs have no index, and files that were changed in the last seconds are not kept"
+_CHUNK = 32  # samples: so many are made between two looks for Ctrl-C
+
+
+class Filled(NamedTuple):
+    """What `DDLPLoader.fill_cache` has done.
+
+    Attributes:
+        samples: of the data set.
+        kept: of these, what the cache has now.
+        made: samples that it has made for that.
+        failed: samples that could not be made. An epoch raises their errors in their places.
+        written_bytes: of files that were finished.
+        why: why it does not have all others; "": it has them, or they failed.
+    """
+
+    samples: int
+    kept: int
+    made: int
+    failed: int
+    written_bytes: int
+    why: str
+
+    def __str__(self) -> str:
+        kept = f"{self.kept:,} of {self.samples:,} samples are kept, {self.made:,} made now, {size_text(self.written_bytes)}"
+        failed = f"; {self.failed:,} could not be made" if self.failed else ""
+        return kept + failed + (f"; the others are not kept: {self.why}" if self.why else "")
+
+
+def filled(shelf: Shelf, samples: int, made: int, failed: int, written_bytes: int) -> Filled:
+    """Return the result, with what is on the shelf now."""
+    missing = shelf.held + failed < samples
+    why = shelf.trouble or ("there is no more room" if shelf.full else _NOT_KEPT)
+    return Filled(samples, min(shelf.held, samples), made, failed, written_bytes, why if missing else "")
+
+
+def chunks_of(sources: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield source indices in parts. Each call begins at another one: two that fill a shelf at once share the work."""
+    begin = int(np.random.default_rng().integers(max(1, len(sources))))
+    turned = np.roll(sources, -begin)
+    for at in range(0, len(turned), _CHUNK):
+        yield turned[at : at + _CHUNK]
+
+
+def progress_of(samples: int, shown: bool) -> tqdm:  # type: ignore[type-arg]
+    """Return the bar that `fill` moves, on standard error."""
+    return tqdm(total=samples, desc="fill cache", unit=" samples", disable=not shown, leave=False)
+
+
+def fill(cache: SampleCache, portable: Portable, workers: int, progress: bool) -> Filled:
+    """Make each sample whose result the shelf lacks, and keep that.
+
+    It may be stopped at any time; what was made until then is kept.
+
+    Args:
+        cache: what is kept.
+        portable: the loader's samples.
+        workers: threads, at least 1.
+        progress: show a bar on standard error.
+    """
+    found = portable.dataset.sources
+    sources = np.arange(portable.dataset.starts[-1]) if found is None else np.unique(found)
+    work = _Filling(cache, portable)
+    chunks, shelf = chunks_of(sources), cache.shelf
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="ddlp-fill")
+    running: dict[Future[None], int] = {}
+    try:
+        with progress_of(len(sources), progress) as bar:
+            for chunk in chunks:
+                running[pool.submit(work.make, chunk)] = len(chunk)
+                if len(running) > 2 * workers:
+                    _take(running, bar)
+                if not shelf.keeps:
+                    break
+            while running:
+                _take(running, bar)
+    finally:
+        work.stopped.set()
+        pool.shutdown(cancel_futures=True)
+        shelf.flush()
+    return filled(shelf, len(sources), work.made, work.failed, shelf.counts.written_bytes)
+
+
+def _take(running: dict[Future[None], int], bar: tqdm) -> None:  # type: ignore[type-arg]
+    """Wait for a chunk. Raises its error."""
+    for one in wait(running, return_when=FIRST_COMPLETED).done:
+        one.result()
+        bar.update(running.pop(one))
+
+
+class _Filling:
+    """Makes chunks of samples, in any thread.
+
+    Attributes:
+        stopped: set it, and chunks end with the sample that is made.
+        made, failed: how many samples were made, and how many could not be.
+    """
+
+    def __init__(self, cache: SampleCache, portable: Portable) -> None:
+        self._shelf, self._reader, self._shape = cache.shelf, portable.dataset.reader(), portable.shape
+        self._boxes = portable.pipeline.boxes
+        self._maker = cache.maker(self._reader, portable.pipeline, portable.shape, self._boxes)
+        self.stopped, self.made, self.failed = threading.Event(), 0, 0
+        self._lock = threading.Lock()
+
+    def make(self, sources: np.ndarray) -> None:
+        """Make those of these samples that are missing. The results behind the cut are dropped."""
+        origins = origins_of(self._reader, sources)
+        if origins is not None:
+            sources = sources[~self._shelf.find(sources, origins).hit]
+        if not len(sources) or not self._shelf.keeps or self.stopped.is_set():
+            return
+        dropped, at, failed = _Dropped(len(sources), self._shape, self._boxes), 0, 0
+        with self._maker.start(sources, np.zeros(len(sources), np.int64), 0, 0) as batch:
+            while at < len(sources) and not self.stopped.is_set():
+                try:
+                    at = batch.make(at, dropped)
+                except SampleError:
+                    at, failed = at + 1, failed + 1
+        with self._lock:
+            self.made, self.failed = self.made + at - failed, self.failed + failed
+
+
+class _Dropped(Destination):
+    """Memory for samples that nobody wants."""
+
+    def __init__(self, samples: int, shape: tuple[int, int, int], boxes: int) -> None:
+        self._images = np.empty((samples, *shape), np.uint8)
+        self._boxes = np.zeros((samples, boxes, 4), np.int32) if boxes else None
+
+    def place(self, part: slice) -> tuple[np.ndarray, np.ndarray | None]:
+        return self._images[part], None if self._boxes is None else self._boxes[part]
+
+    def done(self, part: slice) -> None:
+        pass
