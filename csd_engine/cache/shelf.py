@@ -138,7 +138,7 @@ class Shelf:
                 if name not in self._known:
                     self._take(name, verified=False)
         except OSError as error:
-            self._tell_once(f"can't be read: {error.strerror}")
+            self.tell_once(f"can't be read: {error.strerror}")
 
     def _take(self, name: str, verified: bool) -> None:
         """Use a file that is complete."""
@@ -166,10 +166,11 @@ class Shelf:
 
     def _remove_damaged(self, name: str, why: str) -> None:
         self._files.directory.unlink(name)
-        self._tell_once(f"had a damaged file ({why}), which was removed; its samples are made again")
+        self.tell_once(f"had a damaged file ({why}), which was removed; its samples are made again")
         self._full = self._pid != os.getpid()  # there is room again
 
-    def _tell_once(self, what: str) -> None:
+    def tell_once(self, what: str) -> None:
+        """Tell the user a line about this cache, once."""
         if what not in self._told:
             self._told.add(what)
             self.trouble = what
@@ -266,7 +267,7 @@ class Shelf:
                     self._finish(writer)
         except OSError as error:
             self._full = True
-            self._tell_once(f"takes no more samples: {error.strerror}")
+            self.tell_once(f"takes no more samples: {error.strerror}")
         for one in wanted:
             self._coming[one.source] = False
 
@@ -309,7 +310,7 @@ class Shelf:
                 self._finish(writer)
             except OSError as error:
                 self._full = True
-                self._tell_once(f"takes no more samples: {error.strerror}")
+                self.tell_once(f"takes no more samples: {error.strerror}")
             self._coming[:] = False
 
     def close(self) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from csd_engine.cache.origins import origins_of
@@ -16,9 +18,11 @@ from csd_engine.errors import SampleError
 from csd_engine.machine.sizes import size_text
 from csd_engine.prepare.batch_maker import Destination
 from csd_engine.prepare.cached_batch import SampleCache
+from ddlp.caching.kept_samples import KeptSamples
+from ddlp.errors import DDLPError
 from ddlp.translate.portable import Portable
 
-__all__ = ["Filled", "chunks_of", "fill", "filled", "progress_of"]
+__all__ = ["Filled", "chunks_of", "fill", "fill_kept"]
 
 _NOT_KEPT = "progressive JPEGs have no index, and files that were changed in the last seconds are not kept"
 _CHUNK = 32  # samples: so many are made between two looks for Ctrl-C
@@ -49,7 +53,7 @@ class Filled(NamedTuple):
         return kept + failed + (f"; the others are not kept: {self.why}" if self.why else "")
 
 
-def filled(shelf: Shelf, samples: int, made: int, failed: int, written_bytes: int) -> Filled:
+def _filled(shelf: Shelf, samples: int, made: int, failed: int, written_bytes: int) -> Filled:
     """Return the result, with what is on the shelf now."""
     missing = shelf.held + failed < samples
     why = shelf.trouble or ("there is no more room" if shelf.full else _NOT_KEPT)
@@ -64,7 +68,7 @@ def chunks_of(sources: np.ndarray) -> Iterator[np.ndarray]:
         yield turned[at : at + _CHUNK]
 
 
-def progress_of(samples: int, shown: bool) -> tqdm:  # type: ignore[type-arg]
+def _progress(samples: int, shown: bool) -> tqdm:
     """Return the bar that `fill` moves, on standard error."""
     return tqdm(total=samples, desc="fill cache", unit=" samples", disable=not shown, leave=False)
 
@@ -87,7 +91,7 @@ def fill(cache: SampleCache, portable: Portable, workers: int, progress: bool) -
     pool = ThreadPoolExecutor(workers, thread_name_prefix="ddlp-fill")
     running: dict[Future[None], int] = {}
     try:
-        with progress_of(len(sources), progress) as bar:
+        with _progress(len(sources), progress) as bar:
             for chunk in chunks:
                 running[pool.submit(work.make, chunk)] = len(chunk)
                 if len(running) > 2 * workers:
@@ -100,14 +104,65 @@ def fill(cache: SampleCache, portable: Portable, workers: int, progress: bool) -
         work.stopped.set()
         pool.shutdown(cancel_futures=True)
         shelf.flush()
-    return filled(shelf, len(sources), work.made, work.failed, shelf.counts.written_bytes)
+    return _filled(shelf, len(sources), work.made, work.failed, shelf.counts.written_bytes)
 
 
-def _take(running: dict[Future[None], int], bar: tqdm) -> None:  # type: ignore[type-arg]
+def _take(running: dict[Future[None], int], bar: tqdm) -> None:
     """Wait for a chunk. Raises its error."""
     for one in wait(running, return_when=FIRST_COMPLETED).done:
         one.result()
         bar.update(running.pop(one))
+
+
+def fill_kept(kept: KeptSamples, loader: DataLoader, epoch: int, progress: bool) -> Filled:
+    """Do as `fill` where the user's own steps stand before a `ddlp.CachePoint`: in the loader's worker processes.
+
+    Args:
+        kept: the data set.
+        loader: whose.
+        epoch: of a point with ``frozen_epochs``, this epoch's outcomes.
+        progress: show a bar on standard error.
+    """
+    dataset: Any = kept.dataset
+    total, made, failed = len(dataset), 0, 0
+    order = [index for chunk in chunks_of(np.arange(total)) for index in chunk.tolist()]
+    workers = loader.num_workers
+    samples = DataLoader(
+        _ToKeep(kept, epoch), _CHUNK, sampler=order, num_workers=workers, collate_fn=_counted,
+        multiprocessing_context=loader.multiprocessing_context if workers else None, generator=torch.Generator(),
+        worker_init_fn=loader.worker_init_fn,
+    )  # fmt: skip
+    with _progress(total, progress) as bar:
+        try:
+            for asked, made_now, failed_now in samples:
+                made, failed = made + made_now, failed + failed_now
+                bar.update(asked)
+        finally:
+            shelf = kept.filled(epoch)
+    return _filled(shelf, total, made, failed, kept.counts.written_bytes)
+
+
+class _ToKeep(Dataset[tuple[int, int]]):
+    """Has each sample kept. Its own samples are (made, failed): 0 or 1."""
+
+    def __init__(self, kept: KeptSamples, epoch: int) -> None:
+        self._kept, self._epoch = kept, epoch
+
+    def __len__(self) -> int:
+        return len(self._kept.dataset)
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        self._kept.begin_epoch(self._epoch)
+        try:
+            return int(self._kept.fill(index)), 0
+        except DDLPError:
+            raise
+        except Exception:  # an epoch raises it in its place
+            return 0, 1
+
+
+def _counted(samples: list[tuple[int, int]]) -> tuple[int, int, int]:
+    return len(samples), sum(made for made, _ in samples), sum(failed for _, failed in samples)
 
 
 class _Filling:
