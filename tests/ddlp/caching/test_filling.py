@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from PIL import Image
+from torchvision import transforms as v1
+from torchvision.datasets import ImageFolder
 
 from csd_engine.prepare import batch_maker
-from ddlp import Cache, DDLPError, DDLPLoader
+from ddlp import Cache, DDLPError, DDLPLoader, cli
 from ddlp.caching.filling import Filled, chunks_of
 from tests.ddlp.caching.test_opening import COUNT, CROPS, EVALUATION, SIDE, Own, counted, epoch, files, make, same
 
@@ -118,3 +122,80 @@ def test_chunks_have_each_once() -> None:
     parts = [one.tolist() for one in chunks_of(torch.arange(100).numpy())]
     assert sorted(sum(parts, [])) == list(range(100))
     assert list(chunks_of(torch.arange(0).numpy())) == []
+
+
+# -- ddlp cache fill -----------------------------------------------------------------------------------------------------
+
+SCRIPT = """
+import sys
+import ddlp, torch
+from torch.utils.data import DataLoader
+from torchvision import transforms as T
+from torchvision.datasets import ImageFolder
+
+def loader(*steps, cache=True):
+    transform = T.Compose([*steps, T.ToTensor()])
+    kept = ddlp.Cache(sys.argv[2], "1G") if cache else False
+    return ddlp.DDLPLoader(ImageFolder(sys.argv[1], transform), 8, num_workers=1, cache=kept)
+
+if __name__ == "__main__":
+    train, val = loader(T.RandomResizedCrop(24), T.RandomHorizontalFlip()), loader(T.Resize(28), T.CenterCrop(24))
+    list(DataLoader(range(3)))
+    list(loader(T.Resize((9, 9)), cache=False))
+    print("begins")
+    try:
+        list(train)
+        print("trains")
+    finally:
+        print("ends")
+"""
+
+
+@pytest.fixture
+def folder(files: list[str], tmp_path: Path) -> Path:
+    for number, file in enumerate(files):
+        (tmp_path / "images" / str(number % 2)).mkdir(parents=True, exist_ok=True)
+        os.link(file, tmp_path / "images" / str(number % 2) / f"{number}.jpg")
+    return tmp_path / "images"
+
+
+def ran(*words: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ddlp", "cache", "fill", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_of_a_script(folder: Path, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    done = ran("--", script, folder, tmp_path / "cache")
+    assert (done.returncode, done.stdout) == (0, "begins\nends\n"), done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("ddlp cache fill: ")]
+    assert len(lines) == 2
+    assert all("train.py:" in line and f"{COUNT} of {COUNT} samples are kept, {COUNT} made now" in line for line in lines)
+    transform = v1.Compose([v1.Resize(28), v1.CenterCrop(24), v1.ToTensor()])
+    loader = DDLPLoader(ImageFolder(str(folder), transform), 8, cache=Cache(tmp_path / "cache", "1G"))
+    list(loader)
+    assert counted(loader) == (COUNT, 0)
+    script.write_text("import ddlp.loader\n")
+    assert "no DDLPLoader with cache= was made" in ran("--", script).stderr
+
+
+def test_of_a_folder(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--dir", str(tmp_path / "cache"), "--size", "1G"]
+    assert cli.main(["cache", "fill", str(folder), *options, "--keeps", "indexes"]) == 0
+    assert f"{COUNT} of {COUNT} samples are kept, {COUNT} made now" in capsys.readouterr().out
+    transform = v1.Compose([v1.RandomCrop(20, pad_if_needed=True), v1.ToTensor()])
+    loader = DDLPLoader(ImageFolder(str(folder), transform), 8, cache=Cache(tmp_path / "cache", "1G", "indexes"))
+    list(loader)
+    assert counted(loader) == (COUNT, 0)
+    wrong = {
+        "belong together": (str(folder), *options[:2]),
+        "find any class folder": (str(folder / "0"), *options),
+        "name a folder": (),
+        "one folder, and this is more": (str(folder), "more"),
+        "a script's loaders have their own": ("train.py", *options),
+        "nothing.py": ("nothing.py.txt",),
+    }
+    for told, words in wrong.items():
+        assert cli.main(["cache", "fill", *words]) == 1
+        assert told in capsys.readouterr().err
