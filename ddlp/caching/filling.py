@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 from tqdm import tqdm
 
 from csd_engine.cache.origins import origins_of
@@ -130,7 +130,7 @@ def fill_kept(kept: KeptSamples, loader: DataLoader, epoch: int, progress: bool)
     samples = DataLoader(
         _ToKeep(kept, epoch), _CHUNK, sampler=order, num_workers=workers, collate_fn=_counted,
         multiprocessing_context=loader.multiprocessing_context if workers else None, generator=torch.Generator(),
-        worker_init_fn=loader.worker_init_fn,
+        worker_init_fn=_WorkerStart(kept, loader.worker_init_fn),
     )  # fmt: skip
     with _progress(total, progress) as bar:
         try:
@@ -159,6 +159,18 @@ class _ToKeep(Dataset[tuple[int, int]]):
             raise
         except Exception:  # an epoch raises it in its place
             return 0, 1
+
+
+class _WorkerStart:
+    """Runs first in each worker: the user's worker_init_fn finds the user's data set in ``get_worker_info()``."""
+
+    def __init__(self, kept: KeptSamples, init: Callable[[int], None] | None) -> None:
+        self._kept, self._init = kept, init
+
+    def __call__(self, worker: int) -> None:
+        object.__setattr__(get_worker_info(), "dataset", self._kept.dataset)  # WorkerInfo refuses plain assignment
+        if self._init is not None:
+            self._init(worker)
 
 
 def _counted(samples: list[tuple[int, int]]) -> tuple[int, int, int]:

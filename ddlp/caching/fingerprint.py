@@ -146,6 +146,10 @@ class _Walk:
 
     def _of_object(self, thing: Any, where: str) -> Iterator[bytes]:
         """Yield the parts of which pickle would make such an object again."""
+        name, module = getattr(thing, "__name__", None), getattr(thing, "__module__", None) or type(thing).__module__
+        if isinstance(name, str) and _of_library(module) and getattr(sys.modules.get(module), name, None) is thing:
+            yield from (name.encode(), _version(module))  # numpy's ufuncs, torch's operators
+            return
         try:
             reduced = thing.__reduce_ex__(2)
         except Exception as error:

@@ -39,6 +39,7 @@ from ddlp.caching.kept_values import from_bytes, to_bytes
 from ddlp.caching.settings import Cache
 from ddlp.errors import DDLPError
 from ddlp.process.finalizers import when_dropped
+from ddlp.process.platforms import other_system
 from ddlp.process.user_warnings import warn_user
 from ddlp.sampling.keyed_generators import GENERATORS
 from ddlp.sampling.own_generators import own_generators
@@ -79,9 +80,13 @@ def kept_samples(dataset: Any, asked: Asked) -> tuple[KeptSamples | None, str]:
         DDLPError: the cache's directory can't be used.
         ValueError: a random operator stands before the point.
     """
+    if (other := other_system()) is not None:
+        return None, str(other)
     taken = marked_in(dataset, asked.as_pil)
     if taken is None:
         return None, "your own code makes the samples"
+    if taken[0].reader().slow:
+        return None, "the samples lie in object storage, and nothing here would show that one has changed"
     if other_structure(taken[0]) is not None:
         return None, "the data set's own samples have another structure than its __ddlp__ describes"
     try:
@@ -148,6 +153,17 @@ class KeptSamples:
         """Return whether the other one keeps the same, for as many processes."""
         return self.dataset is other.dataset and (self.key, self.asked) == (other.key, other.asked)
 
+    def go_on_as(self, other: KeptSamples) -> None:
+        """Take what is behind the point, and the targets, from another one that keeps the same."""
+        self._taken = other._taken
+        if self._here is not None and other._taken is not None:
+            self._here.take(*other._taken)
+
+    def has_steps_of(self, other: KeptSamples) -> bool:
+        """Return whether the very same objects stand before the point of both, so that another key tells of their change."""
+        ours, theirs = (() if one._taken is None else one._taken[1].before for one in (self, other))
+        return len(ours) == len(theirs) and all(map(operator.is_, ours, theirs))
+
     def begin_epoch(self, epoch: int) -> None:
         """Open the epoch's shelf in this process. Raises DDLPError if the directory can't be used."""
         here = self._here
@@ -172,7 +188,8 @@ class KeptSamples:
             except (CacheRefused, OSError) as error:
                 raise DDLPError(f"cache={self.asked.place!r}: {error}") from error
             info = get_worker_info()
-            here = _OpenHere(shelf, self._counts[0 if info is None else info.id + 1].numpy(), found, marked)
+            here = _OpenHere(shelf, self._counts[0 if info is None else info.id + 1].numpy())
+            here.take(found, marked)
             here.endings = [when_dropped(self, here.close)]
             if multiprocessing.parent_process() is not None:  # it ends without the interpreter's exit
                 here.endings.append(Finalize(None, here.close, exitpriority=10))
@@ -234,11 +251,14 @@ class _OpenHere:
         endings: what closes it.
     """
 
-    def __init__(self, shelf: Shelf, counts: np.ndarray, found: PortableSet, marked: Marked) -> None:
-        self.shelf, self.counts, self.found, self.marked = shelf, counts, found, marked
+    def __init__(self, shelf: Shelf, counts: np.ndarray) -> None:
+        self.shelf, self.counts = shelf, counts
         self.pid, self.epoch, self.seed, self.window = os.getpid(), -1, 0, 0
         self.endings: list[Any] = []
-        self._reader = found.reader()
+
+    def take(self, found: PortableSet, marked: Marked) -> None:
+        """Set the data set and its transform."""
+        self.found, self.marked, self._reader = found, marked, found.reader()
         self._frozen = marked.point.frozen_epochs is not None
         self._own = own_generators(marked.before) if self._frozen else []
 

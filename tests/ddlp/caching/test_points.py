@@ -193,6 +193,34 @@ def test_arrays(tmp_path: Path, calls: Path) -> None:
     assert counted(loader) == (19, 1)
 
 
+def test_what_stands_behind_may_change(files: list[str], tmp_path: Path, calls: Path) -> None:
+    loader = make(files, own(calls), num_workers=0, cache=Cache(tmp_path / "cache", "1G"))
+    epoch(loader)
+    loader.dataset.transform = v2.Compose([Sharpen(calls), CachePoint(), v2.CenterCrop(9), v2.ToImage()])
+    loader.dataset.target_transform = lambda label: label + 1000
+    images = epoch(loader)
+    assert counted(loader) == (COUNT, 0)
+    assert {image.shape for image in images.values()} == {(3, 9, 9)}
+    assert min(images) == 1000
+
+
+class Counts(Sharpen):
+    """A step that counts its calls itself."""
+
+    def __call__(self, image: Any) -> Any:
+        self.by += 1
+        return image.resize((SIDE, SIDE))
+
+
+def test_a_step_that_changes_itself_is_told(files: list[str], tmp_path: Path, calls: Path) -> None:
+    transform = v2.Compose([Counts(calls), CachePoint(), v2.ToImage()])
+    loader = make(files, transform, num_workers=0, cache=Cache(tmp_path / "cache", "1G"))
+    epoch(loader)
+    with pytest.warns(UserWarning, match=r"have changed since the last epoch.*CachePoint\(key="):
+        epoch(loader)
+    assert counted(loader) == (0, COUNT)
+
+
 # -- random steps ------------------------------------------------------------------------------------------------------
 
 
