@@ -166,8 +166,8 @@ def test_changed_steps_have_another_shelf(
     cache = Cache(tmp_path / "cache", "1G")
 
     def shelves(transform: Any) -> int:
-        loader = make(files, transform, cache=cache)
-        assert same(epoch(loader), epoch(make(files, transform, own_steps="off")))
+        loader = make(files, transform, num_workers=0, cache=cache)
+        assert same(epoch(loader), epoch(make(files, transform, num_workers=0, own_steps="off")))
         return len(list((tmp_path / "cache").glob("shelf-*")))
 
     assert shelves(own(calls)) == 1
