@@ -116,7 +116,7 @@ def portable(
     if point is None:
         assert found is not None
         return found
-    if found is None or (found.rest is not None and len(found.rest.views[0]) > len(point.behind)):
+    if found is None:  # else its cut is not before the point: what stands before that is known, and of one size from a step on
         raise CodeBeforePoint(point)
     return dataclasses.replace(found, point=point.operators)
 

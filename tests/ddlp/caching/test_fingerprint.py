@@ -44,7 +44,7 @@ class Base:
 class Step(Base):
     def __call__(self, image):
         if image in NAMES: return [other.level(one) for one in image]
-        return inner(image) + SIZE + self.twice + table(3)
+        return inner(image) {operation} SIZE + self.twice + table(3)
 
 def steps():
     step = Step({by})
@@ -55,7 +55,7 @@ if __name__ == "__main__":
     print(fingerprint(steps(), ""))
 """
 OTHER = "LEVEL = {level}\ndef level(one): return one + LEVEL\ndef not_used(): return {level}\n"
-PLAIN: dict[str, Any] = {"more": "", "size": 3, "inner": 1, "table": 2, "twice": 2, "by": 5}
+PLAIN: dict[str, Any] = {"more": "", "size": 3, "inner": 1, "table": 2, "twice": 2, "by": 5, "operation": "+"}
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_changed_code(of_file: Callable[..., str]) -> None:
     first = of_file()
     assert first == of_file(more="import json\n\n# a comment")
     changed = [of_file(**{name: 99}) for name in ("size", "inner", "table", "twice", "by", "level")]
-    assert len({first, *changed}) == 7
+    assert len({first, *changed, of_file(operation="-")}) == 8
 
 
 class Step:

@@ -32,7 +32,7 @@ def test_images(mode: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ("u1", "i8", "f2", "f4", ">f4", "bool"))
-@pytest.mark.parametrize("shape", ((), (5,), (3, 1, 4), (2, 0)))
+@pytest.mark.parametrize("shape", ((), (5,), (3, 1, 4), (2, 0), (2, 3, 4)))
 def test_arrays(dtype: str, shape: tuple[int, ...]) -> None:
     array = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
     for one in (array, np.asfortranarray(array), np.moveaxis(array, 0, -1) if array.ndim else array):
