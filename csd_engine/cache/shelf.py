@@ -122,6 +122,16 @@ class Shelf:
         """Whether it may still take samples."""
         return not self._full and os.getpid() == self._pid
 
+    @property
+    def full(self) -> bool:
+        """Whether there is no more room, or writing failed."""
+        return self._full
+
+    @property
+    def held(self) -> int:
+        """How many samples it has, whether or not their sources are still the same."""
+        return int(np.count_nonzero(self._segment))
+
     def begin(self) -> None:
         """Begin to count anew, take up what other processes have written, and look for room again."""
         self.counts, self._full = CacheCounts(), False
@@ -143,7 +153,7 @@ class Shelf:
                 if name not in self._known:
                     self._take(name, verified=False)
         except OSError as error:
-            self._tell_once(f"can't be read: {error.strerror}")
+            self.tell_once(f"can't be read: {error.strerror}")
 
     def _take(self, name: str, verified: bool) -> None:
         """Use a file that is complete."""
@@ -160,7 +170,7 @@ class Shelf:
             return
         except (DamagedSegment, OSError) as error:
             if isinstance(error, OSError) and error.errno in _SHORT:  # this process is: the file may be good for others
-                self._tell_once(f"is used in part: {error.strerror}")
+                self.tell_once(f"is used in part: {error.strerror}")
                 return
             self._remove_damaged(name, getattr(error, "strerror", None) or str(error))
             return
@@ -174,10 +184,11 @@ class Shelf:
 
     def _remove_damaged(self, name: str, why: str) -> None:
         self._files.directory.unlink(name)
-        self._tell_once(f"had a damaged file ({why}), which was removed; its samples are made again")
+        self.tell_once(f"had a damaged file ({why}), which was removed; its samples are made again")
         self._full = self._pid != os.getpid()  # there is room again
 
-    def _tell_once(self, what: str) -> None:
+    def tell_once(self, what: str) -> None:
+        """Tell the user a line about this cache, once."""
         if what not in self._told:
             self._told.add(what)
             self.trouble = what
@@ -274,7 +285,7 @@ class Shelf:
                     self._finish(writer)
         except OSError as error:
             self._full = True
-            self._tell_once(f"takes no more samples: {error.strerror}")
+            self.tell_once(f"takes no more samples: {error.strerror}")
         for one in wanted:
             self._coming[one.source] = False
 
@@ -317,7 +328,7 @@ class Shelf:
                 self._finish(writer)
             except OSError as error:
                 self._full = True
-                self._tell_once(f"takes no more samples: {error.strerror}")
+                self.tell_once(f"takes no more samples: {error.strerror}")
             self._coming[:] = False
 
     def close(self) -> None:

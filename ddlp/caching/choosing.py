@@ -17,7 +17,8 @@ _WRITES_PER_S = 1e9  # bytes, into the page cache
 _READS_PER_S = (4e9, 0.5e9)  # bytes: of files that fit into memory, and of others, from a disk that is no fast one
 
 Points = dict[str, CachePoint | None]
-"""What can be kept, by its name: "prefix" (pixels of one size), "pixels" (of any size), "index" (None: it needs no cut)."""
+"""What can be kept, by its name: "prefix" (pixels of one size, or up to the user's own point), "pixels" (of any size), "index"
+(None: it needs no cut)."""
 
 
 def points_of(portable: Portable, keeps: str) -> tuple[Points, str]:
@@ -25,11 +26,14 @@ def points_of(portable: Portable, keeps: str) -> tuple[Points, str]:
     sizes = {part.size for part in portable.dataset.parts}
     if portable.dataset.reader().places([0] if portable.dataset.starts[-1] else []) is None:
         return {}, "the samples are no files, and arrays are in memory already"
-    point = cache_point(portable.pipeline, sizes.pop() if len(sizes) == 1 else None)
-    found: Points = {} if point is None else {"prefix" if point.fixed else "pixels": point}
-    if crops_first(portable.pipeline, portable.shape):
+    given = portable.point is not None
+    point = cache_point(portable.pipeline, sizes.pop() if len(sizes) == 1 else None, portable.point)
+    found: Points = {} if point is None else {"prefix" if point.fixed or given else "pixels": point}
+    if not given and crops_first(portable.pipeline, portable.shape):
         found["index"] = None
-    wanted = {name: point for name, point in found.items() if keeps == "auto" or (name == "index") == (keeps == "indexes")}
+    wanted = {
+        name: point for name, point in found.items() if keeps == "auto" or given or (name == "index") == (keeps == "indexes")
+    }
     if wanted:
         return wanted, ""
     if keeps == "indexes":
@@ -42,7 +46,8 @@ def points_of(portable: Portable, keeps: str) -> tuple[Points, str]:
 def choose(portable: Portable, points: Points, quota_bytes: int, auto: bool) -> tuple[str, str]:
     """Return the name of what to keep; `OFF` and why not in words, where that does not pay.
 
-    Results of one size always pay. Else the predicted times of `ASSUMED_EPOCHS` epochs decide.
+    Results of one size always pay, and the user's own point is obeyed. Else the predicted times of `ASSUMED_EPOCHS` epochs
+    decide.
 
     Args:
         portable: the loader's samples.
