@@ -13,7 +13,7 @@ from torchvision.transforms import v2
 from csd_engine.cache.shelves import Shelves
 from ddlp import Cache, DDLPLoader, ImageFiles, LocalPool
 from tests.both_sides import until_both
-from tests.engine_process import make_jpegs
+from tests.engine_process import make_jpegs, until
 
 TRANSFORM = v2.Compose([v2.Resize(28), v2.CenterCrop(24), v2.RandomHorizontalFlip(), v2.ToTensor()])
 
@@ -38,5 +38,6 @@ def test_epochs_are_those_without_it(tmp_path: Path) -> None:
             found = images(batches)
             assert found.keys() == expected.keys()
             assert all(torch.equal(found[label], expected[label]) for label in expected)
-    (shelf,) = Shelves(cache.directory, 0).summaries()
+    shelves = Shelves(cache.directory, 0)
+    (shelf,) = until(shelves.summaries, 20, "what the engine's last job has kept")  # written behind the epoch's end
     assert 0 < shelf.samples and shelf.about["samples"] == 24
