@@ -47,4 +47,7 @@ def _fill() -> NoReturn:
         except DDLPError as error:
             failed = True
             say(f"{name}: {error}")
+        except KeyboardInterrupt:
+            say(f"{name}: stopped; what was made is kept, and the same command goes on from there")
+            sys.exit(130)
     sys.exit(int(failed))
