@@ -9,7 +9,7 @@ from csd_engine.transforms.containers import group_out, leaves
 from csd_engine.transforms.operators import CenterCrop, Grayscale, Pad, RandomResizedCrop, Resize, Shape
 from csd_engine.transforms.pipeline import CHANNELS, Pipeline
 
-__all__ = ["CachePoint", "cache_point"]
+__all__ = ["CachePoint", "cache_point", "draws_nothing"]
 
 _DRAW_NOTHING = (Resize, CenterCrop, Pad, Grayscale)  # FiveCrop and TenCrop too, but they make rows five or ten times as large
 _REDUCED_FOR = (Resize, RandomResizedCrop)  # decode="fast" looks at these to choose the size at which a JPEG is decoded
@@ -37,6 +37,11 @@ class CachePoint(NamedTuple):
     def __str__(self) -> str:
         names = " -> ".join(str(op["op"]) for op in self.before.to_data()["ops"]) or "decoding"
         return f"pixels after {names}"
+
+
+def draws_nothing(pipeline: Pipeline) -> bool:
+    """Return True if a sample is the same whatever its seed and its epoch. False if that is not sure."""
+    return all(isinstance(one, _DRAW_NOTHING) for one in pipeline.operators)
 
 
 def cache_point(pipeline: Pipeline, size: Optional[Tuple[int, int]]) -> Optional[CachePoint]:
