@@ -344,7 +344,8 @@ class DDLPLoader(DataLoader):
         self._before = self.live() if self._last is not None and not self._resume.partly else None
         now = self._portable_now(config)
         strategy = self._wanted_strategy(config)
-        early = now is not None and strategy.from_head and not strategy.decides and not (config.record or self._observers)
+        aside = config.record or self._observers or self._rest is not None
+        early = now is not None and strategy.from_head and not strategy.decides and not aside
         turn = self._begun_turn(early)
         if now is None and isinstance(config.cache, Cache) and "cache" not in self._warned:
             self._warned.add("cache")
@@ -376,12 +377,12 @@ class DDLPLoader(DataLoader):
         return iterator
 
     def _begun_turn(self, early: bool) -> LoaderTurn | None:
-        """Note that an epoch begins, which may use ``early`` batches. None for one that is made aside, as a replay is."""
-        if self._rest is not None:
+        """Note that an epoch begins, which may use ``early`` batches. None: nothing is made early, or a replay begins."""
+        if os.environ.get("DDLP_EARLY_BATCHES") == "off" or (self._rest is not None and self._resume.deals is None):
             return None
         if self._turn is None:
             self._turn = LoaderTurn(self)
-        self._turn.begins(early)
+        self._turn.begins(early and not self._resume.partly)  # positions of a resume are no prediction's
         return self._turn
 
     def _translated(self, config: LoaderConfig) -> Portable:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from csd_engine.batchfile.checksum import Checksum
-from csd_engine.cache.origins import origins_of
+from csd_engine.cache.origins import origins_at
 from csd_engine.transforms.prefix import draws_nothing
 from ddlp.sources.base import EpochSpec, PreparedBatch
 from ddlp.sources.host.native import prepare_batch
@@ -61,6 +61,7 @@ class EarlyBatches:
         self._in_work: set[int] = set()
         self._threads = self._most = 0  # how many threads and batches there may be
         self._running = 0
+        self._complete = False  # no further batch is begun
         self._closing = False
         self._pid = os.getpid()
         self.begun = 0  #: batches that were begun, from the first one on
@@ -81,7 +82,7 @@ class EarlyBatches:
         if os.getpid() != self._pid:
             return False
         with self._lock:
-            self._most = 0
+            self._complete = True
             mine = self._spec
             if mine is None or self._closing or not self.begun or self.begun > len(spec.plan):
                 return False
@@ -142,6 +143,8 @@ class EarlyBatches:
 
     def _limit(self) -> int:
         """Return how many batches may be begun in all, as far as it is known."""
+        if self._complete:
+            return 0
         return self._most if self._spec is None else min(self._most, len(self._spec.plan))
 
     def _work(self) -> None:
@@ -207,12 +210,18 @@ class EarlyBatches:
 
 def _origin(spec: EpochSpec, position: int) -> bytes | None:
     """Return bytes that change if what a batch is made of changes: its files, or the rows of an array. None: not known."""
-    sources = spec.plan.sources(position)
-    rows = spec.reader.rows()
-    if rows is not None:
-        summed = Checksum()
-        for first in range(0, len(sources), _ROWS):
-            summed.update(memoryview(np.ascontiguousarray(rows[sources[first : first + _ROWS]])).cast("B"))
-        return summed.hexdigest().encode()
-    origins = origins_of(spec.reader, sources)
-    return None if origins is None else b"".join(one.tobytes() for one in origins)
+    with contextlib.suppress(Exception):  # the sample that fails reports it at its turn
+        sources = spec.plan.sources(position)
+        rows = spec.reader.rows()
+        if rows is not None:
+            summed = Checksum()
+            for first in range(0, len(sources), _ROWS):
+                summed.update(memoryview(np.ascontiguousarray(rows[sources[first : first + _ROWS]])).cast("B"))
+            return f"{rows.shape[1:]} {summed.hexdigest()}".encode()
+        places = spec.reader.places(sources.tolist())
+        if places is None:
+            return None
+        parts = {} if places.parts is None else dict(zip(places.paths, places.parts.descriptors.tolist(), strict=True))
+        files = [os.stat(path if opened < 0 else opened)[1:3] for path, opened in parts.items()]  # the path may name another
+        return b"".join(column.tobytes() for column in origins_at(places)) + repr(files).encode()
+    return None

@@ -219,7 +219,8 @@ class EpochIterator(_BaseDataLoaderIter):
         turn, early = given.turn, None
         if turn is not None:
             early = turn.take(self.spec, on_cpu) if given.early else None
-            if given.early and self._whole and type(host) is NativeHost and not (rest or given.cache or self.spec.reader.slow):
+            own = rest or given.cache or self.spec.reader.slow or self.spec.pipeline.user_operators
+            if given.early and self._whole and type(host) is NativeHost and not own:
                 kept = loader.persistent_workers and loader.num_workers > 0
                 turn.began(loader, self.spec, on_cpu, slots, base if kept else None)
             else:

@@ -18,8 +18,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from ddlp.epoch.early_batches import EarlyBatches
 from ddlp.process.finalizers import when_dropped
+from ddlp.process.forks import no_forks
 from ddlp.sampling.checkpoint import sampler_of
 from ddlp.sampling.epoch_plan import EpochPlan
 from ddlp.sampling.predicted_order import predicted_order
@@ -58,7 +61,8 @@ def _in_child() -> None:
 @functools.cache
 def _register() -> None:
     """Forget the parent's epochs in forked children. Once, so that importing this module has no side effects."""
-    os.register_at_fork(after_in_child=_in_child)
+    if hasattr(os, "register_at_fork"):  # Windows has no fork
+        os.register_at_fork(after_in_child=_in_child)
 
 
 class LoaderTurn:
@@ -145,7 +149,7 @@ class LoaderTurn:
     def _next(self) -> LoaderTurn | None:
         """Return whose epoch comes next; None if that is not clear."""
         if not self._followed:
-            return self._before()
+            return self._before() or self
         return self._follower() if self._followed >= self._sure else None
 
     def _begin(self, guesser: LoaderTurn, ended: bool) -> EarlyBatches | None:
@@ -187,9 +191,11 @@ def _predicted(turn: weakref.ref[LoaderTurn]) -> EpochSpec | None:
     )
     if order is None:
         return None
-    plan = EpochPlan(
-        order.sampler, before.dataset, whole=True, batched=loader._auto_collation, at_once=False, views=before.plan.views
-    )
+    batched, views = loader._auto_collation, before.plan.views
+    whole = EpochPlan(order.sampler, before.dataset, whole=True, batched=batched, at_once=False, views=views)
+    plan = EpochPlan((), before.dataset, whole=False, batched=batched, views=views)  # a whole epoch's indices take memory
+    for k in range(min(known._slots, len(whole))):
+        plan.append(np.asarray(whole.indices(k), np.int64), whole.occurrences(k))
     spec = replace(
         before,
         reader=before.dataset.reader(),
@@ -198,7 +204,8 @@ def _predicted(turn: weakref.ref[LoaderTurn]) -> EpochSpec | None:
         plan=plan,
         pool=MemoryPool(SPARE_BLOCKS, before.gpu_transfer is not None and before.gpu_transfer.pinned),
     )
-    get_ready(spec)
+    with no_forks():  # see `get_ready`
+        get_ready(spec)
     return spec
 
 

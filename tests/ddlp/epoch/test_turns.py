@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
 import shutil
+import tarfile
 import threading
 import time
 import weakref
@@ -21,15 +23,15 @@ from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomS
 from torch.utils.data.distributed import DistributedSampler
 from torchvision import transforms
 
-from ddlp import Cache, DDLPLoader, ImageArrays, ImageFiles
+from ddlp import Cache, DDLPLoader, ImageArrays, ImageFiles, TarImages, load_operators
 from ddlp.epoch import early_batches, turns
-from ddlp.epoch.turns import EpochTurn
 from tests.ddlp.dropin.small_sets import DETERMINISTIC, RANDOM, SAMPLES, numbered, write_images
 from tests.engine_process import until
 
 BATCH = 4
 WORKERS = 2
 ROOM = 2 * WORKERS + 1  # batches that the host may hold
+MY_OPS = Path(__file__).parents[2] / "my_ops.py"
 CROPS = transforms.Compose([transforms.RandomCrop(12), transforms.ToTensor()])
 
 
@@ -129,7 +131,7 @@ def compare(
     for early in (False, True):
         with monkeypatch.context() as patch:
             if not early:
-                patch.setattr(EpochTurn, "grow", lambda *_, **__: None)
+                patch.setenv("DDLP_EARLY_BATCHES", "off")
             loader, ended = make(), []
             for one in epochs(loader, lambda epoch, loader=loader: between and between(loader, epoch)):
                 ended.append(one)
@@ -245,6 +247,30 @@ def test_a_state_in_mid_epoch(paths):
     assert loader.state_dict()["epoch"] == fresh.state_dict()["epoch"] == 1
 
 
+def test_a_state_within_the_epoch_that_comes_next(paths):
+    """Seed and order are those that were predicted, but the first batches are not wanted any more."""
+
+    def made() -> DDLPLoader:
+        torch.manual_seed(7)
+        return DDLPLoader(files, BATCH, sampler=RandomSampler(files, True, 50), num_workers=WORKERS, seed=3)
+
+    files = numbered(paths, RANDOM)
+    saver = made()
+    list(saver)
+    for k, _ in enumerate(saver):
+        if k == ROOM - 1:
+            state = saver.state_dict()
+    del saver
+    loader = made()
+    list(loader)
+    assert ready(loader) == ROOM
+    early = loader._turn.early
+    loader.load_state_dict(state)
+    assert len(list(loader)) == len(loader) - ROOM and early.ready == 0
+    assert (loader.report().early, loader.report().early_dropped) == (0, ROOM)
+    assert ready(loader) == ROOM  # for the epoch after that
+
+
 def test_bad_samples_raise_in_their_epoch_and_replaced_ones_count_there(tmp_path):
     paths = write_images(tmp_path)
     os.truncate(paths[0], 200)
@@ -281,6 +307,42 @@ def test_rows_and_files_that_change_between_epochs_are_read_anew(paths, tmp_path
     Image.new("RGB", (30, 30)).save(sorted(own)[6])
     black = torch.cat([images for images, _ in files])[6]
     assert torch.equal(black, black[:, :1, :1].expand_as(black)) and files.report().early == ROOM - 1
+
+
+def test_an_array_of_another_shape(monkeypatch):
+    """Its rows have the same bytes, and its crops the same size."""
+    rows = np.random.default_rng(5).integers(0, 256, (SAMPLES, 16, 24, 3), dtype=np.uint8)
+
+    def make() -> DDLPLoader:
+        return DDLPLoader(ImageArrays(rows, list(range(SAMPLES)), CROPS), BATCH, num_workers=WORKERS)
+
+    def turn(loader: DDLPLoader, epoch: int) -> None:
+        loader.dataset.images = rows.reshape(SAMPLES, 24, 16, 3) if epoch % 2 else rows
+
+    assert compare(monkeypatch, make, turn)[1] == (0, ROOM)
+
+
+def test_a_shard_that_is_replaced_while_it_is_open(paths, tmp_path):
+    """What is made early comes from the shard that the last epoch has opened. The next epoch opens the new one."""
+    images, black = (tmp_path / name for name in ("images.tar", "black.tar"))
+    Image.new("RGB", (30, 30)).save(tmp_path / "black.jpg")
+    for path, source in ((images, None), (black, tmp_path / "black.jpg")):
+        with tarfile.open(path, "w") as tar:
+            for name in paths:
+                data = Path(source or name).read_bytes().ljust(8192, b"\0")  # the same places in both
+                for kind, content in (("jpg", data), ("cls", b"1")):
+                    member = tarfile.TarInfo(f"{Path(name).stem}.{kind}")
+                    member.size = len(content)
+                    tar.addfile(member, io.BytesIO(content))
+    loader = DDLPLoader(TarImages(images, DETERMINISTIC), BATCH, num_workers=WORKERS)
+    for k, _ in enumerate(loader):
+        if k == 0:
+            black.replace(images)
+    assert ready(loader) == ROOM
+    found = torch.cat([images for images, _ in loader])
+    assert torch.equal(found, found[:, :, :1, :1].expand_as(found)) and loader.report().early == 0
+    assert ready(loader) == ROOM
+    assert torch.equal(torch.cat([images for images, _ in loader]), found) and loader.report().early == ROOM
 
 
 # -- when, and how many --------------------------------------------------------------------------------------------------
@@ -357,19 +419,25 @@ def test_an_epoch_amid_another_one(paths):
     assert ready(train) == ROOM
 
 
-def test_what_makes_nothing_early(paths, tmp_path):
+def test_what_makes_nothing_early(paths, tmp_path, monkeypatch):
     files = numbered(paths, RANDOM)
     steps = transforms.Compose([*RANDOM.transforms, transforms.Lambda(lambda image: image)])
+    mine = transforms.Compose([transforms.RandomResizedCrop(16), load_operators(MY_OPS).invert(), transforms.ToTensor()])
     others = {
         "recorded": DDLPLoader(files, BATCH, num_workers=WORKERS, record=str(tmp_path / "record")),
         "a sampler of the user's": DDLPLoader(files, BATCH, sampler=list(range(20)), num_workers=WORKERS),
         "cached": DDLPLoader(files, BATCH, num_workers=WORKERS, cache=Cache(tmp_path / "cache", "1MB")),
         "own steps": DDLPLoader(numbered(paths, steps), BATCH, num_workers=WORKERS, own_steps="threads"),
+        "the user's operators": DDLPLoader(numbered(paths, mine), BATCH, num_workers=WORKERS),
+        "off": DDLPLoader(files, BATCH, num_workers=WORKERS),
     }
     for name, loader in others.items():
+        if name == "off":
+            monkeypatch.setenv("DDLP_EARLY_BATCHES", "off")
         for _ in range(2):
             list(loader)
             assert ready(loader) == 0 and loader.report().early == 0, name
+    monkeypatch.delenv("DDLP_EARLY_BATCHES")
     next(DDLPLoader(files, BATCH, num_workers=WORKERS).replay())
     assert not at_work()
 
@@ -429,6 +497,22 @@ def test_batches_in_work_are_waited_for_and_not_made_twice(paths, monkeypatch):
     gate.open.set()
     assert same([flat(batch) for batch in first], [flat(batch) for batch in iterator])
     assert loader.report().early == WORKERS
+
+
+def test_an_iterator_that_is_kept_begins_no_more_of_them(paths, monkeypatch):
+    """What it would begin was not compared with the epoch that has begun."""
+    gate = Gate(monkeypatch)
+    loader = DDLPLoader(numbered(paths, RANDOM), BATCH, num_workers=WORKERS)
+    kept = iter(loader)
+    for _ in range(len(loader)):
+        next(kept)
+    until(lambda: loader._turn.early is not None and loader._turn.early.begun == WORKERS)
+    early, iterator = loader._turn.early, iter(loader)
+    with kept.executor._lock:
+        kept.executor._make_early()
+    gate.open.set()
+    assert len(list(iterator)) == len(loader)
+    assert early.begun == loader.report().early == WORKERS
 
 
 def test_an_epoch_is_closed_while_it_waits_for_early_batches(paths, monkeypatch):
