@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import os
+import random
 import shutil
 import tarfile
 import threading
@@ -105,13 +106,14 @@ def flat(batch: Any) -> list[torch.Tensor]:
 
 def epochs(loader: DDLPLoader, between: Callable[[int], Any] = lambda epoch: None, count: int = 4) -> Iterator[Any]:
     """Yield what each epoch gave, and the generators' states after it: at its end, and once nobody works early any more."""
-    torch.manual_seed(11)
+    torch.manual_seed(11), np.random.seed(11), random.seed(11)
     for epoch in range(count):
         between(epoch)
         batches = [flat(batch) for batch in loader]
         at_end = torch.get_rng_state()
         settle()
-        states = [at_end, torch.get_rng_state()]
+        others = torch.tensor(random.getstate()[1]), torch.from_numpy(np.random.get_state()[1].astype(np.int64))
+        states = [at_end, torch.get_rng_state(), *others]
         if loader.generator is not None:
             states.append(loader.generator.get_state())
         yield batches, states
@@ -266,7 +268,8 @@ def test_a_state_within_the_epoch_that_comes_next(paths):
     assert ready(loader) == ROOM
     early = loader._turn.early
     loader.load_state_dict(state)
-    assert len(list(loader)) == len(loader) - ROOM and early.ready == 0
+    iterator = iter(loader)
+    assert early.ready == 0 and len(list(iterator)) == len(loader) - ROOM
     assert (loader.report().early, loader.report().early_dropped) == (0, ROOM)
     assert ready(loader) == ROOM  # for the epoch after that
 
@@ -407,6 +410,17 @@ def test_training_and_evaluation_take_turns(paths):
         used.append((train.report().early, test.report().early))
     assert used == [(0, 0), (ROOM, 0), (ROOM, ROOM), (ROOM, ROOM), (ROOM, ROOM)]  # the first guess was that training goes on
     assert train.report().early_dropped == test.report().early_dropped == 0
+
+
+def test_the_loader_before_is_gone(paths):
+    """A loader that was used once, before training, is not waited for."""
+    first, loader = (DDLPLoader(numbered(paths), BATCH, num_workers=WORKERS) for _ in range(2))
+    list(first)
+    iterator = iter(loader)
+    del first
+    gc.collect()
+    list(iterator)
+    assert ready(loader) == ROOM
 
 
 def test_an_epoch_amid_another_one(paths):
