@@ -29,6 +29,7 @@ from ddlp.epoch.hooks import EpochHooks
 from ddlp.epoch.iterator import EpochArguments, EpochIterator, EpochMemory
 from ddlp.epoch.rank_exchange import RankExchange, agreement_of
 from ddlp.epoch.replay import replay
+from ddlp.epoch.turns import LoaderTurn
 from ddlp.errors import DDLPError, Untranslatable
 from ddlp.explain import Chosen, Explanation, OwnSource, explain
 from ddlp.frameworks.accelerate import Prepared, prepare_where_asked
@@ -282,6 +283,7 @@ class DDLPLoader(DataLoader):
         self._last: EpochMemory | KeyedView | stateful.StreamView | None = None
         self._prepared: Prepared | None = None
         self._before: Live | None = None  # the last epoch's numbers at the moment when this epoch began
+        self._turn: LoaderTurn | None = None
         self._samples: KeyedSamples | None = None
         self._own_processes: WorkerProcesses | None = None  # that are kept for the next epoch
         self._warned: set[str] = set()
@@ -345,11 +347,15 @@ class DDLPLoader(DataLoader):
         warn_if_not_shared(self)
         self._before = self.live() if self._last is not None and not self._resume.partly else None
         now = self._portable_now(config)
+        strategy = self._wanted_strategy(config)
+        aside = config.record or self._observers or self._rest is not None
+        early = now is not None and strategy.from_head and not strategy.decides and not aside
+        turn = self._begun_turn(early)
         if self._auto_workers is not None and self._auto_workers.begin(self, config, now):
             self._controller = None  # what it has measured was another host
         epoch, resume = self._next_epoch, self._resume
         if self._prepared is not None:
-            in_order = self.in_order if now is None else self._wanted_strategy(config).order is Order.SAMPLER
+            in_order = self.in_order if now is None else strategy.order is Order.SAMPLER
             self._prepared.begin(epoch, in_order)
         cut = resuming.cut(self, portable=now is not None)
         resume.check(cut)
@@ -369,11 +375,20 @@ class DDLPLoader(DataLoader):
                 if base_seed is None:  # as DataLoader: it draws the base seed once while its workers persist
                     base_seed = int(kept._base_seed)
             found = indexed(self) if now is None else now
-            iterator = self._epoch_iterator(config, found, seed, base_seed, epoch, resume, work)
+            iterator = self._epoch_iterator(config, found, seed, base_seed, epoch, resume, work, turn, early)
         self._last = iterator.memory
         self._next_epoch, self._resume, self._loaded, self._cut = epoch + 1, resuming.Resume(), None, cut
         self._dealt = resuming.dealt(self, resume)
         return iterator
+
+    def _begun_turn(self, early: bool) -> LoaderTurn | None:
+        """Note that an epoch begins, which may use ``early`` batches. None: nothing is made early, or a replay begins."""
+        if os.environ.get("DDLP_EARLY_BATCHES") == "off" or (self._rest is not None and self._resume.deals is None):
+            return None
+        if self._turn is None:
+            self._turn = LoaderTurn(self)
+        self._turn.begins(early and not self._resume.partly)  # positions of a resume are no prediction's
+        return self._turn
 
     def _translated(self, config: LoaderConfig) -> Portable:
         """Call `portable` with the loader's arguments."""
@@ -488,10 +503,13 @@ class DDLPLoader(DataLoader):
         epoch: int,
         resume: resuming.Resume,
         work: Work | None,
+        turn: LoaderTurn | None,
+        early: bool,
     ) -> EpochIterator:
         """Return ddlp's own iterator. Its sources join it in threads of their own.
 
         ``work``: user code that the host and the pool prepare; None: ddlp's own code makes the batches.
+        ``early``: the host's first batches may be made before an epoch begins.
         """
         strategy = self._wanted_strategy(config)
         gpu_transfer = self._gpu_transfer_for_target(config) if now.rest is None and work is None else None
@@ -541,6 +559,8 @@ class DDLPLoader(DataLoader):
                     cache=cache,
                     hooks=hooks,
                     controller=controller,
+                    turn=turn,
+                    early=early,
                     on_closed=partial(self._epoch_closed, controller, self._remembered, exchange, self._judged(), flush, ended),
                 ),
             )
@@ -915,7 +935,7 @@ class DDLPLoader(DataLoader):
         left = dict.fromkeys(
             (
                 "_iterator", "_prepared", "_before", "_last", "_connections", "_nodes", "_gpu_transfer", "_graphs", "_samples",
-                "_cache", "_kept", "_own_processes", "_controller", "_remembered",
+                "_cache", "_kept", "_own_processes", "_controller", "_remembered", "_turn",
             )  # fmt: skip
         )
         return {**vars(self), **left, "_handles": [], "_life": Life()}

@@ -40,7 +40,7 @@ class CachePoint(NamedTuple):
 
 
 def draw_nothing(operators: Iterable[Operator]) -> bool:
-    """Return whether a pipeline can be cut after these operators: they do the same every time."""
+    """Return whether these operators do the same every time, whatever the seed: a pipeline can be cut after them."""
     return all(isinstance(one, _DRAW_NOTHING) for one in operators)
 
 

@@ -31,11 +31,13 @@ from torch.utils.data import _utils
 from csd_engine.errors import WrongPixels
 from ddlp.epoch.conditions import Conditions
 from ddlp.epoch.device_state import DeviceState
+from ddlp.epoch.early_batches import EarlyBatches
 from ddlp.epoch.gpu_prefetch import GpuPrefetcher, PendingTransfer, pending_transfer
 from ddlp.epoch.hooks import RETIRED, EpochHooks
 from ddlp.epoch.prepared import Delivered
 from ddlp.epoch.step_clock import EventClock
 from ddlp.epoch.threads import Threads
+from ddlp.epoch.turns import EpochTurn
 from ddlp.epoch.user_messages import UserMessages
 from ddlp.planning.controller import Controller
 from ddlp.process.user_warnings import warn_user
@@ -69,6 +71,20 @@ class _Fetch(NamedTuple):
     handle: Any
 
 
+class _Made(NamedTuple):
+    """A batch that a worker of the host hands in.
+
+    Attributes:
+        batch: None: not wanted any more.
+        busy_s: seconds that it took; 0: not made.
+        early_cpu_s: processor seconds of other threads, which had made it before the epoch began; None: this worker made it.
+    """
+
+    batch: PreparedBatch | PendingTransfer | None
+    busy_s: float
+    early_cpu_s: float | None = None
+
+
 class EpochExecutor:
     """Runs an epoch from its first batch to its last, or to `close`. It is the `EpochSink` of its lease sources.
 
@@ -89,6 +105,8 @@ class EpochExecutor:
         hooks: told what the threads do.
         controller: decides which devices take part, for a strategy that wants that.
         clock: measures the training steps of an accelerator; None: the time between two batches counts.
+        turn: has the next epoch's first batches made when the host has nothing left to make of this one; None: nobody has.
+        early: this epoch's first batches, as far as they were made before it began; None: none were.
         on_closed: called when the epoch is over and all threads have ended.
     """
 
@@ -109,11 +127,14 @@ class EpochExecutor:
         hooks: EpochHooks,
         controller: Controller | None = None,
         clock: EventClock | None = None,
+        turn: EpochTurn | None = None,
+        early: EarlyBatches | None = None,
         on_closed: Callable[[], None],
     ) -> None:
         self.spec, self.ledger, self.strategy, self.rates, self.hooks = spec, ledger, strategy, rates, hooks
         self._host, self._on_cpu, self._pin, self._on_closed = host, on_cpu, pin, on_closed
-        self._controller, self._clock = controller, clock
+        self._controller, self._clock, self._turn, self._early = controller, clock, turn, early
+        self._workers = workers
         rates.epoch_begins(workers, full_batch, math.prod(spec.shape) * spec.plan.views)
         self._chunks = ClaimChunker(ledger, strategy, rates.host)
         self._ready: dict[int, PreparedBatch | PendingTransfer] = {}
@@ -126,6 +147,7 @@ class EpochExecutor:
         self._ends = threading.Condition(self._lock)  # notified when a device's part in the epoch ends, or the epoch
         self._messages = UserMessages()
         self.counts = Counts(ledger, spec.epoch, replaced=replaced)
+        self.counts.early_dropped = (0 if turn is None else turn.dropped) + (0 if early is None else early.begun)
         self.handing: int | None = None  #: the last delivered batch, until the iterator gives it to the training loop
         self._given: tuple[float, float] | None = None  # training's last batch: when it got it, and its part of a full batch
         self._closing = False
@@ -168,6 +190,8 @@ class EpochExecutor:
                 if self.ledger.done:
                     if self.counts.ended_s is None:
                         self.counts.over()
+                    if self._turn is not None and not self._closing:
+                        self._turn.grow(self._workers, self.ledger.free_host_slots, ended=True)
                     return None
                 if self._closing:  # the ready batches are gone
                     raise RuntimeError("this iteration was closed; call iter() on the loader for a new one")
@@ -205,6 +229,7 @@ class EpochExecutor:
                 batch = self._counted(position, batch)
                 failed = batch.state is BatchState.FAILED  # `handing` stays: a state that is saved now has the batch to come
             self._act()
+            self._make_early()
         if failed:
             assert batch.error is not None
             try:
@@ -304,6 +329,10 @@ class EpochExecutor:
         try:
             for source in sources:
                 source.close()  # first, so that nobody waits for a batch that is being fetched
+            if self._early is not None:
+                self._early.close()
+            if self._turn is not None:
+                self._turn.over(self.ledger.done)
             if self.spec.own_steps is not None:
                 self.spec.own_steps.close()
             if not self._threads.join(STALLED_AT_LEAST_S) and not self._messages.hanging:  # else the user was told
@@ -357,25 +386,37 @@ class EpochExecutor:
                 if chunk := self._chunks.claim(time.monotonic()):
                     self._act()
                     break
+                self._make_early()
                 if self._prefetcher is None or self._prefetcher.next() is None:
                     self._conditions.wait(self._conditions.workers, LOOK_UP_S)
         self.hooks.rest_ended("host", number, not chunk)
         return chunk
 
-    def _prepare(self, worker: int, position: int, claim: int) -> tuple[PreparedBatch | PendingTransfer | None, float]:
-        """Prepare a batch. Returns it (None: not wanted any more) and the seconds that it took (0: not made)."""
+    def _make_early(self) -> None:
+        """Have idle workers' share of the next epoch made, in the memory that this one does not need. Called under the lock."""
+        ledger = self.ledger
+        if self._turn is None or ledger.free or ledger.returned or not ledger.closed:
+            return
+        idle, room = self._workers - ledger.host_in_work, ledger.free_host_slots
+        if idle > 0 and room > 0 and not self._closing:
+            self._turn.grow(idle, room)
+
+    def _prepare(self, worker: int, position: int, claim: int) -> _Made:
+        """Prepare a batch, or take it from those that were made early."""
         began, outcome = time.monotonic(), "failed"
         self.hooks.host_batch_began(worker, position)
         try:
-            batch = self._host.prepare(position, partial(self._wanted, claim), self._on_cpu)
+            wanted = partial(self._wanted, claim)
+            early = None if self._early is None else self._early.take(self.spec, position, wanted)
+            batch = self._host.prepare(position, wanted, self._on_cpu) if early is None else early.batch
             ready = self._apply_epilogue(position, batch)
             outcome = "made"
-            return ready, time.monotonic() - began
+            return _Made(ready, time.monotonic() - began) if early is None else _Made(ready, early.busy_s, early.cpu_s)
         except Unwanted:
             outcome = "dropped"
-            return None, 0.0
+            return _Made(None, 0.0)
         except BaseException as error:  # raised again in the training thread, in this batch's place
-            return PreparedBatch.failed(error), 0.0
+            return _Made(PreparedBatch.failed(error), 0.0)
         finally:
             self.hooks.host_batch_ended(worker, position, outcome)
 
@@ -395,19 +436,20 @@ class EpochExecutor:
             batch = replace(batch, images=_utils.pin_memory.pin_memory(batch.images, self._pin))
         return batch
 
-    def _hand_in(
-        self, chunk: list[tuple[int, int]], made: list[tuple[PreparedBatch | PendingTransfer | None, float]], cpu_s: float
-    ) -> None:
+    def _hand_in(self, chunk: list[tuple[int, int]], made: list[_Made], cpu_s: float) -> None:
         """Hand in batches that a worker of the host has prepared in ``cpu_s`` processor seconds. Called under the lock.
 
         It is a method of its own so that no local name keeps a batch afterwards.
         """
-        for (position, claim), (batch, busy_s) in zip(chunk, made, strict=True):
+        for (position, claim), (batch, busy_s, early_cpu_s) in zip(chunk, made, strict=True):
             if busy_s:
                 self.rates.host.add(busy_s, self._part(position))
+            if early_cpu_s is not None:
+                cpu_s += early_cpu_s
+                self.counts.took_early(early_cpu_s)
             if self.ledger.made(claim) and batch is not None:
                 self._ready[position] = batch
-        if all(busy_s for _, busy_s in made):
+        if all(one.busy_s for one in made):
             self.rates.host_cpu.add(cpu_s, sum(self._part(position) for position, _ in chunk))
 
     def _wanted(self, claim: int) -> bool:

@@ -24,6 +24,7 @@ from csd_engine.prepare.cached_batch import SampleCache
 from ddlp.epoch.executor import EpochExecutor
 from ddlp.epoch.hooks import Beginning, EpochHooks
 from ddlp.epoch.step_clock import cuda_clock
+from ddlp.epoch.turns import EpochTurn, LoaderTurn
 from ddlp.planning.controller import Controller
 from ddlp.process.finalizers import when_dropped
 from ddlp.process.user_warnings import warn_user
@@ -44,15 +45,12 @@ from ddlp.sources.usercode.host import UserCodeHost
 from ddlp.stats.live import Life
 from ddlp.stats.replaced import ReplacedSamples
 from ddlp.transfer.gpu_transfer import GpuTransfer
-from ddlp.transfer.memory_pool import MemoryPool
+from ddlp.transfer.memory_pool import SPARE_BLOCKS, MemoryPool
 from ddlp.transfer.shared_pool import SharedPool
 from ddlp.transfer.to_device import move
 from ddlp.translate.portable import Portable
 
 __all__ = ["EpochArguments", "EpochIterator", "EpochMemory"]
-
-SPARE_BLOCKS = 2  # blocks of each size that wait in the memory pool: a worker soon takes a block that training drops
-
 
 @dataclass(frozen=True)
 class EpochMemory:
@@ -130,6 +128,8 @@ class EpochArguments:
         cache: what the host keeps of samples; None: nothing.
         hooks: watch the epoch.
         controller: decides which sources take part, for a strategy that wants that.
+        turn: the loader's turn among those of this process; None: the epoch is made aside.
+        early: the host's first batches may be made before the epoch begins.
         on_closed: called when the epoch is over.
     """
 
@@ -153,6 +153,8 @@ class EpochArguments:
     cache: SampleCache | None
     hooks: EpochHooks
     controller: Controller | None
+    turn: LoaderTurn | None
+    early: bool
     on_closed: Callable[[], None]
 
     @property
@@ -213,6 +215,16 @@ class EpochIterator(_BaseDataLoaderIter):
             host = user_code
         else:
             host = NativeHost(self.spec) if given.graphs is None else DaliHost(self.spec, given.graphs)
+        on_cpu = rest is None and given.gpu_transfer is None and (self._device is None or self._device.type == "cpu")
+        turn, early = given.turn, None
+        if turn is not None:
+            early = turn.take(self.spec, on_cpu) if given.early else None
+            own = rest or given.cache or self.spec.reader.slow or self.spec.pipeline.user_operators
+            if given.early and self._whole and type(host) is NativeHost and not own:
+                kept = loader.persistent_workers and loader.num_workers > 0
+                turn.began(loader, self.spec, on_cpu, slots, base if kept else None)
+            else:
+                turn.forget()
         self.executor = EpochExecutor(
             self.spec,
             ledger,
@@ -221,13 +233,15 @@ class EpochIterator(_BaseDataLoaderIter):
             host,
             workers=workers,
             fetchers=fetchers,
-            on_cpu=rest is None and given.gpu_transfer is None and (self._device is None or self._device.type == "cpu"),
+            on_cpu=on_cpu,
             pin=self._pin_memory_device if self._pin_memory and self._device is None else None,
             full_batch=loader.batch_size or (self._plan.largest if self._whole else 0),
             replaced=ReplacedSamples(given.most_replaced or 0.0, self._samples(), given.resume.replaced),
             hooks=given.hooks,
             controller=given.controller,
             clock=cuda_clock(),
+            turn=None if turn is None else EpochTurn(turn),
+            early=early,
             on_closed=partial(_closed, given.gpu_transfer, given.on_closed),
         )
         given.life.began(self.executor.counts)

@@ -17,8 +17,9 @@ import torch
 
 from csd_engine.kernels.fresh_memory import fresh
 
-__all__ = ["MemoryPool"]
+__all__ = ["SPARE_BLOCKS", "MemoryPool"]
 
+SPARE_BLOCKS = 2  # blocks of each size that wait for an epoch: a worker soon takes a block that training drops
 SMALL_BYTES = 16 << 20  # short batches come back many at a time (`ddlp.schedule.claim_chunks`)
 SIZES = 4  # full batches and the last one, each as bytes and as the epilogue's result
 

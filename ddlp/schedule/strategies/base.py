@@ -56,6 +56,8 @@ class Strategy:
         takes_ratio: True: the loader's argument ``ratio`` is for it.
         rank_after_rank: True: a device that several ranks share works for the lowest rank that has leases. False: it works for
             all in turn.
+        from_head: True: the host makes an epoch's first batches first, whatever the devices do. So these may be made before the
+            epoch begins.
         decides: True: a `ddlp.planning.controller.Controller` measures while training goes on, and lets devices rest.
     """
 
@@ -68,6 +70,7 @@ class Strategy:
     takes_ratio: ClassVar[bool] = False
     rank_after_rank: ClassVar[bool] = False
     decides: ClassVar[bool] = False
+    from_head: ClassVar[bool] = False
 
     def __init__(self, ledger: Ledger, rates: Rates) -> None:
         if self.needs_length and not ledger.closed:

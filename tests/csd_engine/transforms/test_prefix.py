@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from csd_engine.transforms import Pipeline
-from csd_engine.transforms.prefix import cache_point
+from csd_engine.transforms.prefix import cache_point, draw_nothing
 
 _SHORT = {"op": "Resize", "size": 256, "max_size": None, "interpolation": "bilinear"}
 _SQUARE = {"op": "Resize", "size": [64, 80], "max_size": None, "interpolation": "bilinear"}
@@ -40,6 +40,11 @@ def test_the_cut(ops: list[Any], size: tuple[int, int] | None, before: int, shap
     assert (len(point.before.operators), point.shape, point.fixed) == (before, shape, shape[0] > 0)
     assert point.before.operators + point.behind.operators == pipeline.operators
     assert point.behind.mode == ("L" if shape[2] == 1 else "RGB")
+
+
+@pytest.mark.parametrize("ops, nothing", [([], True), ([_SHORT, _CENTER, _PAD, _GREY], True), ([_SHORT, _FLIP], False)])
+def test_whether_it_draws(ops: list[Any], nothing: bool) -> None:
+    assert draw_nothing(Pipeline.parse({"format": 1, "order": "pillow13", "mode": "RGB", "ops": ops}).operators) is nothing
 
 
 def test_its_name() -> None:
