@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import sys
 from typing import TYPE_CHECKING, Any, Callable, List, Optional
 
 from csd_engine.data.roots import Roots
 from csd_engine.errors import EngineError
 from csd_engine.machine.computer import cpus
+from csd_engine.machine.sizes import size_bytes
 from csd_engine.protocol.keys import fresh_pair, make_keys, make_pair
 from csd_engine.service.engine_log import set_up
 
@@ -30,18 +30,19 @@ An engine prepares batches of images for training jobs on other computers. Run i
 
 Where the host sees the spool directory too (a shared file system; never one disk that two systems mount at once), it
 reads the batches there; elsewhere they are sent over the connection.
-The engine reads only below its --root directories and SPOOL/files, and writes only below its --spool. Of users' code it
-runs only the files in its --operators directory, which come by SSH and are named by their contents' hash.
+The engine reads only below its --root directories and SPOOL/files, and writes only below its --spool and, where it has one,
+its --cache. Of users' code it runs only the files in its --operators directory, which come by SSH and are named by their
+contents' hash.
 At SIGTERM it retires: it begins nothing more, finishes the batches that it has begun, and ends when hosts have fetched them.
 A second SIGTERM, or Ctrl-C, ends it at once. It leaves nothing behind.
 """
 
 
 def _size(text: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
-    if not match:
+    size = size_bytes(text)
+    if size is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size; write 500M or 8G")
-    return int(float(match[1]) * 1024 ** " kmgt".index(match[2] or " "))
+    return size
 
 
 def _cpus(text: str) -> List[int]:
@@ -96,6 +97,13 @@ def make_parser() -> argparse.ArgumentParser:
         "--operators",
         metavar="DIR",
         help="directory of users' operator files, <hash>.py each; outside the roots and the spool, writable by its owner only",
+    )
+    add(
+        "--cache",
+        metavar="DIR[:SIZE]",
+        default="none",
+        help="keep what is the same in every epoch (pixels after Resize and CenterCrop, indexes of JPEG files) in DIR, in SIZE "
+        "(200G, say) at most, default a fifth of its free space; outside the roots and the spool, writable by its owner only",
     )
     add(
         "--workers",
@@ -204,6 +212,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _serve(options: argparse.Namespace, members: Optional[Members]) -> None:
+    from csd_engine.cache.place import cache_at_start
     from csd_engine.machine.descriptors import raise_limit
     from csd_engine.prepare.operator_file import OperatorDirectory
     from csd_engine.protocol.cards import open_cards
@@ -230,9 +239,10 @@ def _serve(options: argparse.Namespace, members: Optional[Members]) -> None:
     raise_limit()
     roots = Roots.parse(options.root, options.trust_roots)
     operators = None
+    hosts_write = [device for _, device in roots.pairs] + [options.spool]
     if options.operators:
-        hosts_write = [device for _, device in roots.pairs] + [options.spool]
         operators = OperatorDirectory.at_start(options.operators, hosts_write)
+    cache = cache_at_start(options.cache, hosts_write)
     pair = fresh_pair() if options.card else None
     service = Service(
         EngineOptions(
@@ -257,6 +267,7 @@ def _serve(options: argparse.Namespace, members: Optional[Members]) -> None:
             sys=options.sys,
             mapped=options.mapped,
             retire_s=options.retire_s,
+            cache=cache,
         )
     )
 

@@ -27,10 +27,12 @@ if TYPE_CHECKING:
     from ddlp.sampling.merge_states import merge_states
     from ddlp.stats.report import EpochReport
     from ddlp.tars import TarImages
+    from ddlp.transforms import CachePoint
     from ddlp.translate.user_operators import load_operators
 
 __all__ = [
     "Cache",
+    "CachePoint",
     "CardPool",
     "DDLPError",
     "DDLPLoader",
@@ -55,6 +57,7 @@ __all__ = [
 
 _WHERE = {
     "Cache": "ddlp.caching.settings",
+    "CachePoint": "ddlp.transforms",
     "CardPool": "ddlp.pools.cards",
     "DDLPError": "ddlp.errors",
     "DDLPLoader": "ddlp.loader",

@@ -29,10 +29,11 @@ _COMMANDS = {
     "trace": ("ddlp.observe.trace", "a recorded run as a Chrome trace for Perfetto"),
     "report": ("ddlp.observe.report.command", "a recorded run as one HTML page and PNG plots; several runs side by side"),
     "plan": ("ddlp.observe.plan_command", "what strategies, devices and workers would bring, predicted without running it"),
-    "cache": ("ddlp.caching.command", "what loaders keep with cache=: list it, verify it, remove it"),
+    "cache": ("ddlp.caching.command", "what loaders keep with cache=: list it, verify it, remove it, make it ahead"),
     "try": ("ddlp.tryout.command", "what ddlp would bring for the images in a folder of yours, in two minutes"),
     "parity": ("ddlp.deploy.parity", "whether a device makes the same pixels as this host, operator by operator"),
 }
+_FILL = {"cache": ("ddlp.swap.fill_command", "make what loaders keep with cache= ahead of training")}  # in place of that
 _BENCHES = {
     "engine": ("ddlp.bench.engine", "an engine's images/s on one core against a bare Pillow loop on the same computer"),
     "overhead": ("ddlp.bench.overhead", "what scheduling costs a batch, at a thousand batches and at a million"),
@@ -68,7 +69,7 @@ def make_parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"ddlp {ddlp.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    _add(commands, _COMMANDS, given)
+    _add(commands, {**_COMMANDS, **(_FILL if given[:2] == ["cache", "fill"] else {})}, given)
     bench = commands.add_parser("bench", help="measure, each figure beside its bound and its peers")
     if given[:1] == ["bench"]:
         from ddlp.bench import everything

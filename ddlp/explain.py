@@ -17,6 +17,7 @@ from ddlp.sampling.epoch_plan import is_built_in
 from ddlp.schedule.strategies import Strategy
 from ddlp.translate.cut import Rest
 from ddlp.translate.dali import stages
+from ddlp.translate.marked import CodeBeforePoint
 from ddlp.translate.obstacles import has_images, obstacles
 from ddlp.translate.portable import Portable
 from ddlp.translate.user_operators import operator_files
@@ -106,7 +107,7 @@ def _lines(loader: Any, chosen: Chosen, found: Portable | Untranslatable) -> lis
     lines = [f"strategy   {strategy.name} ({'by default' if chosen.by_default else 'given'}): {strategy.line}"]
     lines += [] if chosen.workers is None else [f"workers    {chosen.workers}"]
     if isinstance(found, Untranslatable):
-        found_all = obstacles(loader, found)
+        found_all = [found] if isinstance(found, CodeBeforePoint) else obstacles(loader, found)
         stream = isinstance(loader.dataset, IterableDataset)
         lines += [
             f"travels    nothing: {len(found_all)} obstacle{'s' * (len(found_all) > 1)}, listed below",
@@ -114,6 +115,7 @@ def _lines(loader: Any, chosen: Chosen, found: Portable | Untranslatable) -> lis
             *(f"source     {one.name} ({one.kind}, yours): takes no part, since nothing travels" for one in chosen.sources),
             *(SEEDING if loader.worker_init_fn is not None and not stream else ()),
             *_postponed(loader, found),
+            *(() if chosen.cache is None else (f"cache      {chosen.cache}",)),
         ]
         for number, one in enumerate(found_all, 1):
             lines.append(f"{f'obstacle {number}':10} {one.operator}{'' if isinstance(one, OtherSystem) else ':'} {one.why}")

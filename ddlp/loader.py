@@ -19,7 +19,9 @@ from torch.utils.data import DataLoader
 from csd_engine.machine.computer import cpus, processors
 from csd_engine.prepare.cached_batch import SampleCache
 from ddlp.auto_workers import LoaderWorkers, number_of_workers
-from ddlp.caching.opening import LoaderCache, cache_line
+from ddlp.caching.filling import Filled, fill, fill_kept
+from ddlp.caching.kept_samples import Asked, KeptSamples, kept_samples
+from ddlp.caching.opening import NO_HOME, LoaderCache, auto_line, cache_line, place_of, point_line
 from ddlp.caching.settings import Cache
 from ddlp.config import LoaderConfig
 from ddlp.devices.device import Device
@@ -72,6 +74,7 @@ from ddlp.transfer.choose_transfer import transfer_to
 from ddlp.transfer.gpu_transfer import GpuTransfer
 from ddlp.transfer.to_device import MoveAndTransform
 from ddlp.translate.dali import stages
+from ddlp.translate.marked import CodeBeforePoint
 from ddlp.translate.obstacles import has_images
 from ddlp.translate.portable import Portable, portable
 from ddlp.translate.self_described import other_structure
@@ -275,6 +278,7 @@ class DDLPLoader(DataLoader):
         self._handles: list[SharedHandle] = []
         self._gpu_transfer: GpuTransfer | None = None
         self._cache: LoaderCache | None = None
+        self._kept: KeptSamples | None = None
         self._graphs: Graphs | None = None
         self._last: EpochMemory | KeyedView | stateful.StreamView | None = None
         self._prepared: Prepared | None = None
@@ -347,9 +351,6 @@ class DDLPLoader(DataLoader):
         aside = config.record or self._observers or self._rest is not None
         early = now is not None and strategy.from_head and not strategy.decides and not aside
         turn = self._begun_turn(early)
-        if now is None and isinstance(config.cache, Cache) and "cache" not in self._warned:
-            self._warned.add("cache")
-            warn_user("ddlp: cache= keeps nothing: your own code makes the samples. loader.explain() lists what is in the way")
         if self._auto_workers is not None and self._auto_workers.begin(self, config, now):
             self._controller = None  # what it has measured was another host
         epoch, resume = self._next_epoch, self._resume
@@ -360,6 +361,10 @@ class DDLPLoader(DataLoader):
         resume.check(cut)
         seed = config.seed if resume.seed is None else resume.seed
         work = None if now is not None else self._work_for_pool(config)
+        self._kept, why = (None, "") if now is not None else self._kept_samples(config, work)
+        if now is None and self._kept is None and isinstance(config.cache, Cache) and "cache" not in self._warned:
+            self._warned.add("cache")
+            warn_user(f"ddlp: cache= keeps nothing: {why}. loader.explain() lists what is in the way")
         iterator: EpochIterator | UserCodeIterator
         if now is None and work is None:
             iterator = self._user_code(config, kept, seed, epoch, resume)
@@ -387,7 +392,8 @@ class DDLPLoader(DataLoader):
 
     def _translated(self, config: LoaderConfig) -> Portable:
         """Call `portable` with the loader's arguments."""
-        return portable(self, config.output_dtype, config.memory_format, config.decode, config.as_pil, config.cuts)
+        cached = config.cache is not False
+        return portable(self, config.output_dtype, config.memory_format, config.decode, config.as_pil, config.cuts, cached)
 
     def _portable_now(self, config: LoaderConfig, compare: bool = True) -> Portable | None:
         """Return the parts that can travel, as the data set is now. None, with one warning, if torch's own workers prepare it.
@@ -413,8 +419,8 @@ class DDLPLoader(DataLoader):
             error.__traceback__ = None  # else the frames and the error form a cycle, which keeps the caller's iterator
             if isinstance(error, OtherSystem):
                 warn_once(error.operator)
-            elif not at_home:
-                pass  # the pool prepares them too
+            elif not at_home or (isinstance(error, CodeBeforePoint) and not self._wanted_strategy(config).uses_device):
+                pass  # the pool prepares them too; or the user has asked for this by a CachePoint
             elif (self._wanted_strategy(config).uses_device or self._otherwise is not None) and str(error) not in self._warned:
                 self._warned.add(str(error))
                 more = "" if nodes_of(pool_of(config.pool)) is None else f" The pool takes no part in your code: {at_home}."
@@ -484,7 +490,7 @@ class DDLPLoader(DataLoader):
                 recording.closed()
             raise
         kept.watch(recording)
-        kept.on_over = self._judged()
+        kept.on_over = self._judged() if self._kept is None else partial(_all_of, self._judged(), self._kept.flush)
         self._life.began(kept.counts)
         return kept
 
@@ -657,6 +663,40 @@ class DDLPLoader(DataLoader):
             warn_user(f"ddlp: {text}")
         return found
 
+    def _kept_samples(self, config: LoaderConfig, work: Work | None) -> tuple[KeptSamples | None, str]:
+        """Return what keeps the results of the user's own steps before a CachePoint; None and why not in words, if none does.
+
+        It is the last epoch's, if nothing has changed.
+        """
+        if isinstance(config.cache, bool):
+            return None, ""
+        if work is not None:
+            return None, "the pool makes the samples too, and keeps none"
+        place = place_of(config.cache)
+        if place is None:
+            return None, NO_HOME
+        if config.cache == "auto" and self._kept is not None:
+            place = self._kept.asked.place  # what it keeps itself would change its share of what is free
+        asked = Asked(place, config.as_pil, config.seed or 0, self.num_workers)
+        made, why = kept_samples(self.dataset, asked)
+        if made is not None and self._kept is not None and made.same_as(self._kept):
+            self._kept.go_on_as(made)
+            return self._kept, ""
+        if made is not None and self._kept is not None and made.has_steps_of(self._kept) and made.key != self._kept.key:
+            warn_user(
+                "ddlp: the steps before CachePoint() have changed since the last epoch, so a new shelf begins. If only what "
+                "they note of their work has changed, give CachePoint(key='a name and version of your own')"
+            )
+        if made is not None and config.cache == "auto":
+            warn_user(f"ddlp: {auto_line(place)}")
+        if made is not None and made.frozen is not None and "frozen" not in self._warned:
+            self._warned.add("frozen")
+            warn_user(
+                f"ddlp: CachePoint(frozen_epochs={made.frozen}): {made.frozen} epochs get the same random outcome of each "
+                "sample, drawn from seed=: less variety than without it"
+            )
+        return made, why
+
     def _graphs_for(self, config: LoaderConfig, now: Portable, gpu_transfer: GpuTransfer | None) -> Graphs | None:
         """Return DALI's pipelines for an epoch. Those on a GPU are kept for the next epoch."""
         if config.backend == "native":
@@ -705,6 +745,36 @@ class DDLPLoader(DataLoader):
             self._handles.append(SharedHandle())
             when_dropped(self._handles[-1], self._nodes.close)
         return self._nodes
+
+    def fill_cache(self, progress: bool = True) -> Filled:
+        """Make now what ``cache=`` keeps of the data set, without training: the first epoch then begins from the cache.
+
+            loader = DDLPLoader(dataset, 256, num_workers=8, cache=ddlp.Cache("/data/cache", "200G"))
+            print(loader.fill_cache())
+
+        All samples of the data set are made once, whatever the sampler gives, in ``num_workers`` threads or processes. What is
+        there already is not made again, so a call that was stopped (Ctrl-C) goes on where it was. Several may fill one
+        directory at once. No order and no random number of an epoch changes.
+
+        Args:
+            progress: show a bar on standard error.
+
+        Raises:
+            DDLPError: nothing can be kept; the message says why.
+        """
+        config = LoaderConfig.of(self)
+        if config.cache is False:
+            raise DDLPError("fill_cache(): this loader has no cache; give it cache=ddlp.Cache(directory, size) or cache='auto'")
+        now = self._portable_now(config)
+        if now is None:
+            self._kept, why = self._kept_samples(config, None)
+            if self._kept is not None:
+                return fill_kept(self._kept, self, self._next_epoch, progress)
+        elif (found := self._cache_for(config, now)) is not None:
+            return fill(found, now, max(1, self.num_workers), progress)
+        else:
+            why = "" if self._cache is None else self._cache.line
+        raise DDLPError(f"fill_cache(): nothing can be kept: {why}. loader.explain() lists what is in the way")
 
     def replay(self, steps: int = 100) -> Iterator[Any]:
         """Give one batch ``steps`` times, to measure how fast training is without loading.
@@ -806,8 +876,9 @@ class DDLPLoader(DataLoader):
         processors_here = max(1, _cpus() // (1 if ranks is None else ranks.local_ranks))
         notes = now.report.notes if self._auto_workers is None else (*now.report.notes, self._auto_workers.line)
         told = replace(now.report, workers=self.num_workers, processors=processors_here, ceiling=life.ceiling, notes=notes)
-        if self._cache is not None:
-            told = replace(told, cache=self._cache.counts, notes=(*told.notes, f"cache: {self._cache.line}"))
+        cache = self._cache if self._kept is None else self._kept
+        if cache is not None:
+            told = replace(told, cache=cache.counts, notes=(*told.notes, f"cache: {cache.line}"))
         return replace(now, report=told)
 
     def explain(self) -> Explanation:
@@ -831,6 +902,8 @@ class DDLPLoader(DataLoader):
             found = self._as_described(self._translated(config))
         except Untranslatable as error:
             found = error.with_traceback(None)  # else this frame and the error keep each other
+            if isinstance(error, CodeBeforePoint):
+                chosen = replace(chosen, cache=point_line(config.cache, error.marked))
         else:
             chosen = replace(chosen, cache=cache_line(config.cache, found))
         text = explain(self, chosen, found)
@@ -862,7 +935,7 @@ class DDLPLoader(DataLoader):
         left = dict.fromkeys(
             (
                 "_iterator", "_prepared", "_before", "_last", "_connections", "_nodes", "_gpu_transfer", "_graphs", "_samples",
-                "_cache", "_own_processes", "_controller", "_remembered", "_turn",
+                "_cache", "_kept", "_own_processes", "_controller", "_remembered", "_turn",
             )  # fmt: skip
         )
         return {**vars(self), **left, "_handles": [], "_life": Life()}
@@ -901,6 +974,11 @@ class DDLPLoader(DataLoader):
         """Whether another order of the batches is just as good."""
         random = is_random(self._index_sampler) or not self.in_order
         return random and not torch.are_deterministic_algorithms_enabled()
+
+
+def _all_of(*calls: Callable[[], None]) -> None:
+    for call in calls:
+        call()
 
 
 _cpus = functools.cache(cpus)  # the control groups' files take too long for each call of live()

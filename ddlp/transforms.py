@@ -2,13 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Cutout", "Views"]
+__all__ = ["CachePoint", "Cutout", "Views", "told_at_points"]
+
+_TOLD = threading.local()
+
+
+class CachePoint(nn.Module):
+    """Says in a transform that what stands before it is the same every time, code of your own included.
+
+    It gives back what it gets, also with `torch.utils.data.DataLoader`. In a `ddlp.DDLPLoader` with ``cache=`` the results of
+    the steps before it are kept on disk, and later epochs and runs begin there: docs/cache.md. Of several the last one counts.
+
+        Compose([Crop(margin=8), Resize((256, 256)), CachePoint(), RandomCrop(224), ToTensor()])
+
+    Args:
+        frozen_epochs: random steps may stand before it. Each sample's outcome is kept for so many epochs, and then drawn again.
+            None: the loader refuses random steps before it, since their first outcome would be kept for ever.
+        key: a text of your own, in the place of what ddlp finds out about your code before this point. Change it when that code
+            changes. "": ddlp reads the code and its parameters; it says so where it can't.
+
+    Raises:
+        ValueError: if ``frozen_epochs`` is no integer of at least 1, or ``key`` is no text.
+    """
+
+    def __init__(self, frozen_epochs: int | None = None, key: str = "") -> None:
+        super().__init__()
+        if frozen_epochs is not None and (type(frozen_epochs) is not int or frozen_epochs < 1):
+            raise ValueError(f"CachePoint: frozen_epochs={frozen_epochs!r}: a number of epochs, 1 or more, or None")
+        if not isinstance(key, str):
+            raise ValueError(f"CachePoint: key={key!r}: expected a text")
+        self.frozen_epochs = frozen_epochs
+        self.key = key
+
+    def forward(self, *inputs: Any) -> Any:
+        """Return the image, or image and target, as they are."""
+        call = getattr(_TOLD, "call", None)
+        if call is not None:
+            call(self, *inputs)
+        return inputs if len(inputs) > 1 else inputs[0]
+
+    def extra_repr(self) -> str:
+        """Return the parameters for repr."""
+        given = {"frozen_epochs": self.frozen_epochs, "key": self.key}
+        return ", ".join(f"{name}={value!r}" for name, value in given.items() if value)
+
+
+@contextlib.contextmanager
+def told_at_points(call: Callable[..., None]) -> Iterator[None]:
+    """Have ``call`` called with each `CachePoint` that this thread reaches, and with what it gets."""
+    _TOLD.call = call
+    try:
+        yield
+    finally:
+        del _TOLD.call
 
 
 class Cutout(nn.Module):

@@ -33,10 +33,11 @@ from torchvision.datasets import ImageFolder
 from csd_engine.errors import EngineError
 from ddlp import DDLPError, DDLPLoader
 from ddlp.observe import progress
+from ddlp.process.output_file import new_directory
 from ddlp.sampledata import SampleDataError, make_imagefolder
 from ddlp.schedule.strategies import STRATEGIES
 from ddlp.tryout.compare import compare
-from ddlp.tryout.results import new_directory, write
+from ddlp.tryout.results import write
 from ddlp.tryout.terminal import text
 
 NORMALIZE = transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import threading
 import time
@@ -17,12 +19,15 @@ from csd_engine.cache.shelves import Shelves
 from csd_engine.errors import CacheRefused, DamagedSegment
 from csd_engine.kernels.places import address
 
-__all__ = ["CacheCounts", "Found", "Shelf"]
+__all__ = ["ENTRY_BYTES", "CacheCounts", "Found", "Shelf"]
+
+ENTRY_BYTES = ENTRY.itemsize + 6  # of memory that an open shelf takes for each sample of its data set
 
 SEGMENT_BYTES = 64 << 20  # of a file, at most; a kill loses no more than one file
 _MOST_SEGMENTS = 256  # each is mapped, and takes a descriptor; of a larger cache each file is larger
 _LEAST_IMAGES = 4  # that a file must have room for, or it is not worth beginning
-_LOOK_S = 10.0  # from one look for what other processes have written to the next one
+_LOOK_S = 10.0  # from one look for what other processes have written to the next one, if the directory's time tells nothing
+_SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _SETTLED_S = 2.0  # a file that was changed so lately may change again without a new time of change, which has coarse steps
 
 
@@ -103,6 +108,7 @@ class Shelf:
         self._full = False  # no more room, or writing failed
         self._told: Set[str] = set()
         self._looked_s = 0.0  # of the monotonic clock
+        self._looked_at_ns = 0  # the directory's time of change then
         try:
             self._files = shelves.open_shelf(key, about)
         except OSError as error:
@@ -116,19 +122,38 @@ class Shelf:
         """Whether it may still take samples."""
         return not self._full and os.getpid() == self._pid
 
+    @property
+    def full(self) -> bool:
+        """Whether there is no more room, or writing failed."""
+        return self._full
+
+    @property
+    def held(self) -> int:
+        """How many samples it has, whether or not their sources are still the same."""
+        return int(np.count_nonzero(self._segment))
+
     def begin(self) -> None:
-        """Begin to count anew, and take up what other processes have written."""
-        self.counts = CacheCounts()
+        """Begin to count anew, take up what other processes have written, and look for room again."""
+        self.counts, self._full = CacheCounts(), False
         self._look()
+
+    def _changed(self) -> bool:
+        """Return whether a file has come or gone since the last look, or that look is long ago."""
+        if time.monotonic() - self._looked_s > _LOOK_S:
+            return True
+        with contextlib.suppress(OSError):
+            return self._files.directory.status().st_mtime_ns != self._looked_at_ns
+        return False
 
     def _look(self) -> None:
         self._looked_s = time.monotonic()
         try:
+            self._looked_at_ns = self._files.directory.status().st_mtime_ns
             for name in self._files.segments():
                 if name not in self._known:
                     self._take(name, verified=False)
         except OSError as error:
-            self._tell_once(f"can't be read: {error.strerror}")
+            self.tell_once(f"can't be read: {error.strerror}")
 
     def _take(self, name: str, verified: bool) -> None:
         """Use a file that is complete."""
@@ -144,6 +169,9 @@ class Shelf:
         except FileNotFoundError:
             return
         except (DamagedSegment, OSError) as error:
+            if isinstance(error, OSError) and error.errno in _SHORT:  # this process is: the file may be good for others
+                self.tell_once(f"is used in part: {error.strerror}")
+                return
             self._remove_damaged(name, getattr(error, "strerror", None) or str(error))
             return
         with self._lock:
@@ -156,10 +184,11 @@ class Shelf:
 
     def _remove_damaged(self, name: str, why: str) -> None:
         self._files.directory.unlink(name)
-        self._tell_once(f"had a damaged file ({why}), which was removed; its samples are made again")
+        self.tell_once(f"had a damaged file ({why}), which was removed; its samples are made again")
         self._full = self._pid != os.getpid()  # there is room again
 
-    def _tell_once(self, what: str) -> None:
+    def tell_once(self, what: str) -> None:
+        """Tell the user a line about this cache, once."""
         if what not in self._told:
             self._told.add(what)
             self.trouble = what
@@ -172,7 +201,7 @@ class Shelf:
             sources: their indices, int64 (n,), which exist.
             origins: what they are made of.
         """
-        if time.monotonic() - self._looked_s > _LOOK_S:  # ranks end their epochs at different times
+        if self._changed():  # ranks and an engine's processes end their epochs at different times
             self._look()
         found, unverified = self._gather(sources, origins)
         while unverified:
@@ -256,7 +285,7 @@ class Shelf:
                     self._finish(writer)
         except OSError as error:
             self._full = True
-            self._tell_once(f"takes no more samples: {error.strerror}")
+            self.tell_once(f"takes no more samples: {error.strerror}")
         for one in wanted:
             self._coming[one.source] = False
 
@@ -299,7 +328,7 @@ class Shelf:
                 self._finish(writer)
             except OSError as error:
                 self._full = True
-                self._tell_once(f"takes no more samples: {error.strerror}")
+                self.tell_once(f"takes no more samples: {error.strerror}")
             self._coming[:] = False
 
     def close(self) -> None:

@@ -1,8 +1,19 @@
-"""A number of bytes as people read it."""
+"""A number of bytes as people read and write it."""
 
 from __future__ import annotations
 
-__all__ = ["size_text"]
+import re
+from typing import Optional
+
+__all__ = ["size_bytes", "size_text"]
+
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", re.IGNORECASE)
+
+
+def size_bytes(text: str) -> Optional[int]:
+    """Return the bytes that a text such as 500M or 1.5T says, with powers of 1024; None: it says none."""
+    match = _SIZE.fullmatch(text)
+    return None if match is None else int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
 
 
 def size_text(count: int) -> str:

@@ -6,12 +6,16 @@ sample that fails anywhere on this way is made as without a cache, which raises 
 
 from __future__ import annotations
 
+import hashlib
+import platform
 import time
 from abc import ABC, abstractmethod
-from typing import Callable, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Tuple
 
 import numpy as np
+import PIL
 
+import csd_engine
 from csd_engine.cache.indexes import INDEXES, IndexesOnShelf
 from csd_engine.cache.origins import Origins, origins_of
 from csd_engine.cache.segments import Sample
@@ -22,16 +26,42 @@ from csd_engine.errors import SampleError
 from csd_engine.kernels import kernel
 from csd_engine.kernels.pixels import Pixels, PixelSamples
 from csd_engine.kernels.places import address
+from csd_engine.machine.versions import libjpeg
 from csd_engine.prepare.batch_maker import BatchMaker, ByKernel, Destination, FinishedPlace, OneByOne, StartedBatch
 from csd_engine.prepare.kernel_batch import KernelBatch
 from csd_engine.prepare.sample import prepare_any_size, prepare_sample
 from csd_engine.transforms import Pipeline
 from csd_engine.transforms.fileplan import file_plan
+from csd_engine.transforms.operators import RandomCrop, RandomResizedCrop
 from csd_engine.transforms.prefix import CachePoint
 
-__all__ = ["CachedBatchMaker", "RowReader", "SampleCache"]
+__all__ = ["CachedBatchMaker", "RowReader", "SampleCache", "crops_first", "shelf_key"]
 
 _MADE_BYTES = 2 << 20  # of pixels that are made before what is behind the cut runs on them: they stay in a core's cache
+
+
+def shelf_key(data_set: Tuple[Any, ...], points: Iterable[Optional[CachePoint]]) -> str:
+    """Return the key of a shelf, 32 hex digits: the data set, what is kept of it, and what decides about the bits.
+
+    Args:
+        data_set: what tells it from others. A few samples' places may stand for all: each entry of a shelf names its own file.
+        points: what is kept, or may be; None: indexes.
+    """
+    decoders = (csd_engine.__version__, PIL.__version__, libjpeg(), platform.machine())
+    kept = [INDEXES if point is None else (point.before.digest, point.shape) for point in points]
+    told = repr((*data_set, kept, decoders))
+    return hashlib.blake2b(told.encode(errors="surrogateescape"), digest_size=16, person=b"ddlp shelf").hexdigest()
+
+
+def crops_first(pipeline: Pipeline, shape: Tuple[int, int, int]) -> bool:
+    """Return whether the kernel makes samples of files, and begins with a random crop: it may need a part of each alone.
+
+    ``shape``: of a sample, (height, width, channels).
+    """
+    if not isinstance(next(iter(pipeline.operators), None), (RandomResizedCrop, RandomCrop)):
+        return False
+    plan = file_plan(pipeline, kernel())
+    return plan is not None and (plan.shape, plan.boxes) == (shape, pipeline.boxes)
 
 
 class SampleCache(NamedTuple):

@@ -32,10 +32,12 @@ from csd_engine.protocol.fields import tuple_of as _tuple
 from csd_engine.protocol.fields import versions as _versions
 
 __all__ = [
+    "AskCache",
     "AskRetires",
     "AskSensors",
     "AskStatus",
     "AskStream",
+    "CacheState",
     "Cancel",
     "Cancelled",
     "CloseJob",
@@ -455,6 +457,23 @@ class Sensors(Message):
 
 
 @dataclass(frozen=True)
+class AskCache(Message):
+    """Host: what does the engine's cache hold? Sent only to an engine whose Welcome has `cache` among its versions."""
+
+
+@dataclass(frozen=True)
+class CacheState(Message):
+    """Engine: the bytes that its cache holds, and may hold; the samples of leases that came from it, and those that did not,
+    since the engine started. Jobs of which nothing is kept do not count.
+    """
+
+    bytes: int = _checked(_count)
+    quota_bytes: int = _checked(_count)
+    hits: int = _checked(_count)
+    misses: int = _checked(_count)
+
+
+@dataclass(frozen=True)
 class CloseJob(Message):
     """Host: the job is over; everything of it is removed."""
 
@@ -470,10 +489,10 @@ class JobClosed(Message):
 
 HOST_MESSAGES: Tuple[Type[Message], ...] = (
     Hello, OpenJob, FilePart, Look, Probe, Lease, ParcelPart, Fetch, Cancel, Release, Ping, AskRetires, AskStatus, AskSensors,
-    AskStream, FetchSealed, CloseJob,
+    AskCache, AskStream, FetchSealed, CloseJob,
 )  # fmt: skip
 ENGINE_MESSAGES: Tuple[Type[Message], ...] = (
     Welcome, Refused, JobOpen, NeedFile, Seen, ProbeDone, NeedParcel, Published, Measured, Part, NoPart, Failed, Cancelled,
-    Pong, Retires, Status, Sensors, StreamOpen, NoStream, JobClosed,
+    Pong, Retires, Status, Sensors, CacheState, StreamOpen, NoStream, JobClosed,
 )  # fmt: skip
 MESSAGES = HOST_MESSAGES + ENGINE_MESSAGES

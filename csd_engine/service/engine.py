@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, List, Optional, Set, Type
 import zmq
 
 import csd_engine
+from csd_engine.cache.shelves import Shelves
 from csd_engine.data.base import ARRAY, MANIFEST
 from csd_engine.data.roots import Roots
 from csd_engine.machine.computer import memory
@@ -72,6 +73,7 @@ class EngineOptions:
     sys: str
     mapped: bool
     retire_s: float
+    cache: Optional[Shelves]  # what the workers keep
 
 
 class Service:
@@ -112,6 +114,8 @@ class Service:
             *("--slowdown", repr(options.slowdown), "--large-image-lock", str(self._spool.directory / ".large")),
             *("--large-bytes", str(large_bytes(memory_bytes, options.workers)), "--memory", str(memory_bytes)),
         ]
+        if options.cache is not None:
+            self._worker_arguments += ["--cache", options.cache.path, "--cache-bytes", str(options.cache.quota_bytes)]
         self._worker_trouble = ""
         self._stop = False
         self._told_to_retire = False  # by a signal
@@ -140,6 +144,7 @@ class Service:
             say.AskRetires: self._ask_retires,
             say.AskStatus: self._status,
             say.AskSensors: self._sensors,
+            say.AskCache: self._cache_state,
             say.AskStream: self._streams.ask,
             say.FetchSealed: self._streams.fetch,
             say.CloseJob: self._job_service.close_job,
@@ -309,6 +314,8 @@ class Service:
         quotas = (spool.quota_batches, spool.quota_bytes)
         # It answers AskSensors and AskRetires, marks rows that it can't make, takes samples' bytes, and seals parts.
         features = {"sensors": "1", "bad_rows": "1", "retires": "1", "parcels": "1"}
+        if self._options.cache is not None:
+            features["cache"] = "1"
         known = {**versions(), **features, **self._streams.offer}
         self._socket.send(peer, say.Welcome(known, *quotas, str(spool.directory), self._options.workers))
 
@@ -332,6 +339,11 @@ class Service:
         # Sensors come and go. To look for them each time costs a listing of a small directory.
         readings = read_all(sensors(self._options.sys))[:_MAX_SENSORS]
         self._socket.send(peer, say.Sensors(tuple(readings)))
+
+    def _cache_state(self, peer: bytes, _: say.AskCache, __: bytes) -> None:
+        cache, jobs = self._options.cache, self._job_service
+        held = (0, 0) if cache is None else (cache.held_bytes(), cache.quota_bytes)
+        self._socket.send(peer, say.CacheState(*held, jobs.cache_hits, jobs.cache_misses))
 
     def _look(self, peer: bytes, message: say.Look, _: bytes) -> None:
         spool = self._spool

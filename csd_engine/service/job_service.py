@@ -107,6 +107,7 @@ class JobService:
         build()  # read now: the files may be replaced while the engine runs
         self._meter = Meter(self._began)
         self._retires = ""  # why the engine is about to end; empty: it is not
+        self.cache_hits = self.cache_misses = 0  # samples of published leases whose jobs have a shelf
 
     def limit_items(self, memory_bytes: int) -> None:
         """Limit the samples whose leases wait for one host, by the memory of this computer."""
@@ -476,6 +477,7 @@ class JobService:
             self._send(job.peer, say.Cancelled(job.name, number))
         elif kind == "published":
             job.made += 1
+            self.cache_hits, self.cache_misses = self.cache_hits + report["hits"], self.cache_misses + report["misses"]
             self.progressed(job, work, work.layout.batch)
             size, busy_s = work.file_bytes, report["busy_s"]
             self._send(job.peer, say.Published(job.name, number, f"{job.key}/{report['name']}", size, busy_s))

@@ -1,8 +1,8 @@
 """A worker process of the engine: takes one lease at a time from its pipe and fills the batch file, a few samples at a time.
 
-`python -m csd_engine.service.worker_start [--slowdown F] [--large-image-lock FILE --large-bytes N] [--memory N]`, JSON lines on
-standard input and output. After each few samples it looks whether the lease was cancelled. When its pipe closes, it drops
-its lease and exits.
+`python -m csd_engine.service.worker_start [--slowdown F] [--large-image-lock FILE --large-bytes N] [--memory N]
+[--cache DIR --cache-bytes N]`, JSON lines on standard input and output. After each few samples it looks whether the lease was
+cancelled. When its pipe closes, it drops its lease and exits.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ import numpy as np
 from csd_engine.batchfile.checksum import READ_BYTES, Checksum
 from csd_engine.batchfile.reader import Layout
 from csd_engine.batchfile.writer import BatchWriter
+from csd_engine.cache.shelf import Shelf
 from csd_engine.data.base import Reader, open_reader
 from csd_engine.data.carried import CarriedReader
 from csd_engine.data.concat import ConcatSet
 from csd_engine.data.kinds import parse_dataset
 from csd_engine.data.roots import Roots
 from csd_engine.directory import Directory
-from csd_engine.errors import DatasetError, EngineError, OperatorFileError, SampleError, SpoolError, SpoolFull
+from csd_engine.errors import CacheRefused, DatasetError, EngineError, OperatorFileError, SampleError, SpoolError, SpoolFull
 from csd_engine.kernels import kernel
 from csd_engine.machine.computer import status_bytes
 from csd_engine.prepare.batch_maker import BatchMaker, Destination, StartedBatch
@@ -39,6 +40,7 @@ from csd_engine.prepare.large_image_lock import LargeImageLock, most_bytes
 from csd_engine.prepare.operator_file import OperatorDirectory
 from csd_engine.prepare.sample import is_bad_image, sample_digest
 from csd_engine.service.channel import WorkerChannel
+from csd_engine.service.worker_shelves import WorkerShelves
 from csd_engine.transforms import Pipeline
 
 __all__ = ["Slowdown", "Worker", "WrittenRows", "main"]
@@ -59,6 +61,7 @@ class _OpenJob:
     layout: Layout
     directory: Directory
     maker: BatchMaker
+    shelf: Optional[Shelf]  # that the maker uses
 
 
 def _few_descriptors() -> bool:
@@ -207,10 +210,16 @@ class _OneRow(Destination):
 
 
 class Worker:
-    """The worker's loop. `channel` brings commands and takes reports."""
+    """The worker's loop. `channel` brings commands and takes reports. `shelves` None: it keeps no samples."""
 
-    def __init__(self, channel: WorkerChannel, slowdown: float, large_image_lock: LargeImageLock) -> None:
-        self._large_image_lock = large_image_lock
+    def __init__(
+        self,
+        channel: WorkerChannel,
+        slowdown: float,
+        large_image_lock: LargeImageLock,
+        shelves: Optional[WorkerShelves] = None,
+    ) -> None:
+        self._large_image_lock, self._shelves = large_image_lock, shelves
         self._channel = channel
         self._slowdown = Slowdown(slowdown)
         self._commands: Dict[str, Dict[str, Any]] = {}  # that open the jobs
@@ -238,6 +247,9 @@ class Worker:
                 do[command["do"]](command)
         except EOFError:
             return
+        finally:
+            if self._shelves is not None:
+                self._shelves.close()
 
     def _report(self, kind: str, **fields: Any) -> None:
         """Report the end of a lease or probe, and the seconds spent on it: with its job's opening, and whatever came of it."""
@@ -261,8 +273,7 @@ class Worker:
             other = self._jobs.pop(name)
             assert isinstance(other, _OpenJob)
             parts -= other.parts
-            other.reader.close()
-            other.directory.close()
+            self._close(other)
         self._jobs[key] = job = known or self._opened(self._commands[key])
         return job
 
@@ -285,12 +296,16 @@ class Worker:
             carried = CarriedReader(reader) if dataset.carried else None
             reader = carried or reader
             try:
-                maker = BatchMaker(reader, pipeline, (layout.height, layout.width, layout.channels), layout.boxes)
+                shelf = None
+                if self._shelves is None:
+                    maker = BatchMaker(reader, pipeline, (layout.height, layout.width, layout.channels), layout.boxes)
+                else:
+                    maker, shelf = self._shelves.maker(reader, pipeline, layout, dataset, roots)
             except BaseException:
                 reader.close()
                 raise
             parts = len(dataset.parts) if isinstance(dataset, ConcatSet) else 1
-            return _OpenJob(reader, carried, parts, layout, directory, maker)
+            return _OpenJob(reader, carried, parts, layout, directory, maker, shelf)
         except Exception as error:  # reported with each lease
             told = error if isinstance(error, EngineError) else _unforeseen("the job cannot be opened", error)
             told.__traceback__ = told.__context__ = told.__cause__ = None  # their frames hold files and memory
@@ -300,8 +315,13 @@ class Worker:
         self._commands.pop(command["job"], None)
         job = self._jobs.pop(command["job"], None)
         if isinstance(job, _OpenJob):
-            job.reader.close()
-            job.directory.close()
+            self._close(job)
+
+    def _close(self, job: _OpenJob) -> None:
+        job.reader.close()
+        job.directory.close()
+        if self._shelves is not None and job.shelf is not None:
+            self._shelves.release(job.shelf)
 
     def _receive(self, lease: Optional[int], timeout_s: float) -> None:
         """Take in the service's commands, waiting at most `timeout_s`. Raises _Cancelled or EOFError."""
@@ -329,7 +349,7 @@ class Worker:
         if isinstance(job, EngineError):
             self._report("failed", reason=str(job), fatal=True, full=False, **about)
             return
-        start = time.monotonic()
+        start, before = time.monotonic(), _cached(job)
         self._slowdown.begin()
         writer = None
         try:
@@ -353,7 +373,9 @@ class Worker:
                 raise
             self._report("failed", reason=str(_unforeseen("the batch cannot be made", error)), fatal=False, full=False, **about)
         else:
-            self._report("published", name=path.name, busy_s=time.monotonic() - start, **about)
+            hits, misses = (after - begun for after, begun in zip(_cached(job), before))
+            busy_s = time.monotonic() - start
+            self._report("published", name=path.name, busy_s=busy_s, hits=hits, misses=misses, **about)
 
     @staticmethod
     def _drop(writer: Optional[BatchWriter]) -> None:
@@ -410,6 +432,20 @@ class Worker:
         self._report("probed", job=command["job"], digests=digests)
 
 
+def _cached(job: _OpenJob) -> Tuple[int, int]:
+    """Return the samples of this job's shelf that were found there since it was opened, and those that were not."""
+    return (0, 0) if job.shelf is None else (job.shelf.counts.hits, job.shelf.counts.misses)
+
+
+def _shelves(directory: str, quota_bytes: int, memory_bytes: int) -> Optional[WorkerShelves]:
+    """Return the shelves in this directory; None: there is none, or it can't be used any more, which is told."""
+    try:
+        return WorkerShelves(directory, quota_bytes, memory_bytes) if directory else None
+    except CacheRefused as error:
+        print(f"csd_engine: {error}", file=sys.stderr, flush=True)
+        return None
+
+
 def limit_memory(memory_bytes: int) -> None:
     """Have this process get a MemoryError before it takes half of `memory_bytes` (0: not known, no limit).
 
@@ -432,6 +468,8 @@ def main(arguments: Optional[List[str]] = None) -> None:
     parser.add_argument("--large-image-lock", default="", metavar="FILE")
     parser.add_argument("--large-bytes", type=int, default=0, metavar="N")
     parser.add_argument("--memory", type=int, default=0, metavar="N")
+    parser.add_argument("--cache", default="", metavar="DIR")
+    parser.add_argument("--cache-bytes", type=int, default=0, metavar="N")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the engine, which closes our pipe
     limit_memory(options.memory)
@@ -439,5 +477,6 @@ def main(arguments: Optional[List[str]] = None) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # a forgotten breakpoint() in a user's operator must not read commands
     os.dup2(2, 1)  # a stray print must not garble the reports
     large_image_lock = LargeImageLock(options.large_image_lock, options.large_bytes, most_bytes(options.memory))
-    Worker(WorkerChannel(commands, reports), options.slowdown, large_image_lock).run()
+    shelves = _shelves(options.cache, options.cache_bytes, options.memory)
+    Worker(WorkerChannel(commands, reports), options.slowdown, large_image_lock, shelves).run()
     sys.stdout.flush()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple, Optional, Tuple
+from typing import Iterable, NamedTuple, Optional, Tuple
 
 from csd_engine.transforms.containers import group_out, leaves
-from csd_engine.transforms.operators import CenterCrop, Grayscale, Pad, RandomResizedCrop, Resize, Shape
+from csd_engine.transforms.operators import CenterCrop, Grayscale, Operator, Pad, RandomResizedCrop, Resize, Shape
 from csd_engine.transforms.pipeline import CHANNELS, Pipeline
 
-__all__ = ["CachePoint", "cache_point", "draws_nothing"]
+__all__ = ["CachePoint", "cache_point", "draw_nothing"]
 
 _DRAW_NOTHING = (Resize, CenterCrop, Pad, Grayscale)  # FiveCrop and TenCrop too, but they make rows five or ten times as large
 _REDUCED_FOR = (Resize, RandomResizedCrop)  # decode="fast" looks at these to choose the size at which a JPEG is decoded
@@ -39,17 +39,20 @@ class CachePoint(NamedTuple):
         return f"pixels after {names}"
 
 
-def draws_nothing(pipeline: Pipeline) -> bool:
-    """Return True if a sample is the same whatever its seed and its epoch. False if that is not sure."""
-    return all(isinstance(one, _DRAW_NOTHING) for one in pipeline.operators)
+def draw_nothing(operators: Iterable[Operator]) -> bool:
+    """Return whether a pipeline can be cut after these operators: they do the same every time."""
+    return all(isinstance(one, _DRAW_NOTHING) for one in operators)
 
 
-def cache_point(pipeline: Pipeline, size: Optional[Tuple[int, int]]) -> Optional[CachePoint]:
+def cache_point(
+    pipeline: Pipeline, size: Optional[Tuple[int, int]], given: Optional[int] = None
+) -> Optional[CachePoint]:
     """Return where to cut: as late as all results have one size, else as late as nothing is drawn.
 
     Args:
         pipeline: any.
         size: (width, height) of all images; None: each has its own.
+        given: cut after so many operators, which draw nothing; None: as said above.
 
     Returns:
         None if its results can't be kept: a user's function could ask for the file's metadata, which pixels don't have; or the
@@ -60,7 +63,9 @@ def cache_point(pipeline: Pipeline, size: Optional[Tuple[int, int]]) -> Optional
     start = Shape(None if size is None else (size[1], size[0]), CHANNELS[pipeline.mode])
     drawn = next((k for k, one in enumerate(pipeline.operators) if not isinstance(one, _DRAW_NOTHING)), len(pipeline.operators))
     cuts = range(drawn, 0, -1)
-    at = next((k for k in cuts if group_out(pipeline.operators[:k], start).size is not None), drawn)
+    at = given
+    if at is None:
+        at = next((k for k in cuts if group_out(pipeline.operators[:k], start).size is not None), drawn)
     before, behind = pipeline.operators[:at], pipeline.operators[at:]
     if pipeline.decode != "exact" and any(isinstance(one, _REDUCED_FOR) for one in leaves(behind)):
         return None

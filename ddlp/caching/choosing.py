@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from csd_engine.kernels import kernel
 from csd_engine.machine.computer import memory
-from csd_engine.transforms.fileplan import file_plan
-from csd_engine.transforms.operators import RandomCrop, RandomResizedCrop
+from csd_engine.prepare.cached_batch import crops_first
 from csd_engine.transforms.prefix import CachePoint, cache_point
 from ddlp.caching.measuring import file_sizes, pixel_times
 from ddlp.planning.cache_point import ASSUMED_EPOCHS, INDEX_SHARE, OFF, PLAIN_BYTES_PER_S, SampleCost, best_point, known_cost
@@ -19,7 +17,8 @@ _WRITES_PER_S = 1e9  # bytes, into the page cache
 _READS_PER_S = (4e9, 0.5e9)  # bytes: of files that fit into memory, and of others, from a disk that is no fast one
 
 Points = dict[str, CachePoint | None]
-"""What can be kept, by its name: "prefix" (pixels of one size), "pixels" (of any size), "index" (None: it needs no cut)."""
+"""What can be kept, by its name: "prefix" (pixels of one size, or up to the user's own point), "pixels" (of any size), "index"
+(None: it needs no cut)."""
 
 
 def points_of(portable: Portable, keeps: str) -> tuple[Points, str]:
@@ -27,11 +26,14 @@ def points_of(portable: Portable, keeps: str) -> tuple[Points, str]:
     sizes = {part.size for part in portable.dataset.parts}
     if portable.dataset.reader().places([0] if portable.dataset.starts[-1] else []) is None:
         return {}, "the samples are no files, and arrays are in memory already"
-    point = cache_point(portable.pipeline, sizes.pop() if len(sizes) == 1 else None)
-    found: Points = {} if point is None else {"prefix" if point.fixed else "pixels": point}
-    if _crops_first(portable):
+    given = portable.point is not None
+    point = cache_point(portable.pipeline, sizes.pop() if len(sizes) == 1 else None, portable.point)
+    found: Points = {} if point is None else {"prefix" if point.fixed or given else "pixels": point}
+    if not given and crops_first(portable.pipeline, portable.shape):
         found["index"] = None
-    wanted = {name: point for name, point in found.items() if keeps == "auto" or (name == "index") == (keeps == "indexes")}
+    wanted = {
+        name: point for name, point in found.items() if keeps == "auto" or given or (name == "index") == (keeps == "indexes")
+    }
     if wanted:
         return wanted, ""
     if keeps == "indexes":
@@ -41,19 +43,11 @@ def points_of(portable: Portable, keeps: str) -> tuple[Points, str]:
     return {}, "decode='fast' decodes each image at a size that depends on the random crop"
 
 
-def _crops_first(portable: Portable) -> bool:
-    """Return whether the kernel makes samples of files, and begins with a random crop: it may need a part of each alone."""
-    pipeline = portable.pipeline
-    if not isinstance(next(iter(pipeline.operators), None), (RandomResizedCrop, RandomCrop)):
-        return False
-    plan = file_plan(pipeline, kernel())
-    return plan is not None and (plan.shape, plan.boxes) == (portable.shape, pipeline.boxes)
-
-
 def choose(portable: Portable, points: Points, quota_bytes: int, auto: bool) -> tuple[str, str]:
     """Return the name of what to keep; `OFF` and why not in words, where that does not pay.
 
-    Results of one size always pay. Else the predicted times of `ASSUMED_EPOCHS` epochs decide.
+    Results of one size always pay, and the user's own point is obeyed. Else the predicted times of `ASSUMED_EPOCHS` epochs
+    decide.
 
     Args:
         portable: the loader's samples.

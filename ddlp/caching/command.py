@@ -4,6 +4,7 @@
     ddlp cache verify                 # read all of it and compare checksums; damaged files are removed and made again
     ddlp cache forget 3f2a9c01b7de    # remove a shelf that no process uses; --all: all of them
     ddlp cache ls --dir /data/cache   # of ddlp.Cache("/data/cache", ...); without --dir that of cache="auto"
+    ddlp cache fill -- train.py       # make ahead what the script's loaders keep: ddlp cache fill -h
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ _PROGRESS_S = 1.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.add_argument("what", choices=("ls", "verify", "forget"), help="list the shelves, verify them, or remove some")
+    parser.add_argument(
+        "what", choices=("ls", "verify", "forget", "fill"), help="list, verify or remove shelves; fill: see above"
+    )
     parser.add_argument("shelves", nargs="*", metavar="ID", help="of shelves, as ls shows them; none: all, for ls and verify")
     parser.add_argument("--dir", help="the cache's directory; default: that of cache='auto'")
     parser.add_argument("--all", action="store_true", help="with forget: all shelves")

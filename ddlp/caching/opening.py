@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
-import platform
 from collections.abc import Iterable
 
 import PIL
 
-import csd_engine
 from csd_engine.cache.indexes import INDEXES
 from csd_engine.cache.shelf import CacheCounts, Shelf
 from csd_engine.cache.shelves import Shelves
 from csd_engine.errors import CacheRefused
 from csd_engine.machine.sizes import size_text
-from csd_engine.machine.versions import libjpeg
-from csd_engine.prepare.cached_batch import SampleCache
+from csd_engine.prepare.cached_batch import SampleCache, shelf_key
 from csd_engine.service.spool import free_bytes
 from csd_engine.transforms.prefix import CachePoint
 from ddlp.cache_directory import samples_directory
 from ddlp.caching.choosing import Points, choose, points_of
+from ddlp.caching.fingerprint import NoFingerprint, fingerprint
 from ddlp.caching.settings import Cache
 from ddlp.errors import DDLPError
 from ddlp.planning.cache_point import ASSUMED_EPOCHS, OFF
+from ddlp.translate.marked import Marked
 from ddlp.translate.portable import Portable
+from ddlp.translate.transforms import names_of
 
-__all__ = ["LoaderCache"]
+__all__ = ["NO_HOME", "LoaderCache", "auto_line", "cache_line", "place_of", "point_line"]
+
+NO_HOME = "this user has no home, and so no cache directory"
 
 _SHARE = 5  # "auto" takes a fifth of the free space
 
@@ -76,8 +77,9 @@ class LoaderCache:
 
     def _opened(self, portable: Portable, points: Points, key: str) -> SampleCache | None:
         """Choose what to keep, and open its shelf; None: nothing, and `_why_not` says why. Raises CacheRefused."""
-        place = self._place()
+        place = place_of(self.setting)
         if place is None:
+            self._why_not = NO_HOME
             return None
         if key not in self._chosen:
             self._chosen[key] = choose(portable, points, place.bytes, self.setting == "auto")
@@ -85,9 +87,7 @@ class LoaderCache:
         if name == OFF:
             return None
         if self.setting == "auto":
-            self.warnings.append(
-                f"cache='auto' may keep {size_text(place.bytes)} in {place.directory}, 20 % of the free space at most"
-            )
+            self.warnings.append(auto_line(place))
         point, shelves, samples = points[name], Shelves(place.directory, place.bytes), portable.dataset.starts[-1]
         about = {
             "data set": ", ".join(part.name for part in portable.dataset.parts),
@@ -100,16 +100,6 @@ class LoaderCache:
         shelf = Shelf(shelves, _key(portable, (point,)), about, samples, channels, self.warnings.append)
         self._directory = shelves.path
         return SampleCache(point, shelf)
-
-    def _place(self) -> Cache | None:
-        """Return the directory and its quota; None: "auto" finds none, and `_why_not` says why."""
-        if isinstance(self.setting, Cache):
-            return self.setting
-        directory = samples_directory()
-        if directory is None:
-            self._why_not = "this user has no home, and so no cache directory"
-            return None
-        return _auto_place(os.fspath(directory))
 
     @property
     def counts(self) -> CacheCounts | None:
@@ -137,16 +127,22 @@ class LoaderCache:
 
 
 def _key(portable: Portable, points: Iterable[CachePoint | None]) -> str:
-    """Return the key of a shelf, 32 hex digits: the data set, what is kept of it, and what decides about the bits.
-
-    A few samples stand for the data set, since each entry of a shelf names its own file.
-    """
+    """Return the key of a shelf for a loader's data set."""
     places = [os.path.abspath(place) for place in portable.dataset.some_places()]
-    names = [part.name for part in portable.dataset.parts]
-    decoders = (csd_engine.__version__, PIL.__version__, libjpeg(), platform.machine())
-    kept = [INDEXES if point is None else (point.before.digest, point.shape) for point in points]
-    told = repr((names, portable.dataset.starts, places, kept, decoders))
-    return hashlib.blake2b(told.encode(errors="surrogateescape"), digest_size=16, person=b"ddlp shelf").hexdigest()
+    return shelf_key(([part.name for part in portable.dataset.parts], portable.dataset.starts, places), points)
+
+
+def place_of(setting: str | Cache) -> Cache | None:
+    """Return the directory of a loader's ``cache=``, and its quota; None: "auto" finds none, for `NO_HOME`."""
+    if isinstance(setting, Cache):
+        return setting
+    directory = samples_directory()
+    return None if directory is None else _auto_place(os.fspath(directory))
+
+
+def auto_line(place: Cache) -> str:
+    """Return what the user is told about the place that "auto" has found."""
+    return f"cache='auto' may keep {size_text(place.bytes)} in {place.directory}, 20 % of the free space at most"
 
 
 def _auto_place(directory: str) -> Cache:
@@ -169,10 +165,26 @@ def cache_line(setting: bool | str | Cache, portable: Portable) -> str | None:
     if not points:
         return f"nothing is kept: {why_not}"
     told = " or ".join(_described(point) for point in points.values())
+    if portable.point is not None:
+        told += ", where CachePoint() stands"
     if isinstance(setting, Cache):
         return f"{told}, in {os.fspath(setting.directory)}, {size_text(setting.bytes)} at most"
     when = f", if measuring before the first epoch shows that it saves time in {ASSUMED_EPOCHS} epochs"
     return f"{told}, in the user's cache directory, at most 20 % of its free space{'' if 'prefix' in points else when}"
+
+
+def point_line(setting: bool | str | Cache, marked: Marked) -> str | None:
+    """Do as `cache_line` where the user's own steps stand before a CachePoint."""
+    if isinstance(setting, bool):
+        return None
+    frozen, key = marked.point.frozen_epochs, marked.point.key
+    try:
+        fingerprint(marked.before, key)
+    except NoFingerprint as error:
+        return f"nothing is kept: {error}; CachePoint(key='...') tells it"
+    where = f"in {os.fspath(setting.directory)}" if isinstance(setting, Cache) else "in the user's cache directory"
+    told = f"what reaches CachePoint(), after {marked}, {where}; then {' -> '.join(names_of(marked.behind)) or 'nothing'} runs"
+    return told + ("" if frozen is None else f"; its random outcome is kept for {frozen} epochs")
 
 
 def _keeps(setting: str | Cache) -> str:

@@ -16,13 +16,15 @@ TAKE = f"""\
     useradd --system --user-group --no-create-home --home-dir / --shell /usr/sbin/nologin --comment '{_MADE_BY_US}' {ACCOUNT} ||
     return 1
   mkdir -p "$home/run" "$spool" || return 1
+  [ -z "$cache" ] || [ -n "$(ls -A "$cache")" ] || chown {ACCOUNT}: "$cache" || return 1
   [ "$(stat -c %U "$spool/.")/$(stat -c %U "$home/run")" != {ACCOUNT}/{ACCOUNT} ] || return 0
   systemctl stop "$1"; stopped=yes
   chown -R {ACCOUNT}: "$home/run" && give {ACCOUNT}
 }}
 """
-"""Defines `take_account UNIT`: the user is there, and owns $home/run and what is ours in $spool. False if that can't be done:
-no useradd, or a file system that has no owners or lets this root change none. Sets $stopped if it has stopped the engine.
+"""Defines `take_account UNIT`: the user is there, and owns $home/run, what is ours in $spool, and $cache where that was empty.
+False if that can't be done: no useradd, or a file system that has no owners or lets this root change none. Sets $stopped if it
+has stopped the engine.
 """
 
 DROP = f"""\

@@ -19,6 +19,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from csd_engine.cache.place import cache_directory
 from ddlp.deploy.deployment import deploy
 from ddlp.deploy.findings import Level
 from ddlp.deploy.install import make_bundle
@@ -33,7 +34,7 @@ from ddlp.errors import DDLPError
 # The engine's own, passed on by name; python -m csd_engine --help documents them.
 ENGINE_OPTIONS = (
     "--workers", "--memory", "--quota-bytes", "--quota-batches", "--reserve-bytes", "--lease-timeout", "--worker-timeout",
-    "--cpus", "--slowdown", "--log-level", "--sys",
+    "--cpus", "--slowdown", "--log-level", "--sys", "--cache",
 )  # fmt: skip
 _SSH_OPTIONS = (("-F", "FILE"), ("-p", "PORT"), ("-i", "KEY"), ("-J", "HOST"))
 
@@ -179,10 +180,11 @@ def _wanted(options: argparse.Namespace, before: DeviceRecord | None) -> Wanted:
         host_spool = None if options.host_spool == "none" else os.path.abspath(options.host_spool)
     elif options.spool is not None and before is not None and options.spool != before.device_spool:
         host_spool = None  # the new spool is another directory
-    for path in (device_spool, *(device for _, device in roots)):
+    engine = _engine_options(options, before)
+    cache = cache_directory(dict(zip(engine[::2], engine[1::2], strict=True)).get("--cache", "none"))
+    for path in (device_spool, *(device for _, device in roots), *([cache] if cache else [])):
         if not path.startswith("/") or "=" in path or "\n" in path:
             raise DDLPError(f"{path!r}: directories on the device are written as absolute paths without '='.")
-    engine = _engine_options(options, before)
     start = before or _empty(name, destination)
     given = ssh_options(options)
     port = options.listen_port or start.listen_port

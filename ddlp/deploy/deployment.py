@@ -59,6 +59,7 @@ class _Deployment:
         self._keeps_another_build = False
         self._started = False  # by this run
         self._reads: list[str] = []  # the directories that the engine reads
+        self._cache = ""  # the directory of its cache; empty: it has none
 
     def run(self) -> tuple[DeviceRecord, list[Finding]]:
         with self._steps.step("connect") as step:
@@ -171,13 +172,15 @@ class _Deployment:
                 self._note(step, bool(new), f"copied: {', '.join(sorted(record.operators[one] for one in new))}")
         if self._keeps_another_build:
             there = settings.Settings.parse(found.settings)
-            self._reads = [device for _, device in there.roots] if there else []
+            self._reads, self._cache = ([device for _, device in there.roots], there.cache) if there else ([], "")
             return  # that build may have other options than ours
         with self._steps.step("settings") as step:
             place.make_spool(shell, found, record.device_spool)
             place.make_operators(shell, found)
             made, findings = settings.make(found, record, wanted.given_options, ipv6="[" in self._address)
-            self._reads = [device for _, device in made.roots]
+            self._reads, self._cache = [device for _, device in made.roots], made.cache
+            if self._cache:
+                place.make_cache(shell, found.home, self._cache)
             for finding in findings:
                 self._tell(step, finding)
             changed = settings.put(shell, found, record, made.text)
@@ -266,7 +269,7 @@ class _Deployment:
     def _enable(self, step: Step) -> bool:
         """Let the engine start at boot; True if that changed something. If that can't be done, the engine runs all the same."""
         try:
-            return self._service.enable(self._survey.cron is not None, self._reads)
+            return self._service.enable(self._survey.cron is not None, self._reads, self._cache)
         except CommandFailed as error:
             self._record = dataclasses.replace(self._record, service="supervised")
             self._tell(step, diagnosis.of_no_boot(self._record, str(error)))

@@ -7,7 +7,7 @@ HOME/keys/                       the engine's pair, made there; clients/: who ma
 HOME/operators/HASH.py           the user's operators
 HOME/run/                        the supervisor's: process id, state, log
 HOME/engine.json                 the engine's command line
-HOME/spool-is-ours               spool directories that were made by us, one a line
+HOME/spool-is-ours               directories of spools and caches that were made by us, one a line
 HOME/lingering-is-ours           the user's lingering was switched on by us
 """
 
@@ -30,7 +30,8 @@ from ddlp.devices import address_book as book
 from ddlp.errors import DDLPError
 
 __all__ = [
-    "check_home", "claim", "client_file", "drop_old_builds", "engine_module", "exchange_keys", "make_operators", "make_spool",
+    "check_home", "claim", "client_file", "drop_old_builds", "engine_module", "exchange_keys", "make_cache", "make_operators",
+    "make_spool",
     "own_build_is_there", "put_engine", "put_operators", "remove_all", "switch",
 ]  # fmt: skip
 
@@ -38,6 +39,14 @@ _HOME_NAMES = (
     "current", ".current", "keys", "operators", "run", "venv", "bundle", "engine.json", "spool-is-ours", "lingering-is-ours",
     homedir.MARK,  # removed last, so that a later run can finish a removal that broke off
 )  # fmt: skip
+
+_CACHE = """\
+cache={}
+if [ -d "$cache" ]; then
+  ls -A "$cache" | LC_ALL=C grep -xE 'shelf-[0-9a-f]{{32}}|[.]lock' | while read -r one; do rm -rf "$cache/$one"; done
+  grep -qxF -e "$cache" "$home/spool-is-ours" 2> /dev/null && rmdir "$cache" 2> /dev/null
+fi
+"""
 
 
 def check_home(home: str) -> str:
@@ -157,6 +166,13 @@ def make_spool(shell: Shell, survey: Survey, spool: str) -> None:
         )
 
 
+def make_cache(shell: Shell, home: str, cache: str) -> None:
+    """Make the cache's directory if it is missing, and record on the device that we made it. The service's user gets it."""
+    directory, ours = shlex.quote(cache), shlex.quote(f"{home}/spool-is-ours")
+    script = f"[ -d {directory} ] || {{ mkdir -p -m 700 {directory} && printf '%s\\n' {directory} >> {ours}; }}"
+    shell.must(script, f"making the cache {cache}", timeout_s=60)
+
+
 def make_operators(shell: Shell, survey: Survey) -> None:
     """Make the directory of operators now, so that operators added later need no restart."""
     directory = f"{survey.home}/operators"
@@ -192,8 +208,8 @@ def put_operators(shell: Shell, survey: Survey, name: str, files: Sequence[Path]
     return {**new, **given}
 
 
-def remove_all(shell: Shell, home: str, spool: str | None) -> str:
-    """Remove everything of ours: in the spool, and HOME itself. What is not ours stays, and so do directories that hold it.
+def remove_all(shell: Shell, home: str, spool: str | None, cache: str = "") -> str:
+    """Remove everything of ours: in spool and cache, and HOME itself. What is not ours stays, and directories that hold it.
 
     If HOME is not ours at all, it stays as it is, and the function returns a name in it.
 
@@ -205,6 +221,8 @@ def remove_all(shell: Shell, home: str, spool: str | None) -> str:
     lines = [f"home={there}"]
     if spool is not None:
         lines.append(spooldir.removal(spool))
+    if cache:
+        lines.append(_CACHE.format(shlex.quote(cache)))
     lines += [
         f'{homedir.FOREIGN_HOME}there=$(foreign_home); printf %s "$there"; [ -z "$there" ] || exit 0',
         'builds | while read -r one; do rm -rf "$home/engines/$one" || exit 1; done || exit 1',

@@ -47,13 +47,14 @@ def uninstall(record: DeviceRecord, steps: Steps, *, forget: bool = False, for_a
                         "remove it for all: --uninstall --all"
                     )
             else:
-                _remove(shell, dataclasses.replace(record, home=found.home), steps)
+                there = settings.Settings.parse(found.settings)
+                _remove(shell, dataclasses.replace(record, home=found.home), steps, "" if there is None else there.cache)
     with steps.step("host") as step:
         book.remove(record.name)
         step.say(f"{book.directory(record.name)} removed")
 
 
-def _remove(shell: Shell, record: DeviceRecord, steps: Steps) -> None:
+def _remove(shell: Shell, record: DeviceRecord, steps: Steps, cache: str) -> None:
     """Stop the engine, and remove all of ours from the device."""
     with steps.step("service") as step:
         service = Service.of(record, shell)
@@ -63,7 +64,7 @@ def _remove(shell: Shell, record: DeviceRecord, steps: Steps) -> None:
         if user:
             step.say(f"lingering of {user} stays on, others may need it by now; off: loginctl disable-linger {user}")
     with steps.step("device") as step:
-        foreign = place.remove_all(shell, record.home, record.device_spool or None)
+        foreign = place.remove_all(shell, record.home, record.device_spool or None, cache)
         step.say(
             f"{record.home} stays as it is: it holds files that are not ddlp's ({foreign})"
             if foreign

@@ -1,4 +1,4 @@
-"""What the engine's systemd unit may do: read the data, write the spool and its log, and answer hosts over TCP.
+"""What the engine's systemd unit may do: read the data, write the spool, its cache and its log, and answer hosts over TCP.
 
 Made for systemd 239 and newer. An older one, or one without the kernel's help, passes over what it does not know, with a
 warning in its journal. `docs/security.md` has what `systemd-analyze security` says of the units, and how they were run.
@@ -39,7 +39,7 @@ UMask=0022
 # Not for a user's own systemd. It may take no capabilities away, and would not start the engine. To make a view of the files
 # it needs a user namespace, if it can do that at all: root's spool would there be nobody's, and the engine would refuse it.
 _SYSTEM = """\
-# All is read-only, except /dev, /proc, /sys and ReadWritePaths: the state and the log, and the spool.
+# All is read-only, except /dev, /proc, /sys and ReadWritePaths: the state and the log, the spool, the cache.
 ProtectSystem=strict
 # Not yes: HOME, the data or the Python may lie there.
 ProtectHome=read-only
@@ -79,7 +79,7 @@ def quoted(text: str) -> str:
     return f'"{escaped}"'
 
 
-def sandbox(runs_as: str, home: str, spool: str, reads: Iterable[str], machine: str) -> str:
+def sandbox(runs_as: str, home: str, spool: str, reads: Iterable[str], machine: str, cache: str = "") -> str:
     """The lines of the unit's section [Service].
 
     Args:
@@ -88,6 +88,7 @@ def sandbox(runs_as: str, home: str, spool: str, reads: Iterable[str], machine: 
         spool: the spool.
         reads: what the engine reads apart from these: the data, the Python.
         machine: as `uname -m` says it.
+        cache: the cache's directory; empty: there is none.
     """
     lines = _BOTH
     if machine in _NO_WRITTEN_CODE:
@@ -96,8 +97,9 @@ def sandbox(runs_as: str, home: str, spool: str, reads: Iterable[str], machine: 
     if runs_as == "user":
         return lines
     # With "-": the unit starts without them, and the engine says in its log what is missing.
-    lines += _SYSTEM + f"ReadWritePaths={quoted(f'-{home}/run')} {quoted(f'-{spool}')}\n"
-    if any(f"{path}/".startswith(_TEMPORARY) for path in (home, spool, *reads)):
+    written = (f"{home}/run", spool, *([cache] if cache else []))
+    lines += f"{_SYSTEM}ReadWritePaths={' '.join(quoted(f'-{path}') for path in written)}\n"
+    if any(f"{path}/".startswith(_TEMPORARY) for path in (home, *written, *reads)):
         lines += "# The spool, the data or HOME lies there. By ProtectSystem the rest is read-only.\nPrivateTmp=no\n"
     else:
         lines += "PrivateTmp=yes\n"

@@ -108,12 +108,13 @@ class Service:
         wait = f"i=0; until [ -e {shlex.quote(self.home + '/current')} ] || [ $i = 60 ]; do sleep 5; i=$((i+1)); done"
         return f"@reboot {wait}; {supervisor_command(self.python, self.home)} --detach".replace("%", r"\%")
 
-    def enable(self, cron: bool, reads: Iterable[str] = ()) -> bool:
+    def enable(self, cron: bool, reads: Iterable[str] = (), cache: str = "") -> bool:
         """Have it started at boot; True if that changed something.
 
         Args:
             cron: there is a cron to do it, if systemd is missing.
             reads: the directories that the engine reads, those of all hosts.
+            cache: the directory of its cache; empty: it has none.
 
         Raises:
             CommandFailed: this user may not do that, say. The engine can still run, under our supervisor alone.
@@ -124,12 +125,13 @@ class Service:
         user, own, root = (
             shlex.quote(unit(self.name, self.python, self.home, limits, user=kind == "user"))
             for kind in ("user", "account", "root")
-            for limits in [sandbox(kind, self.home, self.spool, [self.python, *reads], self.machine)]
+            for limits in [sandbox(kind, self.home, self.spool, [self.python, *reads], self.machine, cache)]
         )
         # systemd knows @system-service from version 239 on. An older one would allow next to nothing.
         version = "systemctl --version | sed -n '1s/^systemd \\([0-9]*\\).*/\\1/p'"
         script = (
-            f'{_SYSTEMD}unit="$units/{self._unit}"; home={shlex.quote(self.home)}; spool={shlex.quote(self.spool)}; stopped=\n'
+            f'{_SYSTEMD}unit="$units/{self._unit}"; home={shlex.quote(self.home)}; spool={shlex.quote(self.spool)}; '
+            f'cache={shlex.quote(cache)}; stopped=\n'
             f'{account.TAKE}if [ "$ctl" = systemctl ]; then text={root}\n'
             f"take_account {self._unit} > /dev/null 2>&1 && text={own}\n"
             f"else text={user}\n"

@@ -15,6 +15,7 @@ import shlex
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
+from csd_engine.cache.place import cache_directory
 from csd_engine.protocol.keys import load_public
 from ddlp.deploy import checks
 from ddlp.deploy.findings import Finding, bad, ok, warn
@@ -51,6 +52,11 @@ class Settings:
     def port(self) -> int:
         """The port on which the engine is to listen."""
         return int(self.listen.rpartition(":")[2])
+
+    @property
+    def cache(self) -> str:
+        """The directory of the engine's cache; empty: it has none."""
+        return cache_directory(self.options.get("--cache", "none"))
 
     @staticmethod
     def parse(text: str | None) -> Settings | None:

@@ -31,7 +31,7 @@ _WATCH_S = 2.0
 _CLEAR = "\x1b[H\x1b[J"
 _COLUMNS = (
     "device", "node", "state", "version", "kernel", "jobs", "images/s", "memory", "free", "spool", "disk free",
-    "temperature", "power", "load",
+    "temperature", "power", "load", "cache",
 )  # fmt: skip
 
 
@@ -45,6 +45,7 @@ class Answer:
     error: str = ""
     warnings: tuple[str, ...] = ()
     sensors: tuple[Reading, ...] = ()  # of power and energy
+    cache: say.CacheState | None = None  # None: it has none
 
     @property
     def node(self) -> str:
@@ -65,7 +66,7 @@ class Answer:
         return {
             "name": self.name, "address": self.address, "node": self.node, "reachable": status is not None, "error": self.error,
             "warnings": list(self.warnings), "status": status, "sensors": [one._asdict() for one in self.sensors],
-            "power_w": self.power_w,
+            "power_w": self.power_w, "cache": None if self.cache is None else asdict(self.cache),
         }  # fmt: skip
 
 
@@ -81,12 +82,12 @@ def ask(name: str, timeout_s: float = TIMEOUT_S, carded: CardedEngine | None = N
         link = link_to(device, timeout_s)
         try:
             status = link.status(timeout_s)
-            sensors = link.sensors(timeout_s) or ()
+            sensors, cache = link.sensors(timeout_s) or (), link.cache(timeout_s)
         finally:
             link.close()
     except (DDLPError, EngineError, ValueError, OSError) as error:
         return Answer(name, address, None, str(error))
-    return Answer(name, address, status, "", tuple(_warnings(name, status)), sensors)
+    return Answer(name, address, status, "", tuple(_warnings(name, status)), sensors, cache)
 
 
 def ask_all(names: Sequence[str], timeout_s: float = TIMEOUT_S) -> list[Answer]:
@@ -139,8 +140,14 @@ def _row(answer: Answer) -> tuple[str, ...]:
         f"{status.spool_batches} batches, {size_text(status.spool_bytes)} of {size_text(status.quota_bytes)}",
         size_text(status.free_bytes), "-" if status.temperature_c is None else f"{status.temperature_c:.0f} C",
         "-" if answer.power_w is None else f"{answer.power_w:.3g} W",
-        f"{status.load[0]:.1f} on {status.cores}",
+        f"{status.load[0]:.1f} on {status.cores}", "-" if answer.cache is None else _cache_text(answer.cache),
     )  # fmt: skip
+
+
+def _cache_text(cache: say.CacheState) -> str:
+    samples = cache.hits + cache.misses
+    hits = f", {cache.hits / samples:.0%} of {samples:,} samples from it" if samples else ""
+    return f"{size_text(cache.bytes)} of {size_text(cache.quota_bytes)}{hits}"
 
 
 def _duration(seconds: float) -> str:

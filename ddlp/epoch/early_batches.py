@@ -16,7 +16,7 @@ import numpy as np
 
 from csd_engine.batchfile.checksum import Checksum
 from csd_engine.cache.origins import origins_at
-from csd_engine.transforms.prefix import draws_nothing
+from csd_engine.transforms.prefix import draw_nothing
 from ddlp.sources.base import EpochSpec, PreparedBatch
 from ddlp.sources.host.native import prepare_batch
 from ddlp.stats.thread_cpu import thread_cpu_s
@@ -87,7 +87,7 @@ class EarlyBatches:
             if mine is None or self._closing or not self.begun or self.begun > len(spec.plan):
                 return False
             begun = range(self.begun)
-        drawn = spec.replaces or not draws_nothing(spec.pipeline)  # else the samples are the same in all epochs
+        drawn = spec.replaces or not draw_nothing(spec.pipeline.operators)  # else the samples are the same in all epochs
         return (
             finished == self._finished
             and mine.gpu_transfer is spec.gpu_transfer

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from ddlp.caching.settings import Cache
 from ddlp.pools.base import check_number, check_range, check_wanted
 from ddlp.sources.engine.connections import EngineAt
 from ddlp.sources.engine.embedded import EmbeddedOptions
@@ -28,6 +30,8 @@ class LocalPool:
         workers: number of worker processes in each engine, 1 or more. Each prepares one batch at a time.
         cpus: the CPUs of each engine, e.g. ``["0,1,2,3", "4,5,6,7"]`` for one engine on each of two NUMA nodes. The entries are
             used again if there are more engines. None: all CPUs of this process.
+        cache: where the engines keep what is the same in every epoch, for later ones and later runs; loaders may have the same
+            directory. ``keeps`` does not count: an engine chooses itself (docs/cache.md). None: they keep nothing.
         user_code: if the samples can't travel, since only your own data set, transform or collate_fn can make them, processes
             of the pool run that code (docs/pools.md). They are of this loader alone, ``engines * workers`` of them.
 
@@ -36,14 +40,16 @@ class LocalPool:
     """
 
     def __init__(
-        self, max: int, *, min: int | None = None, workers: int = 1, cpus: Sequence[str] | None = None, user_code: bool = False
-    ) -> None:
+        self, max: int, *, min: int | None = None, workers: int = 1, cpus: Sequence[str] | None = None,
+        cache: Cache | None = None, user_code: bool = False,
+    ) -> None:  # fmt: skip
         if not isinstance(workers, int) or workers < 1:
             raise ValueError(f"workers={workers!r}: the number of worker processes in each engine, 1 or more")
         if cpus is not None and (isinstance(cpus, str) or not cpus):
             raise ValueError(f'cpus={cpus!r}: the CPUs of each engine, such as ["0,1", "2,3"], or None')
         self._workers, self._cpus = workers, (None,) if cpus is None else tuple(cpus)
         self.user_code = user_code
+        self._cache = "" if cache is None else f"{os.path.abspath(cache.directory)}:{cache.bytes}"
         check_number(max, f"pool={max!r}")
         if min is not None:
             check_range(min, max)
@@ -67,7 +73,7 @@ class LocalPool:
         share = count if self.min is None else self.max
         return {
             f"pool engine {number}": EmbeddedOptions(
-                workers=self._workers, cpus=cpus[(number - 1) % len(cpus)], number=number, share=share
+                workers=self._workers, cpus=cpus[(number - 1) % len(cpus)], number=number, share=share, cache=self._cache
             )
             for number in range(1, count + 1)
         }

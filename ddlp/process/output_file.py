@@ -1,12 +1,18 @@
-"""Checks that a command can write its output file, before it spends hours on the content."""
+"""Where a command writes its output. That it can be written is checked before hours are spent on the content."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from ddlp.errors import DDLPError
 
-__all__ = ["try_file"]
+__all__ = ["new_directory", "try_file"]
+
+
+def new_directory(kind: str, below: Path = Path("runs")) -> Path:
+    """A name for a directory of this moment: runs/KIND-DATE-TIME. It is made when something is written there."""
+    return below / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def try_file(path: Path, option: str) -> None:

@@ -24,6 +24,7 @@ import os
 import shutil
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -32,7 +33,7 @@ from ddlp.errors import DDLPError
 from ddlp.schedule.strategies import DATALOADER, STRATEGIES, called
 from ddlp.swap.settings import VARIABLE, Settings
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["add_arguments", "become", "run"]
 
 _START = str(Path(__file__).parent / "start")
 
@@ -66,6 +67,18 @@ def run(options: argparse.Namespace) -> NoReturn:
             Device.at(name)
         except ValueError as error:
             raise DDLPError(str(error)) from None
+    become(words, Settings(
+        strategy=options.strategy, csd=tuple(options.csd), record=options.record and os.path.abspath(options.record),
+        compare=not options.no_compare,
+    ))  # fmt: skip
+
+
+def become(words: list[str], told: Settings) -> NoReturn:
+    """Become the interpreter of a script, or the command, in these words. Its processes find the settings.
+
+    Raises:
+        DDLPError: it can't be run.
+    """
     is_script = words[0].startswith("-") or words[0].endswith((".py", ".pyz")) or os.path.isdir(words[0])
     if is_script:
         words = [sys.executable, *_unbuffered(), *words]
@@ -75,14 +88,7 @@ def run(options: argparse.Namespace) -> NoReturn:
             f"{words[0]!r} is no command. Name a script that ends in .py, -m and a module, or a command such as torchrun; "
             "for a script of another name write python before it"
         )
-    told = Settings(
-        strategy=options.strategy,
-        csd=tuple(options.csd),
-        record=options.record and os.path.abspath(options.record),
-        compare=not options.no_compare,
-        prefix=sys.prefix,
-        pid=os.getpid() if is_script else 0,
-    )
+    told = replace(told, prefix=sys.prefix, pid=os.getpid() if is_script else 0)
     before = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", _START)]
     environment = {**os.environ, VARIABLE: told.to_text(), "PYTHONPATH": os.pathsep.join([_START, *before])}
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and the script would inherit that

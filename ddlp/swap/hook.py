@@ -34,6 +34,9 @@ def _at_end() -> None:
     told = sys.modules.get("ddlp.swap.told")
     if told is not None and told.PLACES:
         told.tell_gains()
+    elif settings().fill:
+        if os.getpid() == settings().pid and "ddlp.swap.first_use" not in sys.modules:
+            say("nothing is filled: no DDLPLoader with cache= was made")
     elif os.getpid() == settings().pid:
         say("no DataLoader was used in this process (processes that it has started tell of theirs)")
 
@@ -51,7 +54,7 @@ class _Watch(MetaPathFinder):
 
             def exec_module(module: ModuleType) -> None:
                 execute(module)
-                _swap(module.DataLoader)
+                (_note if settings().fill else _swap)(module.DataLoader)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
@@ -68,6 +71,21 @@ def _swap(torchs: Any) -> None:
         if args or kwargs:  # else it is copied or unpickled
             cls = _class_for(cls, torchs, args, kwargs)
         return object.__new__(cls)
+
+    torchs.__new__ = staticmethod(new)
+
+
+def _note(torchs: Any) -> None:
+    """Have each `DDLPLoader` noted when it is made, for `ddlp cache fill`. Nothing is swapped."""
+
+    def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        made = object.__new__(cls)
+        ours = sys.modules.get("ddlp.loader")
+        if ours is not None and isinstance(made, ours.DDLPLoader) and (args or kwargs):
+            from ddlp.swap import first_use
+
+            first_use.note(made)
+        return made
 
     torchs.__new__ = staticmethod(new)
 

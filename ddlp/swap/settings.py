@@ -21,6 +21,7 @@ class Settings:
     Attributes:
         strategy, csd, record: as `DDLPLoader` takes them, or the strategy "dataloader"; ``csd`` empty: no device.
         compare: time torch's own workers.
+        fill: swap nothing; fill the caches of the script's loaders, and end it (`ddlp cache fill`).
         prefix: sys.prefix of the environment whose Python processes swap the loader.
         pid: the script's process, if `ddlp run` has become its interpreter; else 0.
     """
@@ -29,6 +30,7 @@ class Settings:
     csd: tuple[str, ...] = ()
     record: str | None = None
     compare: bool = True
+    fill: bool = False
     prefix: str = ""
     pid: int = 0
 
@@ -47,4 +49,4 @@ def settings() -> Settings:
 def say(text: str) -> None:
     """Print one line to standard error, if there is one. Standard output belongs to the script."""
     with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or None
-        print(f"ddlp run: {text}", file=sys.stderr, flush=True)
+        print(f"ddlp {'cache fill' if settings().fill else 'run'}: {text}", file=sys.stderr, flush=True)

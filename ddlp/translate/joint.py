@@ -22,6 +22,7 @@ from csd_engine.keyed import Keyed
 from csd_engine.transforms.containers import Group
 from csd_engine.transforms.operators import Canvas
 from csd_engine.transforms.primitives import Crop, Pad, Primitive
+from ddlp.transforms import CachePoint
 
 __all__ = ["Joint", "changes_image", "follows", "foreign_part"]
 
@@ -80,10 +81,10 @@ def _v2(*names: str) -> tuple[type, ...]:
 
 
 _VALUES = _v2("ToDtype", "ConvertImageDtype", "Normalize", "ToPureTensor")  # run on targets as they are
-_IMAGE_ALONE = _v2(
+_IMAGE_ALONE = (CachePoint, *_v2(
     "Identity", "ToImage", "PILToTensor", "ToTensor", "RGB", "Grayscale", "RandomGrayscale", "ColorJitter", "GaussianBlur",
     "RandomAdjustSharpness", "RandomPosterize", "RandomSolarize", "RandomInvert", "RandomAutocontrast", "RandomEqualize",
-)  # fmt: skip
+))  # fmt: skip
 _TARGET_ALONE = _v2(
     "SanitizeBoundingBoxes", "ClampBoundingBoxes", "ConvertBoundingBoxFormat", "ClampKeyPoints", "SetClampingMode"
 )

@@ -18,6 +18,7 @@ from ddlp.transfer.epilogue import Epilogue
 from ddlp.translate.cut import Rest, cut, cut_joint
 from ddlp.translate.datasets import PortableSet, translate_dataset
 from ddlp.translate.joint import foreign_part
+from ddlp.translate.marked import CodeBeforePoint, marked_in
 from ddlp.translate.transforms import translate
 
 
@@ -26,6 +27,7 @@ class Portable:
     """A data set, its pipeline and epilogue, ready for either side.
 
     ``rest``: the steps that the host runs after the pipeline as user code; None: there are none, all of the transform is known.
+    ``point``: how many of the pipeline's operators stand before the user's `ddlp.CachePoint`; None: there is none.
     """
 
     dataset: PortableSet
@@ -34,6 +36,7 @@ class Portable:
     shape: tuple[int, int, int]
     views: int = 1  # rows of each sample, one for each view; views of several sizes share a row (`Epilogue.sizes`)
     rest: Rest | None = None
+    point: int | None = None
 
 
 def refusals(loader: DataLoader, but_collate: bool = False) -> Iterator[Untranslatable]:
@@ -85,26 +88,37 @@ def portable(
     decode: str = "exact",
     as_pil: bool = False,
     own_steps: bool = False,
+    cached: bool = False,
 ) -> Portable:
     """Return the loader's samples as a Portable, as its data set and transform are now.
 
     ``own_steps``: if a transform is not wholly known, take its first operators, with a `Rest` after them. This is never done if
-    ``output`` or ``memory_format`` asks for another output than the user's code gives.
+    ``output`` or ``memory_format`` asks for another output than the user's code gives. ``cached``: the loader has a cache, so
+    that a `ddlp.CachePoint` counts.
 
     Raises:
         Untranslatable: names what can't travel, why, and the ways out.
-        ValueError: the pipeline can travel, but not give this output.
+        ValueError: the pipeline can travel, but not give this output; or a random operator stands before a `CachePoint`.
     """
     if (other := other_system()) is not None:
         raise other
+    marked = marked_in(loader.dataset, as_pil) if cached else None
+    point = None if marked is None else marked[1]
+    if point is not None and point.operators is None:
+        raise CodeBeforePoint(point)
     try:
-        return _wholly(loader, output, memory_format, decode, as_pil)
+        found: Portable | None = _wholly(loader, output, memory_format, decode, as_pil)
     except Untranslatable as why:
         cut_it = own_steps and output is None and memory_format is None
         found = _by_prefix(loader, decode, as_pil, why) if cut_it else None
-        if found is None:
+        if found is None and point is None:
             raise
+    if point is None:
+        assert found is not None
         return found
+    if found is None:  # else its cut is not before the point: what stands before that is known, and of one size from a step on
+        raise CodeBeforePoint(point)
+    return dataclasses.replace(found, point=point.operators)
 
 
 def _by_prefix(loader: DataLoader, decode: str, as_pil: bool, why: Untranslatable) -> Portable | None:

@@ -18,7 +18,7 @@ from csd_engine.transforms import Pipeline, PipelineError, native_order
 from csd_engine.transforms.warp_steps import WARP_FILTERS
 from ddlp.errors import Untranslatable
 from ddlp.transfer.epilogue import Epilogue
-from ddlp.transforms import Cutout, Views
+from ddlp.transforms import CachePoint, Cutout, Views
 from ddlp.translate import timm
 from ddlp.translate.parameters import borders, interpolation, plain, size_pair
 from ddlp.translate.user_operators import UserOperator
@@ -256,6 +256,10 @@ class _Translator:
         """Return the plain data of one operator. A value operator changes ``values`` instead, and gives an empty list."""
         kind, name = type(transform), _name(transform)
         self.require_untouched(transform)
+        if kind is CachePoint:
+            if inside is not None:
+                raise Untranslatable(name, f"it stands inside {inside}", ["put it into the outermost Compose", "leave it out"])
+            return []
         if self.crops > 1:
             raise Untranslatable(name, "it gets several crops of each image, not one", [KEEP])
         if kind in VALUES or kind in self.timm.values:

@@ -19,10 +19,8 @@ import warnings
 from pathlib import Path
 
 from ddlp.errors import DDLPError
-from ddlp.process.output_file import try_file
+from ddlp.process.output_file import new_directory, try_file
 from ddlp.tryout.folder import find_images
-from ddlp.tryout.results import new_directory, write
-from ddlp.tryout.terminal import text
 
 __all__ = ["add_arguments", "run"]
 
@@ -53,6 +51,8 @@ def run(options: argparse.Namespace) -> int:
 
     from ddlp.datasets import ImageFiles
     from ddlp.tryout.compare import compare
+    from ddlp.tryout.results import write
+    from ddlp.tryout.terminal import text
 
     pipeline = transforms.Compose([
         transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(), transforms.ToTensor(),

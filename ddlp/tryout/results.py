@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 from ddlp.errors import DDLPError
@@ -10,12 +9,7 @@ from ddlp.observe.report import write_report
 from ddlp.tryout.comparison import Comparison
 from ddlp.tryout.picture import draw
 
-__all__ = ["new_directory", "write"]
-
-
-def new_directory(kind: str, below: Path = Path("runs")) -> Path:
-    """A name for a directory of this moment: runs/KIND-DATE-TIME. It is made when something is written there."""
-    return below / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
+__all__ = ["write"]
 
 
 def write(found: Comparison, directory: Path) -> list[str]:

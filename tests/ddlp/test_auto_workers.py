@@ -98,8 +98,11 @@ def test_workers_that_wait_become_more(persistent: bool) -> None:
     assert loader.num_workers == 1  # of this epoch
     train(loader)
     count, notes = loader.num_workers, loader.report().notes
-    assert 1 < count == loader.report().workers <= 3  # to start three may take longer than it saves
-    assert len(notes) == 1 and notes[0].startswith(f"num_workers='auto': {count} workers, ") and notes[0] in loader.explain()
+    assert 1 < count == loader.report().workers <= 3
+    assert len(notes) == 1 and notes[0] in loader.explain()
+    train(loader)  # with the number that the note tells: on a busy machine to start three may have taken longer than it saved
+    told = notes[0].removeprefix("num_workers='auto': ").partition(" worker")[0]
+    assert told == str(loader.num_workers)
 
 
 @pytest.mark.usefixtures("four")
@@ -108,8 +111,8 @@ def test_a_slow_step_needs_one(make: Any) -> None:
     loader = DDLPLoader(make(), BATCH, num_workers="auto")
     assert loader.num_workers == 3
     for _ in range(2):
-        train(loader, 0.02)
-    assert loader.num_workers == 1 and "training takes one in 2" in loader.report().notes[0]
+        train(loader, 0.05)
+    assert loader.num_workers == 1 and "training takes one in " in loader.report().notes[0]
 
 
 @pytest.mark.parametrize("how", ["processes", "threads"])

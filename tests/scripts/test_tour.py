@@ -24,6 +24,7 @@ def samples(printed: str) -> list[str]:
     return re.findall(r"^epoch \d+: (\d+) samples, loss", printed, re.MULTILINE)
 
 
+@pytest.mark.slow  # `ddlp try`, `ddlp run` and `ddlp report` have quick tests of their own
 @with_photographs
 def test_the_morning(tmp_path: Path) -> None:
     day = Day(tmp_path)

@@ -67,6 +67,7 @@ class EmbeddedOptions:
         kernel: False: Pillow does the work even where a kernel is available, to compare.
         number: which one of several engines with otherwise equal options, e.g. of a pool.
         share: of the spool's space it may use one part in so many, since so many engines use the same disk.
+        cache: where it keeps samples, as DIR:SIZE; "": nowhere.
     """
 
     spool: str | None = None
@@ -78,6 +79,7 @@ class EmbeddedOptions:
     kernel: bool = True
     number: int = 0
     share: int = 1
+    cache: str = ""
 
     def resolved(self) -> EmbeddedOptions:
         """Return the options with defaults and environment variables filled in.
@@ -267,6 +269,8 @@ class EmbeddedEngine:
         command += ["--quota-bytes", str(quota_bytes), "--reserve-bytes", str(reserve_bytes), "--private", str(path)]
         if options.quota_batches is not None:
             command += ["--quota-batches", str(options.quota_batches)]
+        if options.cache:
+            command += ["--cache", options.cache]
         if options.cpus is not None:
             command += ["--cpus", options.cpus]
         return command

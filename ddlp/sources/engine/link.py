@@ -250,6 +250,10 @@ class EngineLink:
             return None
         return self._ask(say.AskSensors(), say.Sensors, timeout_s).readings
 
+    def cache(self, timeout_s: float = ANSWER_TIMEOUT_S) -> say.CacheState | None:
+        """Ask what the engine's cache holds. None if it has none, or is too old. Raises as `status`."""
+        return self._ask(say.AskCache(), say.CacheState, timeout_s) if "cache" in self.open().versions else None
+
     def _ask(self, question: say.Message, kind: type[M], timeout_s: float) -> M:
         self.open()
         answers: queue.SimpleQueue[say.Message | None] = queue.SimpleQueue()
@@ -260,7 +264,8 @@ class EngineLink:
         try:
             answer = answers.get(timeout=timeout_s)
         except queue.Empty:
-            what = "its status" if isinstance(question, say.AskStatus) else "what its sensors say"
+            told = {say.AskStatus: "its status", say.AskSensors: "what its sensors say", say.AskCache: "what its cache holds"}
+            what = told[type(question)]
             raise EngineGone(f"the engine at {self.address} did not tell {what} within {timeout_s:g} s.") from None
         if not isinstance(answer, kind):
             raise EngineGone(f"the engine at {self.address} is gone: {self._lost}")
@@ -425,7 +430,7 @@ class EngineLink:
             if message.file == self._looking:
                 self._looking = None
                 self._look_answers.put(message)
-        elif isinstance(message, (say.Status, say.Sensors)):
+        elif isinstance(message, (say.Status, say.Sensors, say.CacheState)):
             if self._asking:
                 asked = self._asking.popleft()
                 asked.answers.put(message)

@@ -54,15 +54,17 @@ class KeyedBatch(NamedTuple):
 class KeyedSamples:
     """The data set and the collate_fn for torch's fetchers: one data set that gives finished batches.
 
+    ``kept``: is asked in the data set's place, and told each epoch before (`ddlp.caching.kept_samples`); None: there is none.
+
     The generators that are drawn from are seeded before each sample (before each batch, if the data set has ``__getitems__``)
     and before collate_fn. In the training process they are put back after each batch.
     """
 
-    def __init__(self, dataset: Any, collate_fn: Callable[[Any], Any], batched: bool) -> None:
-        self.dataset = dataset
+    def __init__(self, dataset: Any, collate_fn: Callable[[Any], Any], batched: bool, kept: Any = None) -> None:
+        self.dataset, self.kept = dataset, kept
         self.collate_fn = collate_fn
         self._batched = batched
-        self._many = batched and _fetches_batches(dataset)
+        self._many = batched and kept is None and _fetches_batches(dataset)
         self._watched = list(GENERATORS)
         self._seeded: list[str] = []
         self._stateful = is_stateful(dataset)  # then no batch may be made twice, so all generators are seeded
@@ -113,13 +115,15 @@ class KeyedSamples:
     def _look(self, batch: KeyedBatch) -> None:
         if self._looked_at != batch.epoch:  # the user may replace transforms between two epochs
             self._own, self._looked_at = own_generators((self.dataset, self.collate_fn)), batch.epoch
+            if self.kept is not None:
+                self.kept.begin_epoch(batch.epoch)
 
     def _seed_own(self, key: int) -> None:
         for one in self._own:
             one.set_random_seed(key & _MASK32)
 
     def _make(self, batch: KeyedBatch) -> Any:
-        indices, dataset = batch.indices, self.dataset
+        indices, dataset = batch.indices, self.dataset if self.kept is None else self.kept
         wanted = self._seeded or self._own or self._samples_to_try or self._collates_to_try
         keys = batch.keys(self._batched) if wanted else []
         first = keys[0] if keys else 0

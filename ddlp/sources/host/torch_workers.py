@@ -127,8 +127,9 @@ def _samples_of(loader: Any) -> KeyedSamples:
     In the training process it is the same object for all epochs, since it has found out which generators are drawn from.
     """
     kept: KeyedSamples | None = loader._samples
-    if kept is None or loader.num_workers or kept.dataset is not loader.dataset or kept.collate_fn is not loader.collate_fn:
-        kept = KeyedSamples(loader.dataset, loader.collate_fn, loader._auto_collation)
+    same = kept is not None and kept.dataset is loader.dataset and kept.collate_fn is loader.collate_fn
+    if kept is None or loader.num_workers or not same or kept.kept is not loader._kept:
+        kept = KeyedSamples(loader.dataset, loader.collate_fn, loader._auto_collation, loader._kept)
         loader._samples = None if loader.num_workers else kept
     return kept
 

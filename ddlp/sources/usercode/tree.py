@@ -31,8 +31,9 @@ MAX_DEPTH = 32
 MAX_HEADER_BYTES = 64 << 20
 MAX_BUFFERS = 1 << 16
 MAX_BYTES = 1 << 36  # of all buffers
-MAX_DIMENSIONS = 64  # numpy's own limit
+MAX_DIMENSIONS = 64  # numpy's own limit since 2.0; before it was 32
 MAX_DIGITS = 4096  # of an integer: Python itself refuses to read more than 4,300
+MAX_KEY_BITS = 64  # Python's hash of an integer is its rest by 2**61 - 1, so larger ones could all have one hash
 
 _DTYPES = {
     name: dtype
@@ -122,6 +123,8 @@ def _encoded(thing: Any, where: str, depth: int, buffers: list[torch.Tensor]) ->
     for key, value in thing.items():
         if type(key) not in (str, int, bool, float, type(None)):
             raise NotATree(f"a key of {where} is a {type(key).__qualname__}; keys may be strings and numbers")
+        if type(key) is int and key.bit_length() > MAX_KEY_BITS:
+            raise NotATree(f"a key of {where} is an integer of {key.bit_length()} bits; {MAX_KEY_BITS} can be sent in a key")
         made += [_encoded(key, where, depth, buffers), _encoded(value, f"{where}[{key!r:.80}]", depth + 1, buffers)]
     return made
 
@@ -197,7 +200,10 @@ def _dict(parts: list[Any], depth: int, buffers: Iterator[torch.Tensor]) -> dict
     for key, value in zip(parts[::2], parts[1::2], strict=True):
         if type(key) is list and key[:1] not in (["i"], ["f"], ["s"]):
             raise DamagedTree(f"{quote(key):.80} is no key")
-        made[_decoded(key, depth, buffers)] = _decoded(value, depth + 1, buffers)
+        name = _decoded(key, depth, buffers)
+        if type(name) is int and name.bit_length() > MAX_KEY_BITS:
+            raise DamagedTree(f"an integer of {name.bit_length()} bits is too large for a key")
+        made[name] = _decoded(value, depth + 1, buffers)
     if 2 * len(made) != len(parts):
         raise DamagedTree("a dict has a key twice")
     return made
@@ -265,7 +271,10 @@ def _read_tensor(parts: list[Any], buffers: Iterator[torch.Tensor]) -> torch.Ten
 
 def _read_array(parts: list[Any], buffers: Iterator[torch.Tensor]) -> np.ndarray:
     buffer, dtype, shape = _typed(parts, buffers, 2, _ARRAYS)
-    return buffer.numpy().view(dtype).reshape(shape)
+    try:
+        return buffer.numpy().view(dtype).reshape(shape)
+    except ValueError as error:  # more dimensions than this numpy has
+        raise DamagedTree(f"{quote(shape):.80}: no shape: {error}") from None
 
 
 _LEAVES: dict[str, Callable[[list[Any], Iterator[torch.Tensor]], Any]] = {

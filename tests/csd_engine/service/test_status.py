@@ -27,7 +27,7 @@ def test_jobs_memory_and_spool(start, recipe, tmp_path):
     other = EngineLink(engine.address, load_public(engine.keys / "server.key"), pair.public, pair.secret)
     empty = link.status()
     assert (empty.jobs, empty.images, empty.images_per_s, empty.spool_batches) == ((), 0, 0.0, 0)
-    assert empty.workers == 2 and empty.quota_batches == 3
+    assert empty.workers == 2 and empty.quota_batches == 3 and link.cache() is None
 
     events = SimpleQueue()
     job, idle = recipe.open(link, events), recipe.open(other, SimpleQueue())

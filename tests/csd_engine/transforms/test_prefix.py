@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from csd_engine.transforms import Pipeline
-from csd_engine.transforms.prefix import cache_point, draws_nothing
+from csd_engine.transforms.prefix import cache_point, draw_nothing
 
 _SHORT = {"op": "Resize", "size": 256, "max_size": None, "interpolation": "bilinear"}
 _SQUARE = {"op": "Resize", "size": [64, 80], "max_size": None, "interpolation": "bilinear"}
@@ -44,7 +44,7 @@ def test_the_cut(ops: list[Any], size: tuple[int, int] | None, before: int, shap
 
 @pytest.mark.parametrize("ops, nothing", [([], True), ([_SHORT, _CENTER, _PAD, _GREY], True), ([_SHORT, _FLIP], False)])
 def test_whether_it_draws(ops: list[Any], nothing: bool) -> None:
-    assert draws_nothing(Pipeline.parse({"format": 1, "order": "pillow13", "mode": "RGB", "ops": ops})) is nothing
+    assert draw_nothing(Pipeline.parse({"format": 1, "order": "pillow13", "mode": "RGB", "ops": ops}).operators) is nothing
 
 
 def test_its_name() -> None:

@@ -60,11 +60,8 @@ def commands_with(scratch):
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs, one for each side")
-@pytest.mark.parametrize(
-    "number",
-    # tests/ddlp/tryout/test_command.py and tests/scripts/test_recipes.py have Ctrl-C with children that measure
-    [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow  # tests/ddlp/tryout/test_command.py and tests/scripts/test_recipes.py have Ctrl-C with children that measure
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_ended_by_a_signal_it_leaves_nothing_running_and_no_file(small_sets, tmp_path, number):
     """SIGTERM goes to the one process, as from kill; Ctrl-C goes to all."""
     (tmp_path / "data").mkdir()

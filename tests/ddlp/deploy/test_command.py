@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from csd_engine.__main__ import make_parser
+from csd_engine.errors import EngineError
 from ddlp import cli
 from ddlp.deploy import address, advice, command, place
 from ddlp.devices import address_book as book
@@ -63,6 +64,18 @@ def test_what_was_given_before_holds() -> None:
     assert changed.changes == ("--root", "--spool", "--workers")
     here = ("--root", "/b", "--host-root", "/z", "--root", "/a/", "--host-root", "/x")
     assert wanted("--name", "csd0", *here, "--spool", "/s/").changes == ()  # only this host's path of the spool changes
+
+
+def test_a_cache_is_the_engines_own_option() -> None:
+    record = wanted("board", "--name", "csd0", "--root", "/d", "--spool", "/s", "--cache", "/nvme/cache:200G").record
+    assert record.engine_options == ("--cache", "/nvme/cache:200G")
+    book.save(record)
+    assert wanted("--name", "csd0", "--cache", "none").changes == ("--cache",)
+    for wrong in ("cache", "cache:20G", "/a=b"):
+        with pytest.raises(DDLPError, match="absolute paths"):
+            wanted("--name", "csd0", "--cache", wrong)
+    with pytest.raises(EngineError, match="'20Q' is no size"):
+        wanted("--name", "csd0", "--cache", "/c:20Q")
 
 
 def test_how_the_engine_is_reached_holds() -> None:

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torchvision.transforms import Compose, Resize, ToTensor
 
 from csd_engine.machine import build as own
-from ddlp import DDLPError, load_operators
+from ddlp import DDLPError, DDLPLoader, ImageFiles, load_operators
 from ddlp.deploy import deployment
 from ddlp.devices import address_book as book
 from ddlp.devices import device as reach
@@ -52,6 +53,7 @@ def test_a_second_run_changes_nothing(device: Device, capsys: pytest.CaptureFixt
         assert (device.engine(), device.supervisor()) == (engine, supervisor)
 
 
+@pytest.mark.slow
 def test_what_was_changed_by_hand_is_mended(device: Device, capsys: pytest.CaptureFixture[str]) -> None:
     """What is changed together is mended by different steps; only one of it needs the engine to be started again."""
     ddlp(capsys, *device.arguments())
@@ -172,6 +174,7 @@ def test_with_a_grep_that_has_no_z_a_running_engine_is_seen(make_device: Callabl
     assert ddlp(capsys, "stop", "csd0") == "csd0 is stopped\n" and not alive(supervisor)
 
 
+@pytest.mark.slow
 def test_a_user_who_does_not_linger_is_told(make_device: Callable[..., Device], tmp_path: Path, capsys, monkeypatch) -> None:
     device = make_device(f"SetEnv HOME={tmp_path}/sshd0/home {python_path(programs(tmp_path / 'bin', **SYSTEMD))}")
     look = deployment.survey  # as if there were a systemd here
@@ -212,7 +215,9 @@ def test_where_no_unit_can_be_written_the_engine_runs_all_the_same(make_device, 
     assert book.load("csd0").service == "supervised" and alive(device.supervisor())
 
 
-@pytest.mark.parametrize("half", ["all", "home", "record", "stopped", "keys"])
+@pytest.mark.parametrize(
+    "half", ["all", "record", *(pytest.param(more, marks=pytest.mark.slow) for more in ("home", "stopped", "keys"))]
+)
 def test_uninstall_leaves_nothing(device: Device, capsys, half: str) -> None:
     data = everything(device.data_here)
     ddlp(capsys, *device.arguments())
@@ -239,6 +244,25 @@ def test_uninstall_leaves_nothing(device: Device, capsys, half: str) -> None:
     assert not book.directory("csd0").exists() and everything(device.data_here) == data
     told = ddlp(capsys, "deploy", "--name", "csd0", "--uninstall", status=1)
     assert "no device is called 'csd0'" in told
+
+
+@pytest.mark.slow
+def test_a_cache_is_made_used_and_removed(device: Device, capsys, base: Path) -> None:
+    cache, mine = base / "new" / "a cache", base / "new" / "a cache" / "mine"
+    for path in device.paths:
+        os.utime(device.data_here / path, ns=(10**18, 10**18))
+    assert "is ready" in ddlp(capsys, *device.arguments("--cache", f"{cache}:1G"))
+    assert cache.stat().st_mode & 0o777 == 0o700
+    assert "Nothing had to be changed" in ddlp(capsys, "deploy", "--name", "csd0")
+    paths = [str(device.data_here / path) for path in device.paths]
+    loader = DDLPLoader(ImageFiles(paths, [0] * 24, Compose([Resize([9, 9]), ToTensor()])), 4, csd="csd0", strategy="csd")
+    for _ in range(2):
+        assert len(list(loader)) == 6
+    told = ddlp(capsys, "status", "csd0")
+    assert " of 1 GiB, " in told and "samples from it" in told and list(cache.glob("shelf-*"))
+    mine.touch()
+    ddlp(capsys, "deploy", "--name", "csd0", "--uninstall")
+    assert everything(cache) == ["mine"]
 
 
 def test_uninstall_of_a_device_that_is_gone(device: Device, capsys) -> None:
@@ -324,7 +348,7 @@ def test_the_port_is_taken(device: Device, capsys) -> None:
     assert "is ready" in ddlp(capsys, *device.arguments())
 
 
-@pytest.mark.parametrize("when", [0.8, 2.5, 4.0, *(pytest.param(more, marks=pytest.mark.slow) for more in (0.3, 1.5))])
+@pytest.mark.parametrize("when", [2.5, *(pytest.param(more, marks=pytest.mark.slow) for more in (0.3, 0.8, 1.5, 4.0))])
 def test_broken_off_anywhere_it_is_mended_by_the_next_run(device: Device, capsys, when: float) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "ddlp", *device.arguments()], env={**os.environ, "PYTHONPATH": str(REPOSITORY)},

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from csd_engine.machine import build as own
 from ddlp.devices import address_book as book
 from tests.ddlp.deploy.local_device import Device, ddlp, epoch, everything
 
 
+@pytest.mark.slow
 def test_a_home_that_is_somebody_s_directory_is_refused_before_anything_is_changed(device: Device, capsys) -> None:
     home = device.sshd.home / "stuff"
     for name in ("thesis", "venv/x", "keys/x", "run/x", "engines/mine/x"):
@@ -36,6 +39,7 @@ def test_what_somebody_has_put_beside_the_builds_stays(device: Device, capsys) -
     assert [path.name for path in device.home.rglob("*")] == ["engines", "mine"]
 
 
+@pytest.mark.slow
 def test_a_home_of_an_earlier_version_goes_on(device: Device, capsys) -> None:
     ddlp(capsys, *device.arguments())
     for _ in range(2):

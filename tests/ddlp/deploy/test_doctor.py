@@ -119,6 +119,7 @@ def test_the_data_sets_differ(deployed: Device, patient: Patient) -> None:
         assert [check["level"] for check in (links, size, others, more)] == ["bad", "bad", "bad", "warn"]
 
 
+@pytest.mark.slow
 def test_the_wrong_directory(deployed: Device, patient: Patient) -> None:
     shutil.rmtree(deployed.data_there)
     found = patient.ask()
@@ -130,6 +131,7 @@ def test_the_wrong_directory(deployed: Device, patient: Patient) -> None:
     assert "is not there on this host" in patient.wrong()["what"]
 
 
+@pytest.mark.slow
 def test_ours_in_the_data_directory_is_no_part_of_it(deployed: Device, patient: Patient) -> None:
     record = book.load("csd0")
     (deployed.data_here / "spool").mkdir()
@@ -172,6 +174,7 @@ def test_the_engine_does_not_run(deployed: Device, patient: Patient, capsys) -> 
     assert "ddlp logs csd0" in found["way_out"]
 
 
+@pytest.mark.slow
 def test_ports(deployed: Device, patient: Patient, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     """The record has a wrong port; the port is closed to this host but not to the device; the engine hangs."""
     monkeypatch.setattr(doctor, "_GREET_TIMEOUT_S", 2.0)
@@ -216,6 +219,7 @@ def test_keys(deployed: Device, patient: Patient, tmp_path: Path) -> None:
     assert "this host's keys in" in patient.wrong()["what"]
 
 
+@pytest.mark.slow
 def test_files_of_the_engine(deployed: Device, patient: Patient) -> None:
     record = book.load("csd0")
     book.save(dataclasses.replace(record, operators={"f" * 32: "my_ops.py"}))

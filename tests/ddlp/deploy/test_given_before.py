@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy
 import PIL
+import pytest
 
 from ddlp.deploy.findings import Level
 from ddlp.deploy.prove import check_port
@@ -92,6 +93,7 @@ def test_the_port_and_the_address_that_were_given_hold(device: Device, capsys) -
             ssh.terminate()
 
 
+@pytest.mark.slow
 def test_another_port_holds_though_it_was_closed_at_first(device: Device, capsys) -> None:
     ddlp(capsys, *device.arguments())
     with socket.socket() as other:

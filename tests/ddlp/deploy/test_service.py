@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlp.deploy import spooldir
+from ddlp.deploy import account, spooldir
 from ddlp.deploy.sandbox import sandbox
 from ddlp.deploy.service import Service, supervisor_command, unit
 from ddlp.deploy.shell import Shell
@@ -75,6 +75,12 @@ def test_temporary_directories_stay_where_the_engine_needs_them() -> None:
     assert not private(home="/tmp/a")
 
 
+def test_the_cache_may_be_written() -> None:
+    text = sandbox("account", "/h", "/s", [], "x86_64", "/a cache")
+    assert '\nReadWritePaths="-/h/run" "-/s" "-/a cache"\n' in text and "PrivateTmp=yes" in text
+    assert "PrivateTmp=no" in sandbox("account", "/h", "/s", [], "x86_64", "/tmp/cache")
+
+
 def test_libraries_of_32_bit_arm_may_have_executable_stacks() -> None:
     found = {machine: sandbox("account", "/h", "/s", [], machine) for machine in ("x86_64", "aarch64", "armv7l")}
     assert [name for name, text in found.items() if "MemoryDenyWriteExecute" not in text] == ["armv7l"]
@@ -111,6 +117,18 @@ def test_what_is_ours_in_a_spool_is_given_to_the_engines_user(tmp_path: Path) ->
     assert subprocess.run(["sh", "-c", script]).returncode == 0
     given = {str(one.relative_to(tmp_path)) for one in [tmp_path, *tmp_path.rglob("*")] if one.lstat().st_uid != 0}
     assert given == {".", "files", "manifests", "arrays", "here-0123456789abcdef", *ours}
+
+
+@pytest.mark.parametrize("holds", ["", "mine"])
+def test_an_empty_cache_is_given_to_the_engines_user(tmp_path: Path, holds: str) -> None:
+    (tmp_path / "a cache").mkdir()
+    if holds:
+        (tmp_path / "a cache" / holds).touch()
+    others = 'id() { :; }\nchown() { echo "$*"; }\nstat() { echo ddlp-engine; }\n'  # the user is there, and has the rest
+    script = f"{others}{account.TAKE}home={tmp_path} spool={tmp_path}/spool cache='{tmp_path}/a cache'\ntake_account x"
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == ("" if holds else f"ddlp-engine: {tmp_path}/a cache\n")
 
 
 def test_the_crontab_keeps_one_line_of_ours_and_all_others(make_sshd: Callable[..., Sshd], tmp_path: Path) -> None:

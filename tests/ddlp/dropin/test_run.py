@@ -54,6 +54,7 @@ def plain_references(folder: Path) -> subprocess.CompletedProcess[str]:
     return run(*PYTHON, "like_references.py", "--data-path", folder)
 
 
+@pytest.mark.slow
 def test_a_script_like_torchvisions_references(folder: Path, plain_references: subprocess.CompletedProcess[str]) -> None:
     """Swapped: order, labels and evaluation pixels are DataLoader's; arguments, output and exit status are the script's."""
     done = run(*RUN, "--", "like_references.py", "--data-path", folder)
@@ -111,6 +112,7 @@ def test_a_script_like_timms(folder: Path, tmp_path: Path, plain_timm: subproces
     assert [one.began.strategy for one in read_run(tmp_path)] == ["dataloader", "dataloader", "cpu", "cpu"]
 
 
+@pytest.mark.slow
 def test_torchs_own_loaders_are_measured(
     folder: Path, tmp_path: Path, plain_timm: subprocess.CompletedProcess[str]
 ) -> None:
@@ -139,6 +141,7 @@ print(type(loader).__name__, sorted(int(label) for _, labels in loader for label
 """
 
 
+@pytest.mark.slow
 def test_accelerate_puts_its_loader_around_a_swapped_one(folder: Path) -> None:
     pytest.importorskip("accelerate", reason="accelerate is not installed")
     done = run(*RUN, "--no-compare", "--", "-c", ACCELERATE, folder)

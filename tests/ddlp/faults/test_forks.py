@@ -166,7 +166,10 @@ print(len(list(loader)), "batches")
 """
 
 
-@pytest.mark.parametrize("strategy, suffix, kernel", [("cpu", "jpg", ""), ("cpu", "tif", "off"), ("csd", "jpg", "")])
+@pytest.mark.parametrize(
+    "strategy, suffix, kernel",
+    [("cpu", "jpg", ""), pytest.param("cpu", "tif", "off", marks=pytest.mark.slow), ("csd", "jpg", "")],
+)
 def test_no_thread_imports_anything(tmp_path, paths, strategy, suffix, kernel):
     """A process that is forked during an import, such as DataLoader's worker, would wait for the module's lock for ever."""
     copies = [tmp_path / f"{k}.{suffix}" for k in range(8)]

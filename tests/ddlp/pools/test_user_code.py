@@ -322,7 +322,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("killed", (False, True))
+@pytest.mark.parametrize("killed", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_scripts_own_class_goes_there_and_a_killed_script_leaves_no_process(tmp_path, killed):
     (tmp_path / "script.py").write_text(SCRIPT)
     command = [sys.executable, str(tmp_path / "script.py"), *(["kill"] if killed else [])]

@@ -53,7 +53,9 @@ for batch, labels in DDLPLoader(images, 8):
 """
 
 
-@pytest.mark.parametrize("keeps", ["sys.of_the_script = sys.modules['__main__']", "import dill"])
+@pytest.mark.parametrize(
+    "keeps", ["sys.of_the_script = sys.modules['__main__']", pytest.param("import dill", marks=pytest.mark.slow)]
+)
 def test_a_script_that_still_holds_batches_at_its_end_says_nothing(keeps: str) -> None:
     """If something holds the script's module, as dill does, its variables outlive the names in ddlp's modules."""
     if keeps == "import dill":

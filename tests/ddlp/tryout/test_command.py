@@ -66,6 +66,7 @@ def test_a_folder_of_the_users(tmp_path: Path, folder: Path) -> None:
     assert not [path for path in (tmp_path / "tmp").iterdir() if path.name.startswith("ddlp-")]
 
 
+@pytest.mark.slow
 def test_on_one_core(tmp_path: Path, folder: Path) -> None:
     """Host and engine share the core."""
     before = listing(folder)
@@ -96,6 +97,12 @@ def test_ctrl_c_while_a_worker_starts(tmp_path: Path, folder: Path) -> None:
     assert "Traceback" not in err and "ignored" not in err, err
     assert "gain" not in out and not list((tmp_path / "runs").iterdir())
     assert not [path for path in (tmp_path / "tmp").iterdir() if path.name.startswith("ddlp-")]
+
+
+def test_what_is_wrong_is_said_before_torch_is_imported(tmp_path: Path) -> None:
+    asked = "import sys; sys.modules['torch'] = None; from ddlp.cli import main; sys.exit(main(['try', 'nothing']))"
+    done = subprocess.run([sys.executable, "-c", asked], cwd=tmp_path, env=user_environment(), capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.startswith("ddlp: nothing can't be read"), done.stderr
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ def tensor(dtype: torch.dtype, shape: list[int]) -> torch.Tensor:
 
 tensors = st.builds(tensor, st.sampled_from(DTYPES), st.lists(st.integers(0, 3), max_size=4))
 arrays = st.builds(lambda one: one.numpy(), tensors.filter(lambda one: one.dtype != torch.bfloat16))
-keys = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
-leaves = keys | st.floats() | st.complex_numbers() | st.binary() | tensors | arrays
+keys = st.none() | st.booleans() | st.integers(-(1 << 64) + 1, (1 << 64) - 1) | st.floats(allow_nan=False) | st.text()
+leaves = keys | st.integers() | st.floats() | st.complex_numbers() | st.binary() | tensors | arrays
 trees = st.recursive(
     leaves,
     lambda part: st.lists(part, max_size=4) | st.lists(part, max_size=4).map(tuple) | st.dictionaries(keys, part, max_size=4),
@@ -92,7 +92,7 @@ for _ in range(MAX_DEPTH + 1):
         (torch.zeros(2, requires_grad=True), "requires_grad=True"),
         (torch.nn.Parameter(torch.zeros(2)), "Parameter"),
         (torch.eye(2).to_sparse(), "the batch is a tensor .*sparse"),
-        ({1 << 20_000: 1}, "the batch is an integer of 20001 bits"),
+        ([{-(1 << 64): 1}], r"a key of the batch\[0\] is an integer of 65 bits; 64 can be sent"),
         (torch.zeros(2, device="meta"), "meta"),
         (torch.ones(2, dtype=torch.complex64).conj(), "a tensor .torch.complex64"),
         (torch.ones(2, dtype=torch.complex64).conj().imag, "a tensor .torch.float32"),
@@ -115,6 +115,17 @@ def test_a_refusal_says_what_can_be_sent():
         "the batch[0] is a builtins.set; tensors, numpy arrays, numbers, strings, bytes, None, tuples, lists and dicts of "
         "these can be sent"
     )
+
+
+def test_keys_have_different_hashes():
+    """A dict of a hostile node costs what an honest one does: of integers that long at most 16 share a hash."""
+    assert hash(1 << 64) == hash(8) and encode({(1 << 64) - 1: 1}) and encode({1 - (1 << 64): 1})
+
+
+def test_dimensions_that_this_numpy_does_not_have(monkeypatch):
+    monkeypatch.setattr(tree, "MAX_DIMENSIONS", 100)
+    with pytest.raises(DamagedTree, match="no shape: "):
+        decode(Encoded(f'["a","uint8",{[1] * 65}]'.encode(), [bytes_of(1)]))
 
 
 def test_an_integer_has_a_limit():
@@ -331,6 +342,8 @@ def test_two_encodings_are_the_same_if_all_their_bits_are():
         ('["t","uint8",[1],3]', "no sizes"), ('["t","uint8",[1],[1]]', r"\[1\]: no order of 1 dimensions"),
         ('["t","uint8",[1],[0,0]]', "no order of 1 dimensions"), ("null", "more buffers than the header names"),
         ('["a","bool",[1]]', "a truth value is neither 0 nor 1"),
+        (f'["d",["i","{1 << 64}"],null]', "an integer of 65 bits is too large for a key"),
+        (f'["d",["i","-{1 << 64}"],null]', "an integer of 65 bits is too large for a key"),
     ],
 )  # fmt: skip
 def test_it_is_said_what_is_wrong(header, said):

@@ -1,0 +1,301 @@
+"""An engine with `--cache`: the same bits, later epochs from the shelf, and never what a host could not read itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from queue import SimpleQueue
+
+import numpy as np
+import pytest
+
+from csd_engine.cache.place import cache_at_start
+from csd_engine.cache.shelves import Shelves
+from csd_engine.data.base import open_reader
+from csd_engine.data.manifest import Manifest
+from csd_engine.data.roots import Roots
+from csd_engine.errors import CacheRefused
+from csd_engine.protocol.keys import load_pair, load_public, make_keys, make_pair
+from csd_engine.service.worker_shelves import WorkerShelves
+from csd_engine.transforms import Pipeline
+from ddlp.sources.engine.events import LeaseFailed, LeasePublished
+from ddlp.sources.engine.link import EngineLink
+from tests.engine_process import EngineProcess, Recipe, make_jpegs, until, wait_for
+
+LONG_AGO = 10**18
+EVALUATION = {
+    "format": 1, "order": "pillow13", "mode": "RGB",
+    "ops": [
+        {"op": "Resize", "size": 36, "interpolation": "bilinear", "max_size": None},
+        {"op": "CenterCrop", "size": [32, 32]},
+        {"op": "RandomHorizontalFlip", "p": 0.5},
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> tuple[Path, list[str]]:
+    """Files that were changed long ago."""
+    root = tmp_path / "data"
+    root.mkdir()
+    paths = make_jpegs(root, np.random.default_rng(7))
+    for path in paths:
+        os.utime(root / path, ns=(LONG_AGO, LONG_AGO))
+    return root, paths
+
+
+@pytest.fixture
+def scene(pictures: tuple[Path, list[str]], tmp_path: Path) -> Recipe:
+    """Batches of 8 of 24 files, by Resize and CenterCrop."""
+    recipe = Recipe(*pictures, tmp_path / "manifest")
+    recipe.pipeline = Pipeline.parse(EVALUATION)
+    return recipe
+
+
+def epoch(recipe: Recipe, link: EngineLink) -> tuple[int, int]:
+    """Have all samples made in one job, and compare their bits. Returns how many came from the cache, and how many did not."""
+    before = link.cache()
+    events = SimpleQueue()
+    job = recipe.open(link, events)
+    items = [recipe.lease(job, number, 8 * number) for number in range(3)]
+    for _ in items:
+        done = wait_for(events, (LeasePublished, LeaseFailed))
+        assert isinstance(done, LeasePublished), done
+        recipe.check(done.path, done.lease, items[done.lease])
+    job.close(5)
+    after = link.cache()
+    return after.hits - before.hits, after.misses - before.misses
+
+
+def segments(cache: Path) -> list[Path]:
+    return sorted(cache.rglob("*.safetensors"))
+
+
+def until_flushed(cache: Path) -> None:
+    until(lambda: segments(cache) and not list(cache.rglob("*.part")), what="the end of the workers' files")
+
+
+def kill_workers(engine: EngineProcess) -> None:
+    """Kill them, and wait for new ones."""
+    before = engine.children()
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: len(engine.children()) == len(before) and not set(before) & set(engine.children()), what="new workers")
+
+
+@pytest.mark.parametrize("kept", ["pixels", "indexes"])
+def test_the_second_epoch_comes_from_the_shelf(kept, scene, start, tmp_path):
+    if kept == "indexes":
+        scene.pipeline = Recipe(scene.root, [], scene.manifest.with_name("none")).pipeline
+    cache = tmp_path / "cache"
+    engine = start("--root", str(scene.root), "--cache", f"{cache}:1G", workers=2)
+    link = engine.link()
+    assert link.cache().bytes == 0 and link.cache().quota_bytes == 1 << 30
+    assert epoch(scene, link) == (0, 24)
+    until_flushed(cache)  # of both workers
+    assert epoch(scene, link) == (24, 0)
+    assert link.cache().bytes == sum(path.stat().st_size for path in segments(cache)) > 0
+    kill_workers(engine)
+    assert epoch(scene, link) == (24, 0)  # new processes, which compare the checksums
+    link.close()
+
+
+def test_nothing_is_kept_of_what_may_not_pay(scene, start, tmp_path):
+    ops = [{**EVALUATION["ops"][0]}, {"op": "RandomCrop", "size": [32, 32], "padding": None, "pad_if_needed": True,
+                                      "fill": [0], "padding_mode": "constant"}]  # fmt: skip
+    scene.pipeline = Pipeline.parse({**EVALUATION, "ops": ops})  # pixels of any size
+    link = start("--root", str(scene.root), "--cache", str(tmp_path / "cache")).link()
+    assert epoch(scene, link) == (0, 0) and not segments(tmp_path / "cache")
+    link.close()
+
+
+def test_what_the_source_refuses_the_shelf_refuses(scene, start, tmp_path):
+    cache, secret = tmp_path / "cache", tmp_path / "secret.jpg"
+    link = start("--root", str(scene.root), "--cache", str(cache)).link()
+    epoch(scene, link)
+    until_flushed(cache)
+    changed, gone, linked = sorted(scene.root.rglob("*.jpg"))[:3]
+    paths = [str(path.relative_to(scene.root)) for path in (changed, gone, linked)]
+    shutil.copy(next(path for path in scene.root.rglob("*.jpg") if path not in (changed, gone, linked)), changed)
+    gone.unlink()
+    os.rename(linked, secret)  # the same bytes and time of change
+    linked.symlink_to(secret)
+    numbers = {path: index for index, path in enumerate(_named(scene))}
+    events = SimpleQueue()
+    job = scene.open(link, events)
+    reasons = {}
+    for path in paths:
+        items = [(numbers[path], 0)]
+        job.lease(numbers[path], scene.identity(items), 5, 3, items)
+        done = wait_for(events, (LeasePublished, LeaseFailed))
+        if isinstance(done, LeasePublished):
+            scene.check(done.path, done.lease, items)
+        reasons[path] = getattr(done, "reason", "")
+    assert reasons[paths[0]] == "" and "No such file" in reasons[paths[1]] and "outside the roots" in reasons[paths[2]]
+    link.close()
+
+
+def _named(recipe: Recipe) -> list[str]:
+    with Manifest.open(recipe.manifest) as manifest:
+        return [manifest[index] for index in range(len(manifest))]
+
+
+def test_hosts_share_what_both_may_read_alone(scene, start, tmp_path):
+    """The first host may read two directories, and a link in one of them leads to the other; two hosts may read one of them."""
+    private, cache = tmp_path / "private", tmp_path / "cache"
+    private.mkdir()
+    linked = scene.root / _named(scene)[0]
+    os.rename(linked, private / "secret.jpg")
+    linked.symlink_to(private / "secret.jpg")
+    engine = start("--root", str(scene.root), "--root", str(private), "--cache", str(cache))
+    clients, pairs = engine.keys / "clients", {"host": engine.keys / "host.key_secret"}
+    mine = [[str(scene.root), str(scene.root)]]
+    (clients / "host.roots").write_text(json.dumps([*mine, [str(private), str(private)]]))
+    for name in ("second", "third"):
+        make_pair(tmp_path / name, name)
+        shutil.copy(tmp_path / name / f"{name}.key", clients)
+        (clients / f"{name}.roots").write_text(json.dumps(mine))
+        pairs[name] = tmp_path / name / f"{name}.key_secret"
+    server = load_public(engine.keys / "server.key")
+    links = {name: EngineLink(engine.address, server, *load_pair(pair)) for name, pair in pairs.items()}
+    assert [epoch(scene, links["host"]) for _ in range(2)] == [(0, 24), (24, 0)]
+
+    def refused(name: str) -> str:
+        events = SimpleQueue()
+        job = scene.open(links[name], events)
+        job.lease(1, scene.identity([(0, 0)]), 5, 3, [(0, 0)])
+        reason = wait_for(events, LeaseFailed).reason
+        job.close(5)
+        return reason
+
+    for name in ("second", "third"):
+        assert "outside the roots" in refused(name)
+    scene.items = lambda start: [(index, 0) for index in range(max(start, 1), start + 8)]  # all but the link
+    assert epoch(scene, links["second"]) == (0, 23)  # no sample of the first host's shelf
+    assert epoch(scene, links["third"]) == (23, 0)
+    assert len(Shelves(cache, 0).summaries()) == 2
+    for link in links.values():
+        link.close()
+
+
+def test_flipped_bits_are_found(scene, start, tmp_path):
+    cache = tmp_path / "cache"
+    engine = start("--root", str(scene.root), "--cache", str(cache))
+    link = engine.link()
+    assert epoch(scene, link) == (0, 24)
+    until_flushed(cache)
+    for path in segments(cache):
+        raw = bytearray(path.read_bytes())
+        raw[5000] ^= 4
+        path.write_bytes(raw)
+    kill_workers(engine)
+    assert epoch(scene, link) == (0, 24)
+    assert "a sample's checksum is another one" in engine.log
+    until_flushed(cache)
+    assert epoch(scene, link) == (24, 0)
+    link.close()
+
+
+def test_a_full_disk_fails_no_lease(scene, start, tmp_path):
+    # A limit of the process takes the place of a full disk: a batch fits, a segment does not.
+    engine = start("--root", str(scene.root), "--cache", str(tmp_path / "cache"), within=("prlimit", "--fsize=1000000"))
+    link = engine.link()
+    assert [epoch(scene, link) for _ in range(2)] == [(0, 24)] * 2
+    assert "takes no more samples: File too large" in engine.log
+    link.close()
+
+
+@pytest.mark.slow
+def test_a_small_quota_keeps_a_part(scene, start, tmp_path):
+    quota = 4096 + 8 + 6 * (32 * 32 * 3 + 56)
+    link = start("--root", str(scene.root), "--cache", f"{tmp_path / 'cache'}:{quota}").link()
+    assert [epoch(scene, link) for _ in range(3)] == [(0, 24), (6, 18), (6, 18)]
+    link.close()
+
+
+def test_two_engines_write_and_one_loses_its_workers(scene, start, tmp_path, home, request):
+    cache = tmp_path / "cache"
+    options = ("--root", str(scene.root), "--cache", str(cache))
+    engine, other = start(*options, workers=2), EngineProcess(tmp_path, *options, listen=f"ipc://{home}/t")
+    request.addfinalizer(other.end)
+    link, second = engine.link(), other.link()
+    events = SimpleQueue(), SimpleQueue()
+    jobs = scene.open(link, events[0]), scene.open(second, events[1])
+    items = {number: scene.lease(job, number, 8 * number) for number in range(3) for job in jobs}
+    for queue in events:
+        for _ in range(3):
+            done = wait_for(queue, LeasePublished)
+            scene.check(done.path, done.lease, items[done.lease])
+    assert list(cache.rglob("*.part"))
+    kill_workers(engine)  # with files half written
+    for job in jobs:
+        job.close(5)
+    until(lambda: segments(cache), what="the other engine's files")
+    assert epoch(scene, second) == (24, 0)
+    assert epoch(scene, link) == (0, 24)  # hosts of this engine may read another spool's files
+    until_flushed(cache)  # and what the killed ones had begun is gone
+    assert epoch(scene, link) == (24, 0)
+    link.close()
+    second.close()
+    assert other.end() == 0
+
+
+@pytest.mark.parametrize("where", ["data/cache", "spool/cache", "data"])
+def test_a_place_that_hosts_reach_is_refused(tmp_path, where):
+    (tmp_path / "data").mkdir()
+    with pytest.raises(CacheRefused, match="which hosts may read or write"):
+        cache_at_start(str(tmp_path / where), [str(tmp_path / "data"), str(tmp_path / "spool")])
+    assert not (tmp_path / where / "cache").exists()
+
+
+def test_sizes_and_directories_that_are_none(tmp_path):
+    assert cache_at_start(f"{tmp_path}/a:1.5M", []).quota_bytes == 3 << 19
+    free = shutil.disk_usage(tmp_path).free
+    assert 0.15 * free < cache_at_start(f"{tmp_path}/a", []).quota_bytes < 0.25 * free
+    with pytest.raises(CacheRefused, match="'20Q' is no size"):
+        cache_at_start(f"{tmp_path}/a:20Q", [])
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o770)
+    with pytest.raises(CacheRefused, match="chmod go-w"):
+        cache_at_start(f"{tmp_path}/open", [])
+
+
+def test_the_engine_says_why_it_does_not_start(scene, home):
+    keys = make_keys(home / "keys")
+    done = subprocess.run(
+        [sys.executable, "-m", "csd_engine", "--listen", f"ipc://{home}/s", "--spool", str(home / "spool")]
+        + ["--keys", str(keys), "--root", str(scene.root), "--cache", str(scene.root / "cache")],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2 and "--cache" in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+
+
+@pytest.mark.slow
+def test_the_directory_may_go_while_it_runs(scene, start, tmp_path):
+    cache = tmp_path / "cache"
+    engine = start("--root", str(scene.root), "--cache", str(cache))
+    link = engine.link()
+    epoch(scene, link)
+    until_flushed(cache)
+    shutil.rmtree(cache)
+    assert [epoch(scene, link) for _ in range(2)] == [(24, 0), (24, 0)]  # the files are still mapped
+    link.close()
+
+
+def test_tables_take_a_part_of_the_memory_alone(scene, tmp_path):
+    reader = open_reader(scene.dataset, str, lambda _: scene.manifest)
+    shelves = WorkerShelves(str(tmp_path / "cache"), 1 << 30, 0)
+    shelves._most_samples = 40  # of 24 each
+    job = reader, scene.pipeline, scene.layout, scene.dataset
+    first = shelves.maker(*job, Roots((), trust=True))[1]
+    assert first is not None and shelves.maker(*job, Roots((("/a", "/a"),)))[1] is None  # the first one is in use
+    shelves.release(first)
+    second = shelves.maker(*job, Roots((("/a", "/a"),)))[1]
+    assert second is not None and second.key != first.key and not first.keeps  # closed
+    shelves.close()
+    reader.close()

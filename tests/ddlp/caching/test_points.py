@@ -1,0 +1,422 @@
+"""`ddlp.CachePoint()`: what stands before it is made once, code of the user's own included."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+
+from ddlp import Cache, CachePoint, DDLPLoader, ImageArrays, ImageFiles
+from tests.ddlp.caching.test_opening import COUNT, SIDE, counted, epoch, files, make, same
+
+__all__ = ["files"]
+
+
+class Sharpen:
+    """A step of the user's own, which writes a line for each call: of all processes."""
+
+    def __init__(self, calls: Path, by: int = 40) -> None:
+        self.calls, self.by = str(calls), by
+
+    def __call__(self, image: Any) -> Any:
+        with open(self.calls, "a") as stream:
+            stream.write("x")
+        return Image.fromarray(np.asarray(image.resize((SIDE + 8, SIDE + 8))) // 2 + np.uint8(self.by))
+
+
+class Noise:
+    """A random step of the user's own."""
+
+    def __call__(self, image: Any) -> Any:
+        return Image.fromarray(np.asarray(image) ^ np.random.randint(0, 9, np.asarray(image).shape, np.uint8))
+
+
+@pytest.fixture
+def calls(tmp_path: Path) -> Path:
+    (tmp_path / "calls").touch()
+    return tmp_path / "calls"
+
+
+def number_of(calls: Path) -> int:
+    return len(calls.read_text())
+
+
+AFTER = (v2.RandomCrop(SIDE), v2.RandomHorizontalFlip(), v2.ToImage(), v2.ToDtype(torch.float32, scale=True))
+
+
+def own(calls: Path, by: int = 40, point: CachePoint | None = None) -> Any:
+    return v2.Compose([Sharpen(calls, by), point or CachePoint(), *AFTER])
+
+
+@pytest.mark.parametrize("workers", (0, 2))
+@pytest.mark.parametrize("compose", (v1.Compose, v2.Compose))
+def test_own_code_runs_once(files: list[str], tmp_path: Path, calls: Path, workers: int, compose: Any) -> None:
+    transform = compose([Sharpen(calls), CachePoint(), *AFTER])
+    cache = Cache(tmp_path / "cache", "1G")
+    loader = make(files, transform, num_workers=workers, cache=cache)
+    plain = make(files, transform, num_workers=workers, own_steps="off")
+    first = epoch(loader)
+    assert number_of(calls) == COUNT
+    assert counted(loader) == (0, COUNT)
+    assert same(first, epoch(plain))
+    calls.write_text("")
+    second = epoch(loader)
+    assert number_of(calls) == 0
+    assert counted(loader) == (COUNT, 0)
+    assert same(second, epoch(plain))
+    assert not same(first, second)  # the crops are other ones
+    calls.write_text("")
+    again = make(files, transform, num_workers=2 - workers, cache=cache)  # as in the next run
+    assert same(epoch(again), first)
+    assert number_of(calls) == 0
+    assert f"CachePoint() after {transform.transforms[0]!r}"[:30] in str(loader.report())
+
+
+def test_the_samples_are_dataloaders(files: list[str], tmp_path: Path, calls: Path) -> None:
+    transform = v2.Compose([Sharpen(calls), CachePoint(), v2.CenterCrop(SIDE), v2.ToImage()])
+    dataset = ImageFiles(files, range(COUNT), transform)
+    loader = DDLPLoader(dataset, 8, cache=Cache(tmp_path / "cache", "1G"))
+    for _ in range(2):
+        for (ours, numbers), (theirs, others) in zip(loader, DataLoader(dataset, 8), strict=True):
+            assert torch.equal(ours, theirs)
+            assert torch.equal(numbers, others)
+
+
+def test_persistent_workers(files: list[str], tmp_path: Path, calls: Path) -> None:
+    loader = make(files, own(calls), persistent_workers=True, cache=Cache(tmp_path / "cache", "1G"))
+    plain = make(files, own(calls), own_steps="off", persistent_workers=True)
+    for _ in range(3):
+        assert same(epoch(loader), epoch(plain))
+    assert counted(loader)[0] > 0
+
+
+ROTATED = {
+    "array": lambda image: np.asarray(image.resize((SIDE, SIDE)), np.float32) / 3,
+    "fortran": lambda image: np.asfortranarray(np.asarray(image.resize((SIDE, SIDE)))),
+    "tensor": lambda image: torch.from_numpy(np.array(image.resize((SIDE, SIDE)))).permute(2, 0, 1),
+    "half": lambda image: torch.from_numpy(np.array(image.resize((SIDE, SIDE)))).to(torch.bfloat16),
+    "grey": lambda image: np.array(image.resize((SIDE, SIDE)).convert("L")),
+}
+
+
+class Reads:
+    """Hands a value on, and remembers its memory's format."""
+
+    def __call__(self, value: Any) -> Any:
+        strides = value.strides if isinstance(value, np.ndarray) else value.stride()
+        assert value.flags.writeable if isinstance(value, np.ndarray) else True
+        return torch.as_tensor(value) * 2, torch.tensor(strides)
+
+
+@pytest.mark.parametrize("kind", ROTATED)
+def test_values_of_all_kinds(files: list[str], tmp_path: Path, kind: str) -> None:
+    transform = v1.Compose([ROTATED[kind], CachePoint(), Reads()])
+    loader = make(files, transform, num_workers=0, shuffle=False, cache=Cache(tmp_path / "cache", "1G"))
+    plain = list(DataLoader(ImageFiles(files, range(COUNT), transform), 8))
+    for _ in range(2):
+        for (ours, _), (theirs, _) in zip(loader, plain, strict=True):
+            assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+            assert ours[0].dtype == theirs[0].dtype
+    assert counted(loader) == (COUNT, 0)
+
+
+def test_what_can_not_be_kept_is_made_each_time(files: list[str], tmp_path: Path) -> None:
+    transform = v1.Compose([lambda image: {"image": np.zeros(3)}, CachePoint()])
+    loader = make(files, transform, num_workers=0, cache=Cache(tmp_path / "cache", "1G"))
+    with pytest.warns(UserWarning, match="keeps no dict at CachePoint"):
+        list(loader)
+    list(loader)
+    assert counted(loader) == (0, COUNT)
+
+
+def test_a_changed_file_is_made_anew(files: list[str], tmp_path: Path, calls: Path) -> None:
+    paths = []
+    for number, file in enumerate(files[:6]):
+        paths.append(str(tmp_path / f"{number}.jpg"))
+        Path(paths[-1]).write_bytes(Path(file).read_bytes())
+        os.utime(paths[-1], (1e9, 1e9))
+    loader, plain = make(paths, own(calls), cache=Cache(tmp_path / "cache", "1G")), make(paths, own(calls), own_steps="off")
+    epoch(loader), epoch(plain)
+    Path(paths[3]).write_bytes(Path(files[9]).read_bytes())
+    os.utime(paths[3], (1e9, 1e9 + 1))
+    assert same(epoch(loader), epoch(plain))
+    assert counted(loader) == (5, 1)
+
+
+LEVEL = 3
+
+
+def levelled(image: Any) -> Any:
+    return Image.fromarray(np.asarray(image.resize((SIDE, SIDE))) + np.uint8(LEVEL))
+
+
+def test_changed_steps_have_another_shelf(
+    files: list[str], tmp_path: Path, calls: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = Cache(tmp_path / "cache", "1G")
+
+    def shelves(transform: Any) -> int:
+        loader = make(files, transform, num_workers=0, cache=cache)
+        assert same(epoch(loader), epoch(make(files, transform, num_workers=0, own_steps="off")))
+        return len(list((tmp_path / "cache").glob("shelf-*")))
+
+    assert shelves(own(calls)) == 1
+    assert shelves(own(calls)) == 1
+    assert shelves(own(calls, by=41)) == 2
+    assert shelves(v2.Compose([Sharpen(calls), CachePoint(), v2.ToImage()])) == 2  # the same up to the point
+    assert shelves(v1.Compose([levelled, CachePoint(), v1.ToTensor()])) == 3
+    monkeypatch.setattr(f"{__name__}.LEVEL", 4)  # a global that the function names
+    assert shelves(v1.Compose([levelled, CachePoint(), v1.ToTensor()])) == 4
+    monkeypatch.setattr(Sharpen, "__call__", lambda self, image: image.resize((SIDE, SIDE)))  # other code
+    assert shelves(v2.Compose([Sharpen(calls), CachePoint(), v2.ToImage()])) == 5
+
+
+def test_arrays(tmp_path: Path, calls: Path) -> None:
+    images = np.random.default_rng(3).integers(0, 256, (20, 30, 30, 3), np.uint8)
+    loader = DDLPLoader(ImageArrays(images, range(20), own(calls)), 4, seed=2, cache=Cache(tmp_path / "cache", "1G"))
+    plain = DDLPLoader(ImageArrays(images, range(20), own(calls)), 4, seed=2, own_steps="off")
+    for _ in range(2):
+        assert same(epoch(loader), epoch(plain))
+    assert counted(loader) == (20, 0)
+    images[7] ^= 1
+    assert same(epoch(loader), epoch(plain))
+    assert counted(loader) == (19, 1)
+
+
+def test_what_stands_behind_may_change(files: list[str], tmp_path: Path, calls: Path) -> None:
+    loader = make(files, own(calls), num_workers=0, cache=Cache(tmp_path / "cache", "1G"))
+    epoch(loader)
+    loader.dataset.transform = v2.Compose([Sharpen(calls), CachePoint(), v2.CenterCrop(9), v2.ToImage()])
+    loader.dataset.target_transform = lambda label: label + 1000
+    images = epoch(loader)
+    assert counted(loader) == (COUNT, 0)
+    assert {image.shape for image in images.values()} == {(3, 9, 9)}
+    assert min(images) == 1000
+
+
+class Counts(Sharpen):
+    """A step that counts its calls itself."""
+
+    def __call__(self, image: Any) -> Any:
+        self.by += 1
+        return image.resize((SIDE, SIDE))
+
+
+def test_a_step_that_changes_itself_is_told(files: list[str], tmp_path: Path, calls: Path) -> None:
+    transform = v2.Compose([Counts(calls), CachePoint(), v2.ToImage()])
+    loader = make(files, transform, num_workers=0, cache=Cache(tmp_path / "cache", "1G"))
+    epoch(loader)
+    with pytest.warns(UserWarning, match=r"have changed since the last epoch.*CachePoint\(key="):
+        epoch(loader)
+    assert counted(loader) == (0, COUNT)
+
+
+# -- random steps ------------------------------------------------------------------------------------------------------
+
+
+def test_a_known_random_operator_is_refused(files: list[str], tmp_path: Path) -> None:
+    transform = v2.Compose([v2.RandomResizedCrop(SIDE), CachePoint(), v2.ToImage()])
+    with pytest.raises(ValueError, match=r"stands behind RandomResizedCrop.*frozen_epochs=k"):
+        make(files, transform, cache=Cache(tmp_path / "cache", "1G"))
+    assert len(epoch(make(files, transform))) == COUNT  # without a cache it says nothing
+
+
+@pytest.mark.parametrize("workers", (0, 1))
+def test_random_code_is_refused(files: list[str], tmp_path: Path, workers: int) -> None:
+    transform = v2.Compose([v2.Resize((SIDE, SIDE)), Noise(), CachePoint(), v2.ToImage()])
+    with pytest.raises(Exception, match=r"draws random numbers \(from numpy\)"):
+        epoch(make(files, transform, num_workers=workers, cache=Cache(tmp_path / "cache", "1G")))
+
+
+@pytest.mark.filterwarnings("ignore:.*less variety")
+@pytest.mark.parametrize("persistent", (False, True))
+def test_frozen_epochs(files: list[str], tmp_path: Path, persistent: bool) -> None:
+    transform = v2.Compose([v2.RandomResizedCrop(SIDE), Noise(), CachePoint(frozen_epochs=2), v2.ToImage()])
+    full, none = Cache(tmp_path / "cache", "1G"), Cache(tmp_path / "none", 0)
+    loader = make(files, transform, persistent_workers=persistent, cache=full)
+    with pytest.warns(UserWarning, match=r"2 epochs get the same"):
+        epochs = [epoch(loader)]
+    epochs += [epoch(loader) for _ in range(3)]
+    assert same(epochs[0], epochs[1])
+    assert not same(epochs[1], epochs[2])
+    assert same(epochs[2], epochs[3])
+    without_room = make(files, transform, num_workers=0, cache=none)
+    assert all(same(epoch(without_room), one) for one in epochs)
+    if not persistent:
+        assert len(list((tmp_path / "cache").glob("shelf-*"))) == 1  # the former epochs' is gone
+
+
+@pytest.mark.filterwarnings("ignore:.*less variety")
+def test_behind_a_frozen_point_each_epoch_draws(files: list[str], tmp_path: Path) -> None:
+    def of(*behind: Any) -> Any:
+        return v2.Compose([v2.RandomCrop(28, pad_if_needed=True), CachePoint(frozen_epochs=9), *behind, v2.ToImage()])
+
+    loader = make(files, of(v2.RandomCrop(SIDE)), cache=Cache(tmp_path / "cache", "1G"))
+    other = make(files, of(v2.RandomCrop(SIDE)), num_workers=0, cache=Cache(tmp_path / "none", 0))
+    epochs = [epoch(loader) for _ in range(2)]
+    assert not same(*epochs)
+    assert [same(epoch(other), one) for one in epochs] == [True, True]
+
+
+# -- known operators ---------------------------------------------------------------------------------------------------
+
+
+def test_known_operators_are_cut_there(files: list[str], tmp_path: Path) -> None:
+    transform = v2.Compose([v2.Resize(40), CachePoint(), v2.CenterCrop(SIDE), v2.ToTensor()])
+    loader, plain = make(files, transform, cache=Cache(tmp_path / "cache", "1G")), make(files, transform)
+    for _ in range(2):
+        assert same(epoch(loader), epoch(plain))
+    assert counted(loader) == (COUNT, 0)
+    text = loader.explain()
+    assert "pixels after Resize, uint8, each image of its own size, where CachePoint() stands, in" in text
+    without = v2.Compose([v2.Resize(40), v2.CenterCrop(SIDE), v2.ToTensor()])
+    assert "pixels after Resize -> CenterCrop" in make(files, without, cache=loader.cache).explain()
+    assert same(epoch(make(files, without)), epoch(make(files, transform)))
+
+
+def test_first_of_all(files: list[str], tmp_path: Path) -> None:
+    transform = v2.Compose([CachePoint(), v2.RandomResizedCrop(SIDE), v2.ToTensor()])
+    loader, plain = make(files, transform, cache=Cache(tmp_path / "cache", "1G", "indexes")), make(files, transform)
+    for _ in range(2):
+        assert same(epoch(loader), epoch(plain))
+    assert counted(loader) == (COUNT, 0)
+    assert "pixels after decoding" in str(loader.report())
+
+
+def test_own_steps_behind_known_ones(files: list[str], tmp_path: Path, calls: Path) -> None:
+    fixed = v2.Compose([v2.Resize((SIDE, SIDE)), CachePoint(), Sharpen(calls), v2.ToImage()])
+    loader, plain = make(files, fixed, cache=Cache(tmp_path / "cache", "1G")), make(files, fixed)
+    for _ in range(2):
+        assert same(epoch(loader), epoch(plain))
+    assert counted(loader) == (COUNT, 0)
+    assert number_of(calls) == 4 * COUNT
+    any_size = v2.Compose([v2.Resize(40), CachePoint(), Sharpen(calls), v2.ToImage()])
+    loader, plain = make(files, any_size, cache=loader.cache), make(files, any_size, own_steps="off")
+    for _ in range(2):
+        assert same(epoch(loader), epoch(plain))
+    assert counted(loader) == (COUNT, 0)
+
+
+# -- the rest ----------------------------------------------------------------------------------------------------------
+
+
+def test_it_is_an_identity() -> None:
+    image, target = object(), object()
+    point = pickle.loads(pickle.dumps(CachePoint(3, "mine")))
+    assert (point.frozen_epochs, point.key) == (3, "mine")
+    assert point(image) is image
+    assert point(image, target) == (image, target)
+    assert torch.nn.Sequential(CachePoint())(7) == 7
+    assert repr(point) == "CachePoint(frozen_epochs=3, key='mine')"
+    for wrong in (0, True, 1.5):
+        with pytest.raises(ValueError, match="frozen_epochs="):
+            CachePoint(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="key="):
+        CachePoint(key=3)  # type: ignore[arg-type]
+
+
+class Opaque:
+    """A step that can't be read: it holds an open file."""
+
+    def __init__(self) -> None:
+        self._stream = open(os.devnull)  # noqa: SIM115
+
+    def __call__(self, image: Any) -> Any:
+        return image.resize((SIDE, SIDE))
+
+
+def test_a_key_of_the_users_own(files: list[str], tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "cache", "1G")
+
+    def of(key: str) -> DDLPLoader:
+        return make(files, v2.Compose([Opaque(), CachePoint(key=key), v2.ToImage()]), num_workers=0, cache=cache)
+
+    with pytest.warns(UserWarning, match=r"keeps nothing: Opaque\._stream is a TextIOWrapper.*CachePoint\(key="):
+        epoch(of(""))
+    assert not (tmp_path / "cache").exists()
+    for key, hits in (("a", 0), ("a", COUNT), ("b", 0)):
+        loader = of(key)
+        epoch(loader)
+        assert counted(loader) == (hits, COUNT - hits)
+
+
+def test_a_data_set_of_the_users_own_is_left_alone(files: list[str], tmp_path: Path, calls: Path) -> None:
+    class Mine(torch.utils.data.Dataset[Any]):
+        transform = own(calls)
+
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> Any:
+            return self.transform(Image.open(files[index])), index
+
+    loader = DDLPLoader(Mine(), 2, cache=Cache(tmp_path / "cache", "1G"))
+    with pytest.warns(UserWarning, match="cache= keeps nothing"):
+        assert len(epoch(loader)) == 4
+
+
+def test_explain(files: list[str], tmp_path: Path, calls: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = make(files, own(calls), cache=Cache(tmp_path, "1G")).explain()
+    assert "obstacle 1 CachePoint(): the host keeps the results of" in text
+    assert f"in {tmp_path}; then RandomCrop" in text
+    assert "cache" not in make(files, own(calls)).explain()
+
+
+def _epoch(directory: Path, files: list[str], calls: Path, start: Any, answers: Any) -> None:
+    loader = make(files, own(calls), num_workers=0, cache=Cache(directory, "1G"))
+    start.wait()
+    answers.put([float(image.sum()) for _, image in sorted(epoch(loader).items())])
+
+
+def test_two_processes(files: list[str], tmp_path: Path, calls: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    start, answers = context.Event(), context.SimpleQueue()
+    arguments = (tmp_path / "cache", files, calls, start, answers)
+    both = [context.Process(target=_epoch, args=arguments) for _ in range(2)]
+    for one in both:
+        one.start()
+    start.set()
+    found = [answers.get() for _ in both]
+    for one in both:
+        one.join()
+    plain = [float(image.sum()) for _, image in sorted(epoch(make(files, own(calls), own_steps="off")).items())]
+    assert found == [plain, plain]
+    calls.write_text("")
+    loader = make(files, own(calls), cache=Cache(tmp_path / "cache", "1G"))
+    epoch(loader)
+    assert (number_of(calls), counted(loader)) == (0, (COUNT, 0))
+
+
+@pytest.mark.parametrize("workers", (0, 2))
+def test_filled_ahead(files: list[str], tmp_path: Path, calls: Path, workers: int) -> None:
+    loader = make(files, own(calls), num_workers=workers, cache=Cache(tmp_path / "cache", "1G"))
+    before = torch.get_rng_state()
+    found = loader.fill_cache(progress=False)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert found[:4] == (COUNT, COUNT, COUNT, 0)
+    assert number_of(calls) == COUNT
+    assert loader.fill_cache(progress=False).made == 0
+    assert same(epoch(loader), epoch(make(files, own(tmp_path / "others"), own_steps="off")))
+    assert counted(loader) == (COUNT, 0)
+    assert number_of(calls) == COUNT
+
+
+
+
+@pytest.mark.slow
+def test_spawned_workers(files: list[str], tmp_path: Path, calls: Path) -> None:
+    loader = make(files, own(calls), multiprocessing_context="spawn", cache=Cache(tmp_path / "cache", "1G"))
+    plain = make(files, own(calls), own_steps="off")
+    for _ in range(2):
+        assert same(epoch(loader), epoch(plain))
+    assert counted(loader) == (COUNT, 0)
