@@ -18,7 +18,7 @@ from scripts.accuracy_check import CHECKS, Check, CheckFailed, scores, table
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "templates"
 AUDIO = next(check for check in CHECKS if check.template == "train_audio")
-REACHED = {"dataloader": (0.75, 0.8, 0.85), "cpu": (0.8, 0.8, 0.8), "wrr": (0.4, 0.3, 0.2)}
+REACHED = {"dataloader": (0.75, 0.8, 0.85), "cpu": (0.8, 0.8, 0.8), "wrr": (0.41, 0.4, 0.39)}
 
 
 def report(**reached: tuple[float | None, ...]) -> dict[str, Any]:
@@ -32,14 +32,15 @@ def report(**reached: tuple[float | None, ...]) -> dict[str, Any]:
 
 
 def test_a_strategy_that_loses_accuracy_is_found() -> None:
-    found = scores(AUDIO, report(**REACHED))
-    assert found.difference("cpu") == pytest.approx(0) and found.difference("wrr") == pytest.approx(-0.5)
-    assert found.limit("wrr") == noise_limit(REACHED["dataloader"], REACHED["wrr"], AUDIO.val_images)
-    assert not found.agree and scores(AUDIO, report(**{**REACHED, "wrr": (0.8, 0.7, 0.75)})).agree
+    many = replace(AUDIO, val_images=240)
+    found = scores(many, report(**REACHED))
+    assert found.difference("cpu") == pytest.approx(0) and found.difference("wrr") == pytest.approx(-0.4)
+    assert found.limit("wrr") == noise_limit(REACHED["dataloader"], REACHED["wrr"], 240)
+    assert not found.agree and scores(many, report(**{**REACHED, "wrr": (0.8, 0.7, 0.75)})).agree
     head, _, line = table({"train_audio": found.figures}).splitlines()
     cells = dict(zip(head.split(" | "), line.split(" | "), strict=True))
     assert cells["dataloader, %"] == f"80.0 ± {100 * statistics.stdev(REACHED['dataloader']):.1f}"
-    assert cells["off, %"] == "0.0 and 50.0" and cells["within"] == "**no**" and cells["images/s"] == "101, 101, 101"
+    assert cells["off, %"] == "0.0 and 40.0" and cells["within"] == "**no**" and cells["images/s"] == "101, 101, 101"
     assert cells["by engine |"] == "25 % |"
 
 
@@ -57,10 +58,10 @@ def test_each_template_that_trains_is_checked() -> None:
 def test_a_real_template(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     """One epoch with two seeds; then one that does not start."""
     short = replace(AUDIO, arguments=("--small", "--epochs", "1", "--pool", "1"))
-    monkeypatch.setattr(accuracy_check, "CHECKS", (short, Check("train_audio", ("--nonsense",), 12)))
+    monkeypatch.setattr(accuracy_check, "CHECKS", (short, Check("train_audio", ("--nonsense",), 48)))
     assert accuracy_check.main(["--seeds", "2"]) == 1
     printed, said = capfd.readouterr()
-    assert "| train_audio | 12 |" in printed and "unrecognized arguments: --nonsense" in said
+    assert "| train_audio | 48 |" in printed and "unrecognized arguments: --nonsense" in said
     assert "accuracy_check: train_audio ended with status 2" in said
 
 
