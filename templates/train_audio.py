@@ -29,7 +29,7 @@ from training import Task, compare
 RATE, SECONDS = 16_000, 1.0
 WINDOW, HOP, MELS = 400, 160, 64  # 25 ms every 10 ms
 MODELS = ("cnn",)
-SMALL_WORDS, SMALL_FILES, SMALL_SECONDS = ("down", "up", "high", "low"), 12, 0.25
+SMALL_WORDS, SMALL_FILES, SMALL_SECONDS = ("down", "up", "high", "low"), 48, 0.25
 
 
 class NoSuchData(Exception):

@@ -42,14 +42,13 @@ from training import Task, compare, to_device
 MODELS = ("retinanet_resnet50_fpn_v2", "retinanet_resnet50_fpn", "retinanet_resnet18_fpn")
 BATCH_SIZES = {"retinanet_resnet50_fpn_v2": 16, "retinanet_resnet50_fpn": 16, "retinanet_resnet18_fpn": 8}
 SHAPES = ("disc", "box", "triangle")
-GREY = (124, 116, 104)  # the mean of ImageNet, with which images are padded
 
 
 def pipeline(size: int, train: bool) -> v2.Compose:
     """Large-scale jitter (Ghiasi et al., arXiv 2012.07177) with a smaller range, or the whole image in a square."""
     steps: list[nn.Module] = [v2.Resize(size=None, max_size=size), v2.CenterCrop(size)]
     if train:
-        scale, crop = v2.ScaleJitter((size, size), (0.7, 1.4)), v2.RandomCrop(size, pad_if_needed=True, fill=GREY)
+        scale, crop = v2.ScaleJitter((size, size), (0.7, 1.4)), v2.RandomCrop(size, pad_if_needed=True)
         steps = [scale, crop, v2.RandomHorizontalFlip(), v2.SanitizeBoundingBoxes()]
     return v2.Compose([*steps, v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
 
@@ -102,12 +101,14 @@ def make_model(name: str, small: bool, size: int, classes: int) -> Detector:
         known: Any = detection.retinanet_resnet50_fpn_v2 if name.endswith("_v2") else detection.retinanet_resnet50_fpn
         return Detector(known(num_classes=classes, weights=None, weights_backbone=None, min_size=size, max_size=size))
     channels, blocks = (32, 1) if small else (64, 2)
-    body, layers = ResNet(BasicBlock, [blocks] * 4), {"layer2": "0", "layer3": "1"}
+    # Few images a batch, and weights that nobody has trained: groups (He et al., arXiv 1811.08883).
+    norm = partial(nn.GroupNorm, 8)
+    body, layers = ResNet(BasicBlock, [blocks] * 4, norm_layer=norm), {"layer2": "0", "layer3": "1"}
     backbone = BackboneWithFPN(body, layers, [128, 256], channels, extra_blocks=LastLevelP6P7(channels, channels))
-    sides = tuple(tuple(int(2 ** (k / 3) * size / 8 * 2**level) for k in range(3)) for level in range(4))
+    sides = tuple(tuple(int(2 ** (k / 3) * 2 * stride) for k in range(3)) for stride in (8, 16, 32, 64))
     anchors = AnchorGenerator(sides, ((0.5, 1.0, 2.0),) * 4)
     # Norms as in retinanet_resnet50_fpn_v2: the weights of the head begin small, and fewer channels make that worse.
-    head = RetinaNetHead(channels, anchors.num_anchors_per_location()[0], classes, norm_layer=partial(nn.GroupNorm, 8))
+    head = RetinaNetHead(channels, anchors.num_anchors_per_location()[0], classes, norm_layer=norm)
     given: dict[str, Any] = dict(anchor_generator=anchors, head=head, min_size=size, max_size=size)
     return Detector(detection.RetinaNet(backbone, classes, **given))
 
@@ -160,7 +161,7 @@ def _boxes(target: dict[str, Tensor]) -> list[tuple[list[float], int]]:
 
 
 def make_shapes(root: Path, train: int, val: int, side: int) -> Path:
-    """Write images of about `side` pixels with up to three shapes, as JPEG files with COCO's JSON. The same ones each time."""
+    """Write images of about `side` pixels with up to two shapes, as JPEG files with COCO's JSON. The same ones each time."""
     if (root / "val.json").exists():  # the file that is written last
         return root
     for part, first, count in (("train", 0, train), ("val", train, val)):
@@ -169,11 +170,13 @@ def make_shapes(root: Path, train: int, val: int, side: int) -> Path:
         boxes: list[dict[str, Any]] = []
         for number in range(first, first + count):
             draws = np.random.default_rng(number)
-            width, height = (int(draws.integers(side * 3 // 4, side * 3 // 2)) for _ in range(2))
+            width, height = (int(draws.integers(side * 4 // 5, side * 6 // 5)) for _ in range(2))
             ground = Image.fromarray(draws.integers(40, 200, (6, 6, 3), dtype=np.uint8))
             image = ground.resize((width, height), Image.Resampling.BICUBIC)
-            for _ in range(number % 4):  # every fourth image has none
-                shape, box = _draw(image, draws)
+            found: list[list[float]] = []
+            for _ in range(number % 3):  # every third image has none
+                shape, box = _draw(image, draws, found)
+                found.append(box)
                 boxes.append({"id": len(boxes) + 1, "image_id": number, "category_id": shape + 1, "bbox": box,
                               "area": box[2] * box[3], "iscrowd": 0})  # fmt: skip
             image.save(root / part / f"{number:05}.jpg", quality=90)
@@ -184,10 +187,13 @@ def make_shapes(root: Path, train: int, val: int, side: int) -> Path:
     return root
 
 
-def _draw(image: Image.Image, draws: np.random.Generator) -> tuple[int, list[float]]:
-    """Draw a shape somewhere. Returns its number, and its box as COCO has it."""
-    across, down = (min(image.size) * draws.uniform(0.25, 0.5, 2)).round()
-    left, top = round(draws.uniform(0, image.width - across)), round(draws.uniform(0, image.height - down))
+def _draw(image: Image.Image, draws: np.random.Generator, others: list[list[float]]) -> tuple[int, list[float]]:
+    """Draw a shape beside the others, or over them if ten places were taken. Returns its number, and its box as COCO has it."""
+    across, down = (min(image.size) * draws.uniform(0.35, 0.7, 2)).round()
+    for _ in range(10):
+        left, top = round(draws.uniform(0, image.width - across)), round(draws.uniform(0, image.height - down))
+        if not any(left < x + w and x < left + across and top < y + h and y < top + down for x, y, w, h in others):
+            break
     right, bottom = left + across - 1, top + down - 1
     shape, pen = int(draws.integers(len(SHAPES))), ImageDraw.Draw(image)
     colour = tuple(int(k) for k in draws.permutation([255, 255 * int(draws.integers(2)), 0]))
@@ -204,7 +210,7 @@ def data_folder(options: Any) -> Path:
     """Return --data, or a directory with drawn shapes."""
     if options.data is not None:
         return Path(options.data)
-    name, *sizes = ("shapes-tiny", 24, 8, 80) if options.small else ("shapes", 480, 120, 160)
+    name, *sizes = ("shapes-tiny", 24, 8, 80) if options.small else ("shapes", 960, 120, 160)
     return make_shapes(Path("data") / name, *sizes)
 
 
@@ -233,7 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         val=val,
         model=lambda: make_model(options.model, options.small, size, classes),
         optimizer=make_optimizer,
-        lr=(1e-4 if not options.small and "resnet50" in options.model else 1e-3) * max(1.0, options.batch_size / 16),
+        lr=(1e-4 if not options.small and "resnet50" in options.model else 2e-3) * max(1.0, options.batch_size / 16),
         channels_last=False,
         loss=losses,
         no_labels=lambda images: together([(torch.zeros(()), {}) for _ in range(images)])[1],

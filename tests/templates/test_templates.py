@@ -14,13 +14,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from csd_engine.protocol.keys import make_keys
+from ddlp import DDLPLoader
 from ddlp.observe.energy import load
 from pretrain_simclr import TEMPERATURE, contrast
 from tests.forks import Forks
 from train_audio import mel_filters
-from train_detection import mean_precision
+from train_detection import coco, make_shapes, mean_precision, pipeline, together
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TEMPLATES = REPOSITORY / "templates"
@@ -43,7 +45,7 @@ RUNS = (  # those that fork come first, before torch has started threads
         1,
     ),
     ("train_detection", ["--small", "--workers", "1", "--strategy", "dataloader", "wrr"], 1),
-    ("train_audio", ["--small", "--workers", "1", "--strategy", "dataloader", "wrr", "--pool", "1", "--epochs", "4"], 1),
+    ("train_audio", ["--small", "--workers", "1", "--strategy", "dataloader", "wrr", "--pool", "1", "--epochs", "2"], 1),
     ("train_dali", ["--small", "--workers", "1", "--strategy", "cpu"], 1),
     ("bottleneck_study", ["--small"], 1),
     ("paper_tables", [], 1),
@@ -153,9 +155,25 @@ def test_train_detection_trains_or_says_in_a_line_what_is_missing(home: Path, pr
     assert status(printed, "train_detection") == 0, printed[-4000:]
     torchs, wrr = report(home, "train_detection")["runs"]
     for one in (torchs, wrr):
-        check_run(one, 18)
+        check_run(one, 16)
         assert one["score"] == "mAP"
     assert torchs["backend"] == "torch" and wrr["figures"]["csd_share"] > 0
+
+
+def test_images_and_boxes_of_the_drawn_shapes_are_dataloaders(tmp_path: Path) -> None:
+    """Bit for bit, from the host and from an engine, as train_detection evaluates them. Drawn ones: test_detection.py."""
+    pytest.importorskip("pycocotools")
+    shapes = coco(make_shapes(tmp_path, 12, 2, 80), "train", pipeline(64, train=False))
+    theirs = list(DataLoader(shapes, 4, collate_fn=together))
+    assert sum(len(one["labels"]) for _, targets in theirs for one in targets) == 12
+    for strategy in ("cpu", "csd"):
+        ours = DDLPLoader(shapes, 4, collate_fn=together, strategy=strategy)
+        for (images, targets), (expected, wanted) in zip(ours, theirs, strict=True):
+            assert torch.equal(images, expected)
+            for one, other in zip(targets, wanted, strict=True):
+                assert torch.equal(one["boxes"], other["boxes"]) and torch.equal(one["labels"], other["labels"])
+                assert one["image_id"] == other["image_id"]
+        assert ours.report().batches_csd == (3 if strategy == "csd" else 0) and ours.report().travels
 
 
 def test_mean_precision_is_that_of_boxes_that_are_right_or_a_part_off() -> None:
@@ -183,7 +201,7 @@ def test_train_audio(home: Path, printed: str) -> None:
     """Code of one's own, with DataLoader and with a pool beside the host."""
     assert status(printed, "train_audio") == 0
     for one in report(home, "train_audio")["runs"]:
-        check_run(one, 36, epochs=4)
+        check_run(one, 144, epochs=2)
         assert one["accuracy"] > 0.5 and one["pipeline"] == "log-mel"
 
 
