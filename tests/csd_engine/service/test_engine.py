@@ -331,6 +331,7 @@ def test_a_worker_that_cannot_be_started_is_told_and_tried_again(start, recipe):
 
 
 def test_the_waiting_job_goes_first(start, recipe):
+    """Of two that both have batches in stock. One that has none is served as if its training waited."""
     engine = start("--root", str(recipe.root), "--slowdown", "20")
     link = engine.link()
     order = SimpleQueue()
@@ -340,9 +341,14 @@ def test_the_waiting_job_goes_first(start, recipe):
         )
         for name in ("train", "eval")
     ]
+    for job in jobs:
+        for number in range(3):
+            recipe.lease(job, number, number)
+    for _ in range(6):
+        order.get(timeout=20)
     jobs[1].set_waiting(True)
     for job in jobs:
-        for number in range(2):
+        for number in (3, 4):
             recipe.lease(job, number, number)
     names = [order.get(timeout=20)[0] for _ in range(4)]
     # The worker may have begun a lease of `train` before those of `eval` were there.
