@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import List, NamedTuple, Optional, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
-__all__ = ["Directory", "Entry", "distrusted"]
+__all__ = ["Directory", "Entry", "distrusted", "first_above"]
 
 
 class Directory:
@@ -110,3 +110,17 @@ def distrusted(status: os.stat_result) -> str:
     if status.st_uid != os.geteuid():
         return f"it belongs to another user (uid {status.st_uid})"
     return "others than its owner may write to it" if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""
+
+
+def first_above(real: str, directories: Sequence[str]) -> Optional[str]:
+    """Return the first of these directories in which a path lies, or which it is; None: it lies in none of them.
+
+    Args:
+        real: the path, without links.
+        directories: any paths; links are followed.
+    """
+    for one in directories:
+        above = os.path.realpath(one)
+        if os.path.commonpath([real, above]) == above:
+            return one
+    return None

@@ -19,6 +19,7 @@ from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 import numpy as np
 from PIL import Image
 
+from csd_engine.directory import first_above
 from csd_engine.errors import EngineError, OperatorFailed, OperatorFileError
 from csd_engine.rng import Rng
 
@@ -221,12 +222,12 @@ class OperatorDirectory:
         trouble = _writable_by_others(os.stat(real))
         if trouble:
             raise EngineError(f"--operators {path}: {trouble}. What lies there is run: chmod 700 it, as the engine's user.")
-        for other in hosts_write:
-            if os.path.commonpath([real, os.path.realpath(other)]) == os.path.realpath(other):
-                raise EngineError(
-                    f"--operators {path} lies below {other}, to which hosts may write. What lies there is run: choose a "
-                    "directory outside all --root directories and the --spool."
-                )
+        above = first_above(real, hosts_write)
+        if above is not None:
+            raise EngineError(
+                f"--operators {path} lies below {above}, to which hosts may write. What lies there is run: choose a "
+                "directory outside all --root directories and the --spool."
+            )
         return OperatorDirectory(real)
 
     def read(self, file: str) -> bytes:

@@ -14,7 +14,6 @@ import hashlib
 import multiprocessing
 import operator
 import os
-import platform
 import time
 from multiprocessing.util import Finalize
 from typing import Any, NamedTuple
@@ -25,7 +24,6 @@ import torch
 import torchvision
 from torch.utils.data import get_worker_info
 
-import csd_engine
 from csd_engine.cache.origins import Origins, origins_of
 from csd_engine.cache.segments import Sample
 from csd_engine.cache.shelf import CacheCounts, Shelf
@@ -33,7 +31,7 @@ from csd_engine.cache.shelves import Shelves
 from csd_engine.data.safe_open import OpenFile
 from csd_engine.errors import CacheRefused
 from csd_engine.keyed import KeyedRows
-from csd_engine.machine.versions import libjpeg
+from csd_engine.prepare.cached_batch import shelf_key
 from ddlp.caching.fingerprint import NoFingerprint, fingerprint
 from ddlp.caching.kept_values import from_bytes, to_bytes
 from ddlp.caching.settings import Cache
@@ -123,10 +121,10 @@ class KeptSamples:
         found, marked = taken
         self.frozen = marked.point.frozen_epochs
         places = [os.path.abspath(place) for place in found.some_places()]
-        libraries = tuple(one.__version__ for one in (csd_engine, PIL, torch, torchvision, np))
+        libraries = tuple(one.__version__ for one in (torch, torchvision, np))
         modes = [(part.name, part.mode) for part in found.parts]
         steps = fingerprint(marked.before, marked.point.key)
-        self.key = _digest((modes, found.starts, places, steps, libraries, libjpeg(), platform.machine()))
+        self.key = shelf_key(("point", modes, found.starts, places, steps, libraries), ())
         self._about = {
             "data set": ", ".join(part.name for part in found.parts), "first": next(iter(places), ""),
             "samples": found.starts[-1], "point": f"CachePoint() after {marked}", "pillow": PIL.__version__,
@@ -175,7 +173,7 @@ class KeptSamples:
         found, marked = self._taken
         frozen = marked.point.frozen_epochs
         window = 0 if frozen is None else epoch // frozen
-        key = self.key if frozen is None else _digest((self.key, self.asked.seed, window))
+        key = self.key if frozen is None else shelf_key((self.key, self.asked.seed, window), ())
         if here is None or here.pid != os.getpid() or here.shelf.key != key:
             self._here = None
             if here is not None and here.pid == os.getpid():
@@ -183,7 +181,7 @@ class KeptSamples:
             try:
                 shelves = Shelves(self.asked.place.directory, self.asked.place.bytes)
                 if window:  # what was frozen before does not come again
-                    shelves.forget(_digest((self.key, self.asked.seed, window - 1)))
+                    shelves.forget(shelf_key((self.key, self.asked.seed, window - 1), ()))
                 shelf = Shelf(shelves, key, self._about, found.starts[-1], 1, warn_user)
             except (CacheRefused, OSError) as error:
                 raise DDLPError(f"cache={self.asked.place!r}: {error}") from error
@@ -355,8 +353,3 @@ class _OpenHere:
         self.shelf.tell_once(
             f"keeps no {what} at CachePoint(): PIL images, arrays and tensors of plain numbers on the CPU are kept"
         )
-
-
-def _digest(told: object) -> str:
-    data = repr(told).encode(errors="surrogateescape")
-    return hashlib.blake2b(data, digest_size=16, person=b"ddlp point").hexdigest()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
+
+from csd_engine.machine.sizes import size_bytes
 
 __all__ = ["Cache"]
 
 KEEPS = ("auto", "pixels", "indexes")
-_UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -42,9 +41,7 @@ class Cache:
     @property
     def bytes(self) -> int:
         """``size`` as a number of bytes."""
-        match = _SIZE.fullmatch(self.size) if isinstance(self.size, str) else None
-        if match is not None:
-            return int(float(match[1]) * 1024 ** _UNITS[match[2].upper()])
-        if isinstance(self.size, int) and not isinstance(self.size, bool) and self.size >= 0:
-            return self.size
+        size = size_bytes(self.size) if isinstance(self.size, str) else self.size
+        if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
+            return size
         raise ValueError(f"size={self.size!r}: a number of bytes, or a text such as '500M', '200G' or '1.5T'")

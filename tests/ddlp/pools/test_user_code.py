@@ -106,7 +106,12 @@ def nodes_joined(loader: DDLPLoader, number: int = 1) -> None:
 
 
 def nodes_published(loader: DDLPLoader, number: int = 1) -> None:
-    until(lambda: sum(bool(one.rate) for one in loader.live().devices) == number, 40, f"batches of {number} nodes")
+    """Wait until so many nodes have joined this epoch and made batches, in this epoch or one before: rates are remembered."""
+
+    def joined() -> bool:
+        return sum(one.alive and bool(one.rate) for one in loader.live().devices) == number
+
+    until(joined, 40, f"batches of {number} nodes")
 
 
 def out(loader: DDLPLoader) -> None:
