@@ -58,7 +58,8 @@ def _fetched(place: Path) -> Path:
 
 def _unpacked(sdist: Path, place: Path) -> Path:
     with tarfile.open(sdist) as archive:
-        archive.extractall(place, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.2 has none
+        archive.extractall(place)
     folder = place / f"pillow-{PIL.__version__}"
     if not (folder / "Tests").is_dir():
         raise SystemExit(f"{sdist} has no tests of the installed Pillow {PIL.__version__}; give that version's --sdist")

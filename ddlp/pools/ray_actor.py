@@ -83,7 +83,8 @@ class EngineOnNode:
     def _start(self, address: str) -> dict[str, str]:
         home = self._home
         with tarfile.open(fileobj=io.BytesIO(self._code)) as tar:
-            tar.extractall(home / "code", filter="data")
+            tar.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.2 has none; the archive is ours
+            tar.extractall(home / "code")
         environment = {
             **os.environ, "PYTHONPATH": str(home / "code"), "PYTHONSAFEPATH": "1", "OPENBLAS_NUM_THREADS": "1",
             "OMP_NUM_THREADS": "1",
