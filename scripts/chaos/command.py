@@ -30,7 +30,9 @@ from scripts.chaos.training import ENDINGS, Ending, Plan, draw_ending
 from scripts.chaos.world import REPOSITORY, CardedEngine, Finding, OwnProcesses, World
 from tests.ddlp.faults.scene import processes
 
-__all__ = ["main"]
+__all__ = ["can_unshare", "main"]
+
+_UNSHARE = ["unshare", "--mount", "--propagation", "private"]
 
 _ABOUT = """\
 Trains while faults strike. Checks that every sample comes exactly once, with its bits, and that nothing hangs or stays behind.
@@ -78,15 +80,22 @@ def main(arguments: list[str] | None = None) -> int:
     return _supervise(list(sys.argv[1:] if arguments is None else arguments))
 
 
+def can_unshare() -> bool:
+    """Return whether a mount namespace can be made here. It takes root, and a root directory that is no plain chroot's."""
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        return False
+    return subprocess.run([*_UNSHARE, "true"], capture_output=True, check=False).returncode == 0
+
+
 def _supervise(arguments: list[str]) -> int:
     """Run the command in another process, and check that nothing of it is left."""
     home = Path(tempfile.mkdtemp(prefix="ddlp-chaos-", dir="/tmp"))  # short: a socket's path may have at most 107 bytes
     mark = uuid.uuid4().hex
     command = [sys.executable, "-m", "scripts.chaos", *arguments, "--inner", str(home)]
-    if os.geteuid() == 0 and shutil.which("unshare"):
+    if can_unshare():
         # Its shared memory is its own: what other programs have there is no finding.
         own = 'mount -t tmpfs ddlp-chaos /dev/shm; exec "$@"'
-        command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", own, "sh", *command]
+        command = [*_UNSHARE, "sh", "-c", own, "sh", *command]
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # nothing may be left then, either
     child = subprocess.Popen(command, cwd=REPOSITORY, env={**os.environ, "DDLP_CHAOS": mark, "TMPDIR": str(home)})
     try:

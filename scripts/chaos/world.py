@@ -308,6 +308,8 @@ def _preloads(home: Path) -> tuple[Path, Path] | None:
 
 def _mount(directory: Path) -> bool:
     """Give the directory a small file system of its own, if this process may."""
+    if os.readlink("/proc/self/ns/mnt") == os.readlink(f"/proc/{os.getppid()}/ns/mnt"):
+        return False  # other programs would see it, and it would outlive a run that is killed
     command = ["mount", "-t", "tmpfs", "-o", f"size={SPOOL_BYTES},mode=0700", "ddlp-chaos", str(directory)]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
