@@ -14,12 +14,15 @@ all="" chosen='-m "not slow"'
 source scripts/setup_venv.sh
 
 systems="" setup="" work="" running=()
+stop() { kill "-$1" -- "-$2" 2>/dev/null || kill -TERM "$2" 2>/dev/null || true; } # a signal to a session, or to what has none yet
+# bash's `wait` can miss an interrupt that comes just before it blocks, and an interrupted one can forget a child. `sleep` does not.
+ended() { while kill -0 "$1" 2>/dev/null; do sleep 0.1; done; }
 end() { # ends what runs in the background; each of those takes down the boards and systems that it has made
   trap '' INT TERM
   local pid
-  for pid in "${running[@]}"; do kill -INT -- "-$pid" 2>/dev/null || true; done
-  for pid in "${running[@]}"; do wait "$pid" 2>/dev/null || true; done
-  for pid in $systems $setup; do { kill -TERM -- "-$pid" && wait "$pid"; } 2>/dev/null || true; done
+  for pid in "${running[@]}"; do stop INT "$pid"; done
+  for pid in $systems $setup; do stop TERM "$pid"; done
+  for pid in "${running[@]}" $systems $setup; do ended "$pid"; done
   [ -z "$work" ] || rm -rf "$work"
 }
 trap end EXIT
@@ -97,11 +100,12 @@ at_work() { # prints how many parts run, not counting those beside
 }
 for number in "${!commands[@]}"; do
   if [[ ${commands[number]} = *" tests/board "* && -n $systems ]]; then
-    wait "$systems" || true
+    ended "$systems"
     systems=""
   fi
   if [ "$number" = "$early" ] && [ -n "$setup" ]; then
     installed=0
+    ended "$setup"
     wait "$setup" || installed=$?
     setup=""
     cat "$work/setup"
@@ -112,7 +116,7 @@ for number in "${!commands[@]}"; do
     niceness=0
     # These race real processes the most, so they get processor time first.
     [[ ${commands[number]} != *" tests/ddlp/faults "* || $(id -u) != 0 ]] || niceness=-10
-    while [ "$(at_work)" -ge 3 ]; do wait -n || true; finished; done
+    while [ "$(at_work)" -ge 3 ]; do sleep 0.2; finished; done
   fi
   echo "test: ${commands[number]}: begins"
   # A shell's background processes ignore Ctrl-C. These must not: the boards' tests take their boards down at Ctrl-C.
@@ -124,6 +128,6 @@ for number in "${!commands[@]}"; do
     time eval "$1" && touch "$2.passed"' _ "${commands[number]}" "$work/$number" "$niceness" >"$work/$number" 2>&1 &
   running[number]=$!
 done
-while [ ${#running[@]} -gt 0 ]; do wait -n || true; finished; done
+while [ ${#running[@]} -gt 0 ]; do sleep 0.2; finished; done
 [ -z "$failures" ] || printf '\ntest: failures:\n%s' "$failures"
 exit $status
