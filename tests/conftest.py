@@ -31,12 +31,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 multiprocessing.util.get_temp_dir()
 
 REAL_PROCESSES = (
-    "ddlp/faults/", "ddlp/dropin/", "ddlp/bench/", "ddlp/deploy/", "ddlp/observe/", "ddlp/ranks/",
-    "ddlp/pools/", "ddlp/sources/engine/test_embedded", "ddlp/sources/engine/test_link_floods", "ddlp/sources/test_contract",
-    "csd_engine/service/test_engine", "csd_engine/service/test_link",
-    "csd_engine/service/test_status", "csd_engine/service/test_file_chunks", "csd_engine/service/test_retire",
-    "csd_engine/service/test_sealed_streams", "csd_engine/test_supervisor",
-    "csd_engine/machine/test_sensors", "board/", "ddlp/tryout/", "templates/test_templates", "scripts/test_auto_check",
+    "ddlp/faults/", "ddlp/dropin/", "ddlp/bench/", "ddlp/deploy/", "ddlp/observe/", "ddlp/ranks/", "ddlp/pools/",
+    "ddlp/epoch/", "ddlp/sources/", "ddlp/test_evaluation", "ddlp/tryout/", "csd_engine/service/", "csd_engine/test_supervisor",
+    "csd_engine/machine/test_sensors", "board/", "templates/", "scripts/",
 )  # fmt: skip
 
 
