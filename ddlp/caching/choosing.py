@@ -43,19 +43,19 @@ def points_of(portable: Portable, keeps: str) -> tuple[Points, str]:
     return {}, "decode='fast' decodes each image at a size that depends on the random crop"
 
 
-def choose(portable: Portable, points: Points, quota_bytes: int, auto: bool) -> tuple[str, str]:
+def choose(portable: Portable, points: Points, quota_bytes: int, epochs: int | None) -> tuple[str, str]:
     """Return the name of what to keep; `OFF` and why not in words, where that does not pay.
 
-    Results of one size always pay, and the user's own point is obeyed. Else the predicted times of `ASSUMED_EPOCHS` epochs
-    decide.
+    Results of one size always pay, and the user's own point is obeyed. Else the predicted times of the epochs decide.
 
     Args:
         portable: the loader's samples.
         points: what can be kept, at least one.
         quota_bytes: that may be kept.
-        auto: measure up to 24 samples, for a second at most, and keep nothing if that does not pay. Else the user wants
-            something to be kept, and known ratios tell what, so that all runs choose the same.
+        epochs: to come. Measures up to 24 samples, for a second at most, and keeps nothing if that does not pay. None: the
+            user wants something to be kept, and known ratios and `ASSUMED_EPOCHS` tell what, so that all runs choose the same.
     """
+    auto = epochs is not None
     first, pixels = next(iter(points)), points.get("pixels")
     if first == "prefix" or (len(points) == 1 and not auto):
         return first, ""
@@ -77,17 +77,18 @@ def choose(portable: Portable, points: Points, quota_bytes: int, auto: bool) -> 
             costs["pixels"] = SampleCost(filled_s, times.behind_s + read_s, pixel_bytes)
     if "index" in points:
         costs["index"] = known_cost("index", plain_s, INDEX_SHARE * sizes.file_bytes, sizes.indexable)
-    best = best_point(plain_s, costs, samples, quota_bytes)
+    epochs = epochs or ASSUMED_EPOCHS
+    best = best_point(plain_s, costs, samples, quota_bytes, epochs)
     if best == OFF and not auto:
         best = first
-    return best, "" if best != OFF else _no_gain(plain_s, costs)
+    return best, "" if best != OFF else _no_gain(plain_s, costs, epochs)
 
 
-def _no_gain(plain_s: float, costs: dict[str, SampleCost]) -> str:
+def _no_gain(plain_s: float, costs: dict[str, SampleCost], epochs: int) -> str:
     cost = costs.get("pixels")
     if cost is None:
         return "there is no room, or no file is a baseline JPEG, which can have an index"
     return (
-        f"pixels would not save time in {ASSUMED_EPOCHS} epochs: a sample takes {1000 * plain_s:.2f} ms from its file, "
+        f"pixels would not save time in {epochs} epochs: a sample takes {1000 * plain_s:.2f} ms from its file, "
         f"{1000 * cost.cached_s:.2f} ms from its pixels and {1000 * cost.fill_s:.2f} ms when they are kept"
     )

@@ -82,7 +82,7 @@ class LoaderCache:
             self._why_not = NO_HOME
             return None
         if key not in self._chosen:
-            self._chosen[key] = choose(portable, points, place.bytes, self.setting == "auto")
+            self._chosen[key] = choose(portable, points, place.bytes, _epochs(self.setting))
         name, self._why_not = self._chosen[key]
         if name == OFF:
             return None
@@ -168,9 +168,12 @@ def cache_line(setting: bool | str | Cache, portable: Portable) -> str | None:
     if portable.point is not None:
         told += ", where CachePoint() stands"
     if isinstance(setting, Cache):
-        return f"{told}, in {os.fspath(setting.directory)}, {size_text(setting.bytes)} at most"
-    when = f", if measuring before the first epoch shows that it saves time in {ASSUMED_EPOCHS} epochs"
-    return f"{told}, in the user's cache directory, at most 20 % of its free space{'' if 'prefix' in points else when}"
+        where = f"in {os.fspath(setting.directory)}, {size_text(setting.bytes)} at most"
+    else:
+        where = "in the user's cache directory, at most 20 % of its free space"
+    epochs = _epochs(setting)
+    when = f", if measuring before the first epoch shows that it saves time in {epochs} epochs"
+    return f"{told}, {where}{'' if epochs is None or 'prefix' in points else when}"
 
 
 def point_line(setting: bool | str | Cache, marked: Marked) -> str | None:
@@ -189,6 +192,11 @@ def point_line(setting: bool | str | Cache, marked: Marked) -> str | None:
 
 def _keeps(setting: str | Cache) -> str:
     return setting.keeps if isinstance(setting, Cache) else "auto"
+
+
+def _epochs(setting: str | Cache) -> int | None:
+    """Return in how many epochs a cache must save time; None: it is wanted in any case."""
+    return setting.epochs if isinstance(setting, Cache) else ASSUMED_EPOCHS
 
 
 def _described(point: CachePoint | None) -> str:

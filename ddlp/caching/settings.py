@@ -24,19 +24,25 @@ class Cache:
             of 1024.
         keeps: ``"pixels"``; ``"indexes"`` of JPEG files, about 1 % of their bytes, by which a random crop's part of a file is
             read and decoded; ``"auto"``: the one of both that is predicted to take less time.
+        epochs: that will be trained with it. Where results have no fixed size, the loader makes a few samples with and without
+            the cache before the first epoch, and keeps what saves time in so many epochs, the writing included, or nothing.
+            None: it measures nothing, assumes ten epochs, and keeps something in any case.
 
     Raises:
-        ValueError: if ``size`` is no such number or text, or ``keeps`` is none of these.
+        ValueError: if ``size`` is no such number or text, ``keeps`` is none of these, or ``epochs`` is no number from 1.
     """
 
     directory: str | os.PathLike[str]
     size: int | str
     keeps: str = "auto"
+    epochs: int | None = None
 
     def __post_init__(self) -> None:
         _ = self.bytes
         if self.keeps not in KEEPS:
             raise ValueError(f"keeps={self.keeps!r}: expected one of {', '.join(KEEPS)}")
+        if self.epochs is not None and (not isinstance(self.epochs, int) or self.epochs < 1):
+            raise ValueError(f"epochs={self.epochs!r}: a number from 1, or None")
 
     @property
     def bytes(self) -> int:

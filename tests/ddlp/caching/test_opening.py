@@ -275,6 +275,20 @@ def test_auto_measures(files: list[str], tmp_path: Path, monkeypatch: pytest.Mon
     assert any(what in line for what in ("pixels after decoding", "indexes of JPEG files", "would not save time"))
 
 
+@pytest.mark.parametrize("epochs", (1, 1000))
+def test_the_number_of_epochs_decides(files: list[str], tmp_path: Path, epochs: int) -> None:
+    """In one epoch nothing is used again. In a thousand an index saves time, whatever the pixels of such small images do."""
+    loader = make(files, CROPS, cache=Cache(tmp_path / "cache", "1G", epochs=epochs))
+    assert f"if measuring before the first epoch shows that it saves time in {epochs} epochs" in loader.explain()
+    assert same(epoch(loader), epoch(make(files, CROPS)))
+    assert (loader.report().cache is not None) is (epochs > 1)
+    epoch(loader)
+    if epochs > 1:
+        assert counted(loader) == (COUNT, 0)
+    else:
+        assert not list((tmp_path / "cache").rglob("*.safetensors"))
+
+
 def test_explain_tells_what_is_kept(files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = make(files, cache=Cache(tmp_path, "1G")).explain()
     assert f"cache      pixels after Resize -> CenterCrop, uint8 (24, 24, 3), in {tmp_path}, 1 GiB at most" in text

@@ -30,3 +30,9 @@ def test_what_is_no_size(size: Any) -> None:
 def test_what_cannot_be_kept(keeps: Any) -> None:
     with pytest.raises(ValueError, match="keeps="):
         Cache("/nowhere", "1G", keeps)
+
+
+@pytest.mark.parametrize("epochs", (0, -1, 1.5, "10"))
+def test_what_is_no_number_of_epochs(epochs: Any) -> None:
+    with pytest.raises(ValueError, match="epochs="):
+        Cache("/nowhere", "1G", epochs=epochs)
