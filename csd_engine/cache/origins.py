@@ -1,4 +1,7 @@
-"""What samples are made of: names, sizes and times of change of their files. A kept sample counts while these are the same."""
+"""What samples are made of: names, sizes and times of change of their files. A kept sample counts while these are the same.
+
+Objects of a storage have a mark of their content in the place of a time.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ class Origins(NamedTuple):
     Attributes:
         names: uint64 (n,), a digest of each file's absolute path and of the sample's place in it.
         sizes: int64 (n,), the file's bytes; -1: there is no such file.
-        mtimes_ns: int64 (n,), when it was changed, in nanoseconds since 1970.
+        mtimes_ns: int64 (n,), when it was changed, in nanoseconds since 1970; negative: a mark of its content.
     """
 
     names: np.ndarray
@@ -35,13 +38,16 @@ class Origins(NamedTuple):
 
 
 def origins_of(reader: Reader, sources: np.ndarray) -> Optional[Origins]:
-    """Return the origins of samples, as their files are now; None: one is no file, or can't be found.
+    """Return the origins of samples, as their files are now, or their objects were listed; None: one has none, or is not found.
 
     Args:
         reader: of the data set.
         sources: indices, int64 (n,).
     """
     try:
+        versions = reader.versions(sources.tolist())
+        if versions is not None:
+            return Origins(*versions)
         places = reader.places(sources.tolist())
     except Exception:  # the sample that fails reports it at its turn
         return None

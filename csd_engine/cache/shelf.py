@@ -215,13 +215,17 @@ class Shelf:
             self.counts.misses += len(sources) - hits
         return found
 
+    def has(self, sources: np.ndarray, origins: Origins) -> np.ndarray:
+        """Return which samples it has, bool (n,), unless `find` finds them damaged. Nothing is counted or read."""
+        with self._lock:
+            return (self._segment[sources] > 0) & _made_of(self._entries[sources], origins)
+
     def _gather(self, sources: np.ndarray, origins: Origins) -> Tuple[Found, List[Tuple[int, int, int, int, int]]]:
         """Return what is found, and of each sample that is not verified the arguments of `_verify`."""
         with self._lock:
             entries, numbers = self._entries[sources], self._segment[sources]
             there = numbers > 0
-            hit = there & (entries["name"] == origins.names) & (entries["size"] == origins.sizes)
-            hit &= entries["mtime_ns"] == origins.mtimes_ns
+            hit = there & _made_of(entries, origins)
             first = self._bases[numbers] + entries["offset"].astype(np.uint64)
             arrays = tuple(one.pixels for one in map(self._open.__getitem__, set(numbers[hit].tolist())) if one is not None)
             new = np.flatnonzero(hit & ~self._verified[sources])
@@ -336,3 +340,9 @@ class Shelf:
         self.flush()
         self._full = True
         self._files.close()
+
+
+def _made_of(entries: np.ndarray, origins: Origins) -> np.ndarray:
+    """Return which entries are of samples that are made of the very same, bool (n,)."""
+    same: np.ndarray = (entries["name"] == origins.names) & (entries["size"] == origins.sizes)
+    return same & (entries["mtime_ns"] == origins.mtimes_ns)

@@ -19,7 +19,9 @@ from csd_engine.data.safe_open import OpenFile
 from csd_engine.kernels.files import Parts
 from csd_engine.kernels.pixels import Pixels
 
-__all__ = ["ARRAY", "MANIFEST", "Dataset", "Fetch", "Places", "Reader", "Source", "at_hand", "fingerprint", "open_reader"]
+__all__ = [
+    "ARRAY", "MANIFEST", "Dataset", "Fetch", "Places", "Reader", "Source", "Versions", "at_hand", "fingerprint", "open_reader",
+]  # fmt: skip
 
 MANIFEST, ARRAY = "manifest", "array"  # the kinds of files that a host sends
 
@@ -49,6 +51,20 @@ class Places(NamedTuple):
             return Places(paths)
         parts = [_whole(len(places.paths)) if places.parts is None else places.parts for places in found]
         return Places(paths, Parts(*(np.concatenate(column) for column in zip(*parts))))
+
+
+class Versions(NamedTuple):
+    """What tells n samples of a storage from others, and from what they may become later.
+
+    Attributes:
+        names: uint64 (n,), a digest of each one's name.
+        sizes: int64 (n,), bytes.
+        marks: int64 (n,), negative, of each one's content: a digest of its ETag.
+    """
+
+    names: np.ndarray
+    sizes: np.ndarray
+    marks: np.ndarray
 
 
 def _whole(count: int) -> Parts:
@@ -239,6 +255,10 @@ class Reader:
         """Return the places of these samples in files; None unless each is a file or a part of one. Raises as `open` does."""
         found = self.paths(indices)
         return None if found is None else Places(found)
+
+    def versions(self, indices: List[int]) -> Optional[Versions]:
+        """Return the versions of these samples. None unless all lie in a storage that tells them. Raises as `open` does."""
+        return None
 
     def fetch(self, indices: Sequence[int], ahead: bool = False) -> Optional[Fetch]:
         """Begin to bring samples into memory, all at once, and return without waiting. None: they need not be brought.

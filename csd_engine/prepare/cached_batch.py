@@ -78,6 +78,11 @@ class SampleCache(NamedTuple):
     def __str__(self) -> str:
         return INDEXES if self.point is None else str(self.point)
 
+    def missing(self, reader: Reader, sources: np.ndarray) -> np.ndarray:
+        """Return those of these samples, int64 (n,), that the shelf does not have, so that they must be read."""
+        origins = None if self.point is None else origins_of(reader, sources)
+        return sources if origins is None else sources[~self.shelf.has(sources, origins)]
+
     def maker(self, reader: Reader, pipeline: Pipeline, shape: Tuple[int, int, int], boxes: int) -> BatchMaker:
         """Return what makes batches, as `BatchMaker`, and uses and fills the shelf."""
         if self.point is None:
@@ -115,13 +120,13 @@ class CachedBatchMaker(BatchMaker):
         known: bool = False,
         reader: Optional[Reader] = None,
     ) -> StartedBatch:
-        """See `BatchMaker.start`. Samples that were brought into memory are not kept."""
-        origins = origins_of(self.reader, sources) if reader is None else None
+        """See `BatchMaker.start`. ``reader`` may lack those that are on the shelf, if it reads them when it is asked."""
+        origins = origins_of(self.reader, sources)
         if origins is not None:
             found = self.shelf.find(sources, origins)
             if self.shelf.keeps or found.hit.any():
                 arguments = sources, occurrences, seed, epoch, large_bytes, before_decoding
-                return _CachedBatch(self, found, origins, arguments)
+                return _CachedBatch(self, found, origins, arguments, reader)
         return super().start(sources, occurrences, seed, epoch, large_bytes, before_decoding, known, reader)
 
     def start_plain(self, *arguments: object) -> StartedBatch:
@@ -135,8 +140,11 @@ Arguments = Tuple[np.ndarray, np.ndarray, int, int, Optional[int], Optional[Call
 class _CachedBatch(StartedBatch):
     """A batch in pieces: samples whose pixels are kept or made here, samples that are made plainly, and those that failed."""
 
-    def __init__(self, maker: CachedBatchMaker, found: Found, origins: Origins, arguments: Arguments) -> None:
-        self._maker, self._found, self._origins = maker, found, origins
+    def __init__(
+        self, maker: CachedBatchMaker, found: Found, origins: Origins, arguments: Arguments, reader: Optional[Reader]
+    ) -> None:
+        self._maker, self._found, self._origins, self._brought = maker, found, origins, reader
+        self._reader = maker.reader if reader is None else reader
         self._sources, self._occurrences, self._seed, self._epoch, self._large_bytes, self._before_decoding = arguments
         by_pixels = np.ones(len(found.hit), np.bool_) if maker.shelf.keeps else found.hit
         self._by_pixels: List[bool] = by_pixels.tolist()
@@ -147,7 +155,7 @@ class _CachedBatch(StartedBatch):
         missing = np.flatnonzero(by_pixels & ~found.hit)
         self._missing: _Missing
         if maker.before is None:
-            self._missing = _MissingAnySize(maker.reader, maker.point.before, self._sources[missing], self._before_decoding)
+            self._missing = _MissingAnySize(self._reader, maker.point.before, self._sources[missing], self._before_decoding)
         else:
             started = self._started(maker.before.start, missing)
             self._missing = _MissingFixed(maker.point.shape, started, len(missing))
@@ -158,9 +166,9 @@ class _CachedBatch(StartedBatch):
     def _started(self, start: Callable[..., StartedBatch], positions: np.ndarray) -> StartedBatch:
         """Start a batch of the samples at these positions."""
         if not len(positions):
-            return OneByOne(self._maker.reader, self._maker.pipeline, [], self._seed, self._epoch, None)
+            return OneByOne(self._reader, self._maker.pipeline, [], self._seed, self._epoch, None)
         items = self._sources[positions], self._occurrences[positions]
-        return start(*items, self._seed, self._epoch, self._large_bytes, self._before_decoding)
+        return start(*items, self._seed, self._epoch, self._large_bytes, self._before_decoding, False, self._brought)
 
     def close(self) -> None:
         self._plain.close()
@@ -180,8 +188,7 @@ class _CachedBatch(StartedBatch):
         """Make samples as without a cache, up to the next one that is made from pixels."""
         if self._by_pixels[first]:
             item = int(self._sources[first]), int(self._occurrences[first])
-            maker = self._maker
-            with OneByOne(maker.reader, maker.pipeline, [item], self._seed, self._epoch, self._before_decoding) as one:
+            with OneByOne(self._reader, self._maker.pipeline, [item], self._seed, self._epoch, self._before_decoding) as one:
                 return one.make(0, _Part(to, first, first + 1)) + first
         end = first + 1
         while end < len(self._by_pixels) and not self._by_pixels[end]:
@@ -221,9 +228,9 @@ class _CachedBatch(StartedBatch):
         images = Pixels.packed(first, height, width, maker.point.shape[2], arrays)
         sources, occurrences, key = self._sources[part], self._occurrences[part], (self._seed, self._epoch)
         if maker.plan is None:
-            return _FromRows(maker, images, sources, occurrences, *key, self._before_decoding)
+            return _FromRows(maker, self._reader, images, sources, occurrences, *key, self._before_decoding)
         calls = PixelSamples(maker.plan, images, *key, sources, occurrences)
-        whole = maker.reader, maker.pipeline, maker.plan  # by which a sample is made that the kernel refuses
+        whole = self._reader, maker.pipeline, maker.plan  # by which a sample is made that the kernel refuses
         return ByKernel(KernelBatch(*whole, calls, sources, occurrences, *key, self._before_decoding))
 
 
@@ -311,10 +318,11 @@ class _FromRows(StartedBatch):
     """A batch from pixels where the kernel has no plan for what is behind the cut: one by one."""
 
     def __init__(
-        self, maker: CachedBatchMaker, images: Pixels, sources: np.ndarray, occurrences: np.ndarray, seed: int, epoch: int,
-        before_decoding: Optional[Callable[[int], None]],
+        self, maker: CachedBatchMaker, reader: Reader, images: Pixels, sources: np.ndarray, occurrences: np.ndarray, seed: int,
+        epoch: int, before_decoding: Optional[Callable[[int], None]],
     ) -> None:  # fmt: skip
-        self._maker, self._images, self._key, self._before_decoding = maker, images, (seed, epoch), before_decoding
+        self._maker, self._reader, self._images = maker, reader, images
+        self._key, self._before_decoding = (seed, epoch), before_decoding
         self._items = list(zip(sources.tolist(), occurrences.tolist()))
 
     def make(self, first: int, to: Destination) -> int:
@@ -322,10 +330,10 @@ class _FromRows(StartedBatch):
         images, boxes = to.place(part)
         place = images[0], None if boxes is None else boxes[0]
         try:
-            row = RowReader(maker.reader, self._images.array(first))
+            row = RowReader(self._reader, self._images.array(first))
             prepare_sample(row, maker.point.behind, item, *self._key, *place, self._before_decoding)
         except SampleError:
-            prepare_sample(maker.reader, maker.pipeline, item, *self._key, *place, self._before_decoding)
+            prepare_sample(self._reader, maker.pipeline, item, *self._key, *place, self._before_decoding)
         to.done(part)
         return first + 1
 

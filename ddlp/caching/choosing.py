@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from csd_engine.data.base import Reader
 from csd_engine.machine.computer import memory
 from csd_engine.prepare.cached_batch import crops_first
 from csd_engine.transforms.prefix import CachePoint, cache_point
@@ -11,7 +12,7 @@ from ddlp.caching.measuring import file_sizes, pixel_times
 from ddlp.planning.cache_point import ASSUMED_EPOCHS, INDEX_SHARE, OFF, PLAIN_BYTES_PER_S, SampleCost, best_point, known_cost
 from ddlp.translate.portable import Portable
 
-__all__ = ["Points", "choose", "points_of"]
+__all__ = ["Points", "choose", "no_versions", "points_of"]
 
 _WRITES_PER_S = 1e9  # bytes, into the page cache
 _READS_PER_S = (4e9, 0.5e9)  # bytes: of files that fit into memory, and of others, from a disk that is no fast one
@@ -24,18 +25,23 @@ Points = dict[str, CachePoint | None]
 def points_of(portable: Portable, keeps: str) -> tuple[Points, str]:
     """Return what can be kept, and if that is nothing, why. ``keeps``: as of `ddlp.Cache`."""
     sizes = {part.size for part in portable.dataset.parts}
-    if portable.dataset.reader().places([0] if portable.dataset.starts[-1] else []) is None:
+    reader = portable.dataset.reader()
+    if (unknown := no_versions(reader)) is not None:
+        return {}, unknown
+    if not reader.slow and reader.places([0] if len(reader) else []) is None:
         return {}, "the samples are no files, and arrays are in memory already"
     given = portable.point is not None
     point = cache_point(portable.pipeline, sizes.pop() if len(sizes) == 1 else None, portable.point)
     found: Points = {} if point is None else {"prefix" if point.fixed or given else "pixels": point}
-    if not given and crops_first(portable.pipeline, portable.shape):
+    if not given and not reader.slow and crops_first(portable.pipeline, portable.shape):
         found["index"] = None
     wanted = {
         name: point for name, point in found.items() if keeps == "auto" or given or (name == "index") == (keeps == "indexes")
     }
     if wanted:
         return wanted, ""
+    if keeps == "indexes" and reader.slow:
+        return {}, "indexes are for files on this computer: of an object the whole is read, so keep its pixels"
     if keeps == "indexes":
         return {}, "keeps='indexes' is for pipelines that begin with a random crop, and that the kernel runs"
     if portable.pipeline.user_operators:
@@ -43,10 +49,18 @@ def points_of(portable: Portable, keeps: str) -> tuple[Points, str]:
     return {}, "decode='fast' decodes each image at a size that depends on the random crop"
 
 
+def no_versions(reader: Reader) -> str | None:
+    """Return why nothing can be kept of samples in object storage; None: they are no such samples, or have versions."""
+    if not reader.slow or (len(reader) and reader.versions([0, len(reader) - 1]) is not None):
+        return None
+    return "the objects have no ETags (an index file has none), or others are mixed with them, so no change would be seen"
+
+
 def choose(portable: Portable, points: Points, quota_bytes: int, epochs: int | None) -> tuple[str, str]:
     """Return the name of what to keep; `OFF` and why not in words, where that does not pay.
 
-    Results of one size always pay, and the user's own point is obeyed. Else the predicted times of the epochs decide.
+    Results of one size always pay, and what need not be read from object storage again. The user's own point is obeyed. Else
+    the predicted times of the epochs decide.
 
     Args:
         portable: the loader's samples.
@@ -57,7 +71,7 @@ def choose(portable: Portable, points: Points, quota_bytes: int, epochs: int | N
     """
     auto = epochs is not None
     first, pixels = next(iter(points)), points.get("pixels")
-    if first == "prefix" or (len(points) == 1 and not auto):
+    if first == "prefix" or portable.dataset.reader().slow or (len(points) == 1 and not auto):
         return first, ""
     sizes = file_sizes(portable)
     times = pixel_times(portable, pixels) if auto and pixels is not None else None
@@ -73,7 +87,8 @@ def choose(portable: Portable, points: Points, quota_bytes: int, epochs: int | N
             cost = known_cost("pixels", plain_s, pixel_bytes)
             costs["pixels"] = cost if fits else replace(cost, cached_s=cost.cached_s + read_s)
         else:
-            filled_s = times.made_s + times.behind_s + pixel_bytes / _WRITES_PER_S
+            # Making and keeping is never quicker than making, whatever a few samples say.
+            filled_s = max(times.plain_s, times.made_s + times.behind_s) + pixel_bytes / _WRITES_PER_S
             costs["pixels"] = SampleCost(filled_s, times.behind_s + read_s, pixel_bytes)
     if "index" in points:
         costs["index"] = known_cost("index", plain_s, INDEX_SHARE * sizes.file_bytes, sizes.indexable)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -14,6 +15,7 @@ from tqdm import tqdm
 
 from csd_engine.cache.origins import origins_of
 from csd_engine.cache.shelf import Shelf
+from csd_engine.data.base import at_hand
 from csd_engine.errors import SampleError
 from csd_engine.machine.sizes import size_text
 from csd_engine.prepare.batch_maker import Destination
@@ -200,7 +202,12 @@ class _Filling:
         if not len(sources) or not self._shelf.keeps or self.stopped.is_set():
             return
         dropped, at, failed = _Dropped(len(sources), self._shape, self._boxes), 0, 0
-        with self._maker.start(sources, np.zeros(len(sources), np.int64), 0, 0) as batch:
+        occurrences = np.zeros(len(sources), np.int64)
+        with contextlib.ExitStack() as at_end:
+            there = None
+            if self._reader.slow:
+                there = at_end.enter_context(at_hand(self._reader, sources.tolist(), lambda: not self.stopped.is_set()))
+            batch = at_end.enter_context(self._maker.start(sources, occurrences, 0, 0, reader=there))
             while at < len(sources) and not self.stopped.is_set():
                 try:
                     at = batch.make(at, dropped)

@@ -84,7 +84,7 @@ def kept_samples(dataset: Any, asked: Asked) -> tuple[KeptSamples | None, str]:
     if taken is None:
         return None, "your own code makes the samples"
     if taken[0].reader().slow:
-        return None, "the samples lie in object storage, and nothing here would show that one has changed"
+        return None, "objects are asked for a batch at a time, and draw the batch's random numbers; here each sample is alone"
     if other_structure(taken[0]) is not None:
         return None, "the data set's own samples have another structure than its __ddlp__ describes"
     try:
@@ -120,7 +120,7 @@ class KeptSamples:
         self._taken: tuple[PortableSet, Marked] | None = taken
         found, marked = taken
         self.frozen = marked.point.frozen_epochs
-        places = [os.path.abspath(place) for place in found.some_places()]
+        places = found.some_absolute_places()
         libraries = tuple(one.__version__ for one in (torch, torchvision, np))
         modes = [(part.name, part.mode) for part in found.parts]
         steps = fingerprint(marked.before, marked.point.key)

@@ -128,8 +128,8 @@ class LoaderCache:
 
 def _key(portable: Portable, points: Iterable[CachePoint | None]) -> str:
     """Return the key of a shelf for a loader's data set."""
-    places = [os.path.abspath(place) for place in portable.dataset.some_places()]
-    return shelf_key(([part.name for part in portable.dataset.parts], portable.dataset.starts, places), points)
+    found = portable.dataset
+    return shelf_key(([part.name for part in found.parts], found.starts, found.some_absolute_places()), points)
 
 
 def place_of(setting: str | Cache) -> Cache | None:

@@ -25,7 +25,7 @@ class ImageObjects(TargetedImages):
 
     The first directory below the URL is an image's class, as in an ImageFolder; the samples have an ImageFolder's order. One
     listing, when the data set is made, finds the objects. A loader keeps 8 to 256 requests in flight, as many as pay, and no
-    file is written. Needs obstore: ``pip install 'ddlp[cloud]'``.
+    file is written, unless it has a ``cache=``. Needs obstore: ``pip install 'ddlp[cloud]'``.
 
     Args:
         url: ``s3://bucket/prefix/``, ``gs://``, ``az://container/prefix/`` or ``https://server/directory/``.

@@ -8,6 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
+from csd_engine.data.base import Versions
+
 __all__ = ["Manifest", "Stored", "parse_index", "same_tag"]
 
 IMAGES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's IMG_EXTENSIONS
@@ -63,11 +67,29 @@ class Manifest:
             digest.update(f"{one.size} {one.tag}\0{one.key}\0".encode("utf-8", "surrogatepass"))
         return digest.hexdigest()
 
+    def versions(self, url: str) -> Versions | None:
+        """Return the objects' versions, for a data set at this URL; None if an ETag is not known."""
+        if not all(one.tag for one in self.objects):
+            return None
+        names = [_number(url + one.key) for one in self.objects]
+        marks = [-1 - (_number(_bare(one.tag)) >> 1) for one in self.objects]
+        sizes = [one.size for one in self.objects]
+        return Versions(np.array(names, np.uint64), np.array(sizes, np.int64), np.array(marks, np.int64))
+
 
 def same_tag(one: str, other: str) -> bool:
     """Whether two ETags are the same. One that is not known is like any other. Azure lists them without their quotes."""
-    one, other = (tag.removeprefix("W/").strip('"') for tag in (one, other))
+    one, other = _bare(one), _bare(other)
     return not one or not other or one == other
+
+
+def _bare(tag: str) -> str:
+    return tag.removeprefix("W/").strip('"')
+
+
+def _number(text: str) -> int:
+    """Return a digest of 64 bits."""
+    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
 
 
 def parse_index(content: bytes, name: str) -> list[Stored]:

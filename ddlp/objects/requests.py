@@ -7,6 +7,7 @@ descriptor (memfd), so that the kernel reads them like parts of a file, and no f
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from csd_engine.batchfile.publishing import pwrite
-from csd_engine.data.base import Fetch, Places, Reader, Source
+from csd_engine.data.base import Fetch, Places, Reader, Source, Versions
 from csd_engine.data.image_files import part_of
 from csd_engine.data.safe_open import OpenFile
 from csd_engine.errors import SampleError
@@ -67,6 +68,15 @@ class ObjectReader(Reader):
         """See `Reader.where`."""
         return self._storage.url + self._manifest.objects[index].key
 
+    def versions(self, indices: list[int]) -> Versions | None:
+        """See `Reader.versions`. An index file has no ETags."""
+        all_of_them = self._versions
+        return None if all_of_them is None else Versions(*(column[indices] for column in all_of_them))
+
+    @functools.cached_property
+    def _versions(self) -> Versions | None:
+        return self._manifest.versions(self._storage.url)
+
     def fetch(self, indices: Sequence[int], ahead: bool = False) -> Fetch | None:
         """See `Reader.fetch`."""
         self._storage.get_ready()
@@ -88,6 +98,7 @@ class _ObjectFetch(Fetch):
         self._requests, self._reader = requests, reader
         self._left = len(objects)
         self._there = threading.Event()
+        self.lent = False  # a sample was opened by a descriptor of its own: the memory is not used again
         self._lock = threading.Lock()
         self._writing = 0
         self._descriptor = -1
@@ -137,7 +148,7 @@ class _ObjectFetch(Fetch):
 
     def _free_if_unused(self) -> None:
         if self.over.is_set() and not self._writing and self._descriptor >= 0:
-            self._requests.free(self._descriptor)
+            self._requests.free(self._descriptor, again=not self.lent)
             self._descriptor = -1
 
 
@@ -158,6 +169,7 @@ class _Fetched(Reader):
         if place in self._fetch.errors:
             error = self._fetch.errors[place]
             raise SampleError(self.where(index), f"{type(error).__name__}: {error}") from error
+        self._fetch.lent = True
         opened = OpenFile(self.where(index), os.dup(self._descriptor), self._fetch.bytes)
         return part_of(opened, None, int(self._fetch.offsets[place]), int(self._fetch.sizes[place]))
 
@@ -235,10 +247,10 @@ class _Requests:
         os.ftruncate(descriptor, size)  # what a smaller fetch had needed stays
         return descriptor
 
-    def free(self, descriptor: int) -> None:
-        """Take memory back that nobody uses any more."""
+    def free(self, descriptor: int, again: bool) -> None:
+        """Take memory back that no fetch uses any more. ``again``: give it to another one, as no descriptor of it is open."""
         with self._lock:
-            if len(self._spare) < SPARE and self._open:
+            if again and len(self._spare) < SPARE and self._open:
                 self._spare.append(descriptor)
             else:
                 os.close(descriptor)

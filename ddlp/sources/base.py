@@ -72,6 +72,10 @@ class EpochSpec:
         about = self.reader, self.pipeline, self.shape, self.pipeline.boxes
         return BatchMaker(*about) if self.cache is None else self.cache.maker(*about)
 
+    def to_read(self, sources: np.ndarray) -> list[int]:
+        """Return those of these samples, int64 (n,), that a slow storage must bring: the others are kept in the cache."""
+        return (sources if self.cache is None else self.cache.missing(self.reader, sources)).tolist()
+
 
 class StepRunner(Protocol):
     """Runs the user's own steps after the known operators, and the collate_fn: see `ddlp.sources.host.own_steps`."""

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import inspect
 import itertools
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 from torch.utils.data import ConcatDataset, Subset
 from torchvision import datasets as tv
 
-from csd_engine.data.base import Fetch, Places, Reader, Source
+from csd_engine.data.base import Fetch, Places, Reader, Source, Versions
 from csd_engine.errors import SampleError
 from csd_engine.kernels.pixels import Pixels
 from ddlp.datasets import ImageArrays, ImageFiles
@@ -127,9 +128,16 @@ class PortableSet:
 
     def some_places(self) -> list[str]:
         """Where some samples lie, of all parts, which stand for the data set."""
+        return [place for _, place in self._some()]
+
+    def some_absolute_places(self) -> list[str]:
+        """Do as `some_places`, by absolute paths, which don't depend on the current directory, or URLs."""
+        return [place if part.slow else os.path.abspath(place) for part, place in self._some()]
+
+    def _some(self) -> list[tuple[Leaf, str]]:
         count = self.starts[-1]
         numbers = sorted({count * step // _SOME for step in range(_SOME)} | {count - 1}) if count else []
-        return [part.where(index) for part, index in map(self.part, numbers)]
+        return [(part, part.where(index)) for part, index in map(self.part, numbers)]
 
     def reader(self) -> Reader:
         """Return the reader that opens single samples by source index."""
@@ -166,6 +174,16 @@ class _PartReader(Reader):
                 return None
             found += one
         return found
+
+    def versions(self, indices: list[int]) -> Versions | None:
+        if len(self._portable.parts) == 1:
+            return self._portable.parts[0].versions(indices)
+        found: list[Versions] = []
+        for part, k in map(self._portable.part, indices):
+            if (one := part.versions([k])) is None:
+                return None
+            found.append(one)
+        return Versions(*map(np.concatenate, zip(*found, strict=True))) if found else None
 
     def places(self, indices: list[int]) -> Places | None:
         if len(self._portable.parts) == 1:

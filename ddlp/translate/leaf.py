@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from csd_engine.data.arrays import ArraySet
-from csd_engine.data.base import Dataset, Fetch, Places, Source
+from csd_engine.data.base import Dataset, Fetch, Places, Source, Versions
 from csd_engine.data.files import FileSet
 
 __all__ = ["WAYS", "DictSample", "Leaf", "Upload", "class_name", "name_of"]
@@ -133,6 +133,10 @@ class Leaf(ABC):
         """The places of these samples in files, as `csd_engine.data.base.Reader.places`; None unless all lie in files."""
         found = self.paths(indices)
         return None if found is None else Places(found)
+
+    def versions(self, indices: list[int]) -> Versions | None:
+        """What tells these samples of a storage from changed ones, as `csd_engine.data.base.Reader.versions`."""
+        return None
 
     def rows(self) -> np.ndarray | None:
         """All samples if they are one array, uint8 (n, h, w) or (n, h, w, 3); else None."""

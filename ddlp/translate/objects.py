@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from csd_engine.data.base import Dataset, Fetch, Reader, Source
+from csd_engine.data.base import Dataset, Fetch, Reader, Source, Versions
 from csd_engine.data.carried import CarriedSet
 from ddlp.objects.dataset import ImageObjects
 from ddlp.translate.leaf import Leaf, Upload
@@ -39,6 +39,10 @@ class ObjectLeaf(Leaf):
     def slow(self) -> bool:
         """See `Leaf.slow`."""
         return True
+
+    def versions(self, indices: list[int]) -> Versions | None:
+        """See `Leaf.versions`."""
+        return self.reader.versions(indices)
 
     def fetch(self, indices: list[int], ahead: bool) -> Fetch | None:
         """See `Leaf.fetch`."""

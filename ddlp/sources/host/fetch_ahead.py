@@ -78,4 +78,4 @@ class FetchAhead:
             one.close()
 
     def _begin(self, position: int, ahead: bool) -> Fetch | None:
-        return self._spec.reader.fetch(self._spec.plan.sources(position).tolist(), ahead)
+        return self._spec.reader.fetch(self._spec.to_read(self._spec.plan.sources(position)), ahead)

@@ -95,7 +95,7 @@ def prepare_batch(
         raise Unwanted
     sources, occurrences = spec.plan.images(position)
     if reader is None and spec.reader.slow:
-        with at_hand(spec.reader, sources.tolist(), wanted) as there:
+        with at_hand(spec.reader, spec.to_read(sources), wanted) as there:
             return prepare_batch(spec, position, wanted, finished, there)
     rows = Rows(spec.epilogue, spec.shape, spec.pipeline.boxes, len(sources), spec.pool, finished)
     bad: dict[int, SampleError] = {}

@@ -60,6 +60,16 @@ def test_the_bytes_lie_in_memory_that_is_given_back(server):
     fetch.close()  # may be called again
 
 
+def test_a_sample_that_is_open_keeps_its_bytes(server, images):
+    """Its memory is not given to the next fetch, as long as somebody may read from it."""
+    reader, bodies = reader_of(server), [body for _, body in sorted(images.items())]
+    with closing(reader.fetch([40])):  # some other samples are on their way all the time
+        opened = [reader.open(index) for index in range(8)]
+        for indices in ([10, 11], [20, 21]):
+            assert read(reader.fetch(indices), indices) == [bodies[k] for k in indices]
+        assert [content(one) for one in opened] == bodies[:8]
+
+
 def test_faults_of_the_storage_cost_no_error(server, images):
     reader, by_class = reader_of(server), [body for _, body in sorted(images.items())]
     server.busy, server.reset = 0.1, 0.1
