@@ -107,7 +107,7 @@ if [ -n "$tests" ]; then
   echo "gpu_check: doctor"
   timeout 150 "$PY" -m ddlp doctor --spool "$spool" | tee "$out/doctor.txt" || true # it found faults, or a probe hangs in the driver
   echo "gpu_check: tests"
-  "$PY" -m pytest -v tests/ddlp/gpu tests/ddlp/transfer tests/ddlp/faults/test_landing.py "$@" 2>&1 | tee "$out/tests.txt" || status=$?
+  "$PY" -m pytest -v tests/ddlp/gpu tests/ddlp/transfer tests/ddlp/faults/test_landing.py tests/ddlp/recording/test_gpus.py "$@" 2>&1 | tee "$out/tests.txt" || status=$?
 fi
 [ -n "$benches" ] || exit "$status"
 

@@ -53,7 +53,7 @@ _TRAIN = f"python templates/train_imagenet.py --data /imagenet --model wide_resn
 _CIFAR = f"python templates/train_cifar10.py --data data/cifar10 --model {{}} --workers {{}} --epochs 3 {_SEEDS}"
 _ENERGY = f"python templates/measure_energy.py --data /imagenet --model wide_resnet101_2 --workers 0 --epochs 2 {_SEEDS}"
 _DALI = "python templates/train_dali.py --data /imagenet --model {} --workers 16 --strategy dataloader cpu mte wrr --csd csd0"
-_BESIDE = "python templates/train_imagenet.py --data /imagenet --model resnet152 --epochs 90 --evaluate-beside"
+_BESIDE = "python templates/train_imagenet.py --data /imagenet --model resnet152 --epochs 90 --evaluate-beside --record runs"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """`ddlp trace RUN`: a recorded epoch as a Chrome trace, which Perfetto (https://ui.perfetto.dev) opens.
 
-One track a host worker, engine worker, fetcher and for the training thread; counters of ready batches and of the spool; marks
-where a lease was taken back, a device was lost or joined.
+One track a host worker, engine worker, fetcher and for the training thread; counters of ready batches, of the spool
+and of a GPU's use; marks where a lease was taken back, a device was lost or joined.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ddlp.errors import DDLPError
 from ddlp.observe.engine_time import device_times, on_workers
 from ddlp.observe.happened import happened
 from ddlp.observe.run import EpochTrace, epoch_files, read_epoch, training_spans
-from ddlp.recording.events import Fetched, HostBatch, Rested, Step
+from ddlp.recording.events import Fetched, GpuUse, HostBatch, Rested, Step
 
 __all__ = ["add_arguments", "chrome_trace", "run"]
 
@@ -112,3 +112,6 @@ def _counters(trace: EpochTrace) -> Iterator[dict[str, Any]]:
             ("spool, batches", {"published": step.in_spool, "being written": max(0, step.held - step.in_spool)}),
         ):
             yield {"ph": "C", "name": name, "ts": round(step.got_at * 1e6, 1), "pid": trace.began.pid, "args": values}
+    for one in trace.of(GpuUse):
+        at, values = round(one.at * 1e6, 1), {"busy": one.busy_percent}
+        yield {"ph": "C", "name": f"{one.gpu}, % of the time", "ts": at, "pid": trace.began.pid, "args": values}

@@ -18,6 +18,7 @@ __all__ = [
     "Event",
     "Exhausted",
     "Fetched",
+    "GpuUse",
     "HostBatch",
     "Joined",
     "LeaseCancelled",
@@ -188,6 +189,19 @@ class Exhausted(NamedTuple):
     at: float
 
 
+class GpuUse(NamedTuple):
+    """How much an NVIDIA GPU is used, as NVML tells: all programs on it together.
+
+    ``busy_percent``: the part of the time, of NVML's last sixth of a second to a second, in which a kernel ran there.
+    """
+
+    gpu: str  # gpuINDEX MODEL
+    at: float
+    busy_percent: int
+    memory_used_bytes: int
+    memory_bytes: int  # 0: neither is known
+
+
 class EpochEnded(NamedTuple):
     """The last line. ``left_out``: events for which there was no room."""
 
@@ -197,13 +211,13 @@ class EpochEnded(NamedTuple):
 
 Event = (
     EpochBegan | HostBatch | Rested | Joined | LeaseGiven | LeaseCancelled | LeaseFailed | Published | Retires | Lost | Fetched
-    | Step | Exhausted | EpochEnded
+    | Step | Exhausted | GpuUse | EpochEnded
 )  # fmt: skip
 _KINDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
         EpochBegan, HostBatch, Rested, Joined, LeaseGiven, LeaseCancelled, LeaseFailed, Published, Retires, Lost, Fetched,
-        Step, Exhausted, EpochEnded,
+        Step, Exhausted, GpuUse, EpochEnded,
     )
 }  # fmt: skip
 _MOMENTS = {name: [field == "at" or field.endswith("_at") for field in kind._fields] for name, kind in _KINDS.items()}
@@ -225,6 +239,7 @@ _OWN_CHECKS: dict[str, Check] = {
     "position": integer(-1, MAX_INT), "workers": _lanes, "fetchers": _lanes, "ranks": integer(1, MAX_INT),
     "epoch": integer(-MAX_INT, MAX_INT), "outcome": one_of("made", "dropped", "failed"), "who": one_of("host", "transfer"),
     "side": one_of("cpu", "csd"), "prepared_by": one_of("ddlp", "torch's workers", "training thread"),
+    "busy_percent": integer(0, 100),
 }  # fmt: skip
 _CHECKS_BY_TYPE: dict[Any, Check] = {
     int: count, float: number(0, _MOST_S), str: _text, bool: truth, list[str]: _texts,

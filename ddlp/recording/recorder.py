@@ -12,12 +12,14 @@ from typing import TextIO
 
 from ddlp.epoch.hooks import Beginning, EpochHooks
 from ddlp.recording.events import EpochBegan, EpochEnded, Event, to_line
+from ddlp.recording.gpus import SampledGpus
 from ddlp.recording.watch import Observer, Watch
 
 __all__ = ["Recorder", "Recording", "hooks_of"]
 
 LIMIT = 1 << 16  # events that wait to be written: some 10 MB
 _LOOK_S = 1.0  # a killed process loses at most this much
+_SAMPLE_S = 0.25  # between two samples of the GPUs: NVML's own figures are means over a sixth of a second to a second
 
 
 class Recorder:
@@ -70,7 +72,7 @@ class Recording(Observer):
         self._events: deque[Event] = deque()
         self._left_out = 0
         self._wake = threading.Event()
-        self._closing = False
+        self._end: EpochEnded | None = None
         self._writer: threading.Thread | None = None
 
     def began(self, beginning: Beginning | None, event: EpochBegan) -> None:
@@ -91,29 +93,33 @@ class Recording(Observer):
 
     def closed(self) -> None:
         """The epoch is over: write what is left."""
-        if self._closing:
+        if self._end is not None:
             return
         if self._writer is None:  # the epoch could not begin
             self._file.close()
             Path(self._file.name).unlink(missing_ok=True)
             return
-        self._events.append(EpochEnded(time.monotonic(), self._left_out))
-        self._closing = True
+        self._end = EpochEnded(time.monotonic(), self._left_out)
         self._wake.set()
         self._writer.join()
 
     def _write(self) -> None:
+        gpus = SampledGpus()
         try:
             with self._file as file:
-                over = False
-                while not over:
-                    self._wake.wait(_LOOK_S)
+                end: EpochEnded | None = None
+                while end is None:
+                    self._wake.wait(_SAMPLE_S if gpus else _LOOK_S)
                     self._wake.clear()
-                    over = self._closing  # read it before the events: the last event is added before it is set
+                    end = self._end  # read it before the events: all of them were there before it was set
+                    self._events.extend(gpus.sample())
                     while self._events:
                         file.write(to_line(self._events.popleft(), self._origin) + "\n")
+                    file.write("" if end is None else to_line(end, self._origin) + "\n")
                     file.flush()
         except OSError as error:  # a full disk is no reason to end the training
             self._limit = 0
             self._events.clear()
             warnings.warn(f"ddlp: recording into {self._file.name} ended: {error}. Free space there.", stacklevel=1)
+        finally:
+            gpus.close()

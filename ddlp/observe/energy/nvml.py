@@ -10,6 +10,7 @@ from csd_engine.machine.sensors import Reading
 from ddlp.errors import DDLPError
 from ddlp.observe.energy.sources import Absent
 from ddlp.observe.energy.tally import interval_s
+from ddlp.process.nvml import Nvml, visible_gpus
 
 __all__ = ["Gpus", "find_gpus"]
 
@@ -28,62 +29,45 @@ class Gpus:
 
     def __init__(self, wanted: Sequence[str] | None) -> None:
         self._wanted = wanted
-        self._nvml: Any = None
+        self._nvml: Nvml | None = None
         self._gpus: list[tuple[str, Any, bool]] = []  # name, handle, whether it has the counter
         self.one_of_several_kinds = False  # some GPUs are left out, and not all are of one kind; set by `open`
         self.interval_s = _POWER_INTERVAL_S
 
     def open(self) -> None:
         """Initialise NVML. Raises DDLPError where it is not there, or none of its GPUs tells anything."""
-        try:
-            import pynvml
-        except ImportError:
-            raise DDLPError("nvidia-ml-py is not installed; pip install nvidia-ml-py") from None
-        try:
-            pynvml.nvmlInit()
-        except pynvml.NVMLError as error:
-            raise DDLPError(str(error)) from None
-        self._nvml = pynvml
+        self._nvml = nvml = Nvml(self._wanted)
         self._gpus = []
-        kinds, count = set(), pynvml.nvmlDeviceGetCount()
-        for number in range(count):
-            try:
-                handle = pynvml.nvmlDeviceGetHandleByIndex(number)
-                kind = _text(pynvml.nvmlDeviceGetName(handle))
-                kinds.add(kind)
-                self._add(number, kind, handle)
-            except pynvml.NVMLError:
-                continue  # e.g. one that has fallen off the bus
-        self.one_of_several_kinds = len(kinds) > 1 and len(self._gpus) < count
+        for name, handle in nvml.gpus:
+            for counts in (True, False):
+                try:
+                    self._ask(counts)(handle)
+                except nvml.library.NVMLError:
+                    continue
+                self._gpus.append((name, handle, counts))
+                break
+        self.one_of_several_kinds = len(nvml.models) > 1 and len(self._gpus) < nvml.count
         if not self._gpus:
             self.close()
             raise DDLPError("none of its GPUs tells energy or power" if self._wanted is None else "no GPU that it knows is "
                             f"among CUDA_VISIBLE_DEVICES={','.join(self._wanted)}")  # fmt: skip
         self.interval_s = interval_s(0.0) if all(counts for _, _, counts in self._gpus) else _POWER_INTERVAL_S
 
-    def _add(self, number: int, kind: str, handle: Any) -> None:
-        nvml = self._nvml
-        uuid = _text(nvml.nvmlDeviceGetUUID(handle))
-        if self._wanted is not None and not any(_is_it(one, number, uuid) for one in self._wanted):
-            return
-        name = f"gpu{number} {kind}"
-        try:
-            nvml.nvmlDeviceGetTotalEnergyConsumption(handle)
-            self._gpus.append((name, handle, True))
-        except nvml.NVMLError:
-            nvml.nvmlDeviceGetPowerUsage(handle)
-            self._gpus.append((name, handle, False))
+    def _ask(self, counts: bool) -> Callable[[Any], int]:
+        """What tells a GPU's energy in mJ, or its power in mW."""
+        assert self._nvml is not None
+        library = self._nvml.library
+        ask: Callable[[Any], int] = library.nvmlDeviceGetTotalEnergyConsumption if counts else library.nvmlDeviceGetPowerUsage
+        return ask
 
     def read(self) -> list[Reading]:
         """Joules since the driver was loaded, or watts now; a GPU that doesn't answer is left out."""
         readings = []
         for name, handle, counts in self._gpus:
-            ask: Callable[[Any], int] = (
-                self._nvml.nvmlDeviceGetTotalEnergyConsumption if counts else self._nvml.nvmlDeviceGetPowerUsage
-            )
+            assert self._nvml is not None
             try:
-                value = ask(handle) / 1000  # mJ, mW
-            except self._nvml.NVMLError:
+                value = self._ask(counts)(handle) / 1000
+            except self._nvml.library.NVMLError:
                 continue
             readings.append(Reading(name, "gpu", value if counts else None, None if counts else value))
         return readings
@@ -91,28 +75,13 @@ class Gpus:
     def close(self) -> None:
         """Shut NVML down."""
         if self._nvml is not None:
-            try:
-                self._nvml.nvmlShutdown()
-            except self._nvml.NVMLError:
-                pass
+            self._nvml.close()
             self._nvml, self._gpus = None, []
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value  # bytes before nvidia-ml-py 11.5
-
-
-def _is_it(wanted: str, number: int, uuid: str) -> bool:
-    """Whether an entry of CUDA_VISIBLE_DEVICES means this GPU: its number, or its UUID or the beginning of it."""
-    return wanted == str(number) or (wanted.startswith("GPU-") and uuid.startswith(wanted))
 
 
 def find_gpus() -> tuple[Gpus | None, Absent | None]:
     """The GPUs, or why there are none. Both, if CUDA may use another GPU than the one that is measured."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    wanted = None if visible is None else [one.strip() for one in visible.split(",") if one.strip()]
-    if wanted and all(one.startswith("MIG-") for one in wanted):
-        wanted = None  # a MIG slice has no meter of its own, but its GPU has
+    wanted = visible_gpus()
     gpus = Gpus(wanted)
     try:
         gpus.open()
@@ -125,5 +94,5 @@ def find_gpus() -> tuple[Gpus | None, Absent | None]:
     if numbers and gpus.one_of_several_kinds and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
         why = "the GPUs here differ, CUDA counts them from the fastest on, the driver by their PCI bus, and so did the meter"
         todo = "CUDA_DEVICE_ORDER=PCI_BUS_ID makes CUDA count as the meter does"
-        return gpus, Absent(f"NVML, of CUDA_VISIBLE_DEVICES={visible}", why, todo)
+        return gpus, Absent(f"NVML, of CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']}", why, todo)
     return gpus, None

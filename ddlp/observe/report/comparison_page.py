@@ -11,20 +11,16 @@ from ddlp.observe.analysis import TRAINING, TRANSFER, WAITING, Analysis
 from ddlp.observe.energy.compare import summaries
 from ddlp.observe.report import series, svg
 from ddlp.observe.report.comparison import Comparison, Group
-from ddlp.observe.report.figures import figure
+from ddlp.observe.report.figures import NO_GPU, at_work, figure
 from ddlp.observe.report.page import document, tiles
 from ddlp.observe.report.series import DEVICE, HOST
-from ddlp.observe.report.words import Cell, bar, number, percent, seconds, table
+from ddlp.observe.report.words import Cell, number, percent, seconds, table
 from ddlp.process.version import __version__
 
 __all__ = ["comparison_page"]
 
-_LANE, _GAP, _HIGH = 22.0, 6.0, 160.0  # pixels: of a lane, between two, of a plot over time
+_LANE, _GAP = 22.0, 6.0  # pixels: of a lane, between two
 _PARTS = svg.Axis("part of the batches", 1.0, tuple(svg.Tick(k / 4, f"{25 * k} %") for k in range(4)))
-_LINES = {
-    HOST: ("curve host", "host's workers"), DEVICE: ("curve device", "device's workers"),
-    series.TRAINING: ("curve got", "accelerator, by torch's profile"),
-}  # fmt: skip
 
 
 def comparison_page(comparison: Comparison) -> str:
@@ -67,9 +63,11 @@ def _body(comparison: Comparison) -> Iterator[str]:
     yield _shares(comparison)
     yield _seconds(comparison)
     yield _side_by_side(comparison)
-    yield "<h2>At work over time</h2>"
+    yield '<h2>At work over time</h2><p class="lead">Of each run\'s last epoch, which is over where a line stays at 0.'
+    yield f"{escape(_gpus_unknown(comparison))}</p>"
+    until_s = max(run.trace.wall_s for run in comparison.runs)  # one axis for all strategies
     for number_, group in enumerate(comparison.groups):
-        yield _over_time(comparison, group, number_)
+        yield at_work(f"work-{number_}", group.label, [(run.trace, run.profile) for run in group.runs], until_s)
     yield _energy(comparison)
     yield _runs(comparison)
     yield (
@@ -209,29 +207,11 @@ def _side_by_side(comparison: Comparison) -> str:
     )
 
 
-def _over_time(comparison: Comparison, group: Group, number_: int) -> str:
-    until_s = max(run.trace.wall_s for run in comparison.runs)  # one axis for all strategies
-    found = [series.at_work(run.trace, until_s, run.profile) for run in group.runs]
-    sides = [side for side in _LINES if any(side in one for one in found)]
-    x, y = svg.time_axis(until_s), svg.upwards("per cent at work", 100.0)
-    marks: list[str] = []
-    rows: list[list[Cell]] = []
-    for side in sides:
-        bins = list(zip(*(one[side] for one in found if side in one), strict=True))
-        low, mean, high = ([100 * of(values) for values in bins] for of in (min, statistics.fmean, max))
-        marks += [svg.band(low, high, y.limit, _HIGH, f"band {side}"), svg.line(mean, y.limit, _HIGH, _LINES[side][0])]
-        wall_s = statistics.fmean(run.trace.wall_s for run in group.runs)
-        busy_s = statistics.fmean(mean) / 100 * until_s
-        rows.append([f"{_LINES[side][1]} at work", percent(busy_s, wall_s), bar(busy_s, wall_s, side)])
-    says = "The part of the workers at work in the last epoch; it is over where a line stays at 0."
-    if len(group.runs) > 1:
-        says += " Lines are means of the runs; the shade reaches from the least to the most."
-    keys = [_LINES[side] for side in sides]
-    label = f"{group.label}, at work over {seconds(until_s)}: " + ", ".join(f"{row[0]} {row[1]}" for row in rows) + "."
-    return figure(
-        f"work-{number_}", group.label, says, keys, svg.plot(marks, height=_HIGH, x=x, y=y, label=label),
-        table(["", "of the epoch", ""], rows), "In figures",
-    )  # fmt: skip
+def _gpus_unknown(comparison: Comparison) -> str:
+    """A sentence on the groups that have no figures of a GPU; empty if all have."""
+    without = [group.label for group in comparison.groups if not any(series.gpus(run.trace) for run in group.runs)]
+    of_some = f" Of {'; '.join(without)}:" if len(without) < len(comparison.groups) else ""
+    return f"{of_some} {NO_GPU}" if without else ""
 
 
 def _energy(comparison: Comparison) -> str:

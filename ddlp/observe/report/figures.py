@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from ddlp.observe.analysis import Analysis
 from ddlp.observe.happened import happened
+from ddlp.observe.profile import Profile
 from ddlp.observe.report import series, svg
-from ddlp.observe.report.series import DEVICE, HOST, TRAINING, TRANSFER, UNUSED, Curve, Track
+from ddlp.observe.report.series import DEVICE, GPU, HOST, TRAINING, TRANSFER, UNUSED, Curve, Track
 from ddlp.observe.report.words import Cell, bar, number, percent, seconds, table
 from ddlp.observe.run import EpochTrace
 from ddlp.recording.events import Joined, Lost, Retires
 
-__all__ = ["FAR", "KINDS", "QUOTA_FAR", "buffers", "engines", "prongs", "rates", "resources", "timeline"]
+__all__ = ["FAR", "KINDS", "NO_GPU", "QUOTA_FAR", "at_work", "buffers", "engines", "prongs", "rates", "resources", "timeline"]
 
 KINDS = {
     HOST: "host makes a batch",
@@ -22,7 +24,12 @@ KINDS = {
     TRAINING: "training",
     UNUSED: "work not used: taken back, made twice, failed",
 }
-_LANE, _GAP, _HIGH = 22.0, 6.0, 220.0  # pixels: of a lane, between two, of a plot with an axis
+_LINES = {
+    HOST: ("curve host", "host's workers"), DEVICE: ("curve device", "device's workers"),
+    GPU: ("curve gpu", "accelerator, by NVML"), TRAINING: ("curve got", "accelerator, by torch's profile"),
+}  # fmt: skip
+NO_GPU = "No use of a GPU was recorded. That takes an NVIDIA GPU and nvidia-ml-py: pip install nvidia-ml-py."
+_LANE, _GAP, _HIGH, _WORK_HIGH = 22.0, 6.0, 220.0, 160.0  # pixels: of a lane, between two, of plots with an axis
 FAR, QUOTA_FAR = 3.0, 8.0  # a bound is not drawn above so many times the highest value
 _CHANGES = 20  # of an engine, in the table
 _SAMPLES = 12  # moments in the tables under curves
@@ -94,6 +101,41 @@ def timeline(trace: EpochTrace) -> str:
         "timeline", "Who was at work when", says, keys, drawing,
         table(["track", "doing", "time", "of the epoch"], rows), "Time at work of each track",
     )  # fmt: skip
+
+
+def at_work(
+    name: str, title: str, runs: Sequence[tuple[EpochTrace, Profile | None]], until_s: float, note: str = ""
+) -> str:  # fmt: skip
+    """How busy host, devices and accelerator were over time: the mean of these epochs. The axis ends at ``until_s``."""
+    found = [series.at_work(trace, until_s, profile) for trace, profile in runs]
+    if not any(any(values) for one in found for values in one.values()):
+        return nothing(name, title, "Nothing was at work in this epoch.")
+    sides = [side for side in _LINES if any(side in one for one in found)]
+    x, y = svg.time_axis(until_s), svg.upwards("per cent at work", 100.0)
+    marks: list[str] = []
+    rows: list[list[Cell]] = []
+    for side in sides:
+        bins = list(zip(*(one[side] for one in found if side in one), strict=True))
+        low, mean, high = ([100 * of(values) for values in bins] for of in (min, statistics.fmean, max))
+        marks.append(svg.band(low, high, y.limit, _WORK_HIGH, f"band {side}"))
+        marks.append(svg.line(mean, y.limit, _WORK_HIGH, _LINES[side][0]))
+        wall_s = statistics.fmean(trace.wall_s for (trace, _), one in zip(runs, found, strict=True) if side in one)
+        busy_s = statistics.fmean(mean) / 100 * until_s
+        rows.append([f"{_LINES[side][1]} at work", percent(busy_s, wall_s), bar(busy_s, wall_s, side)])
+    told = ", ".join(f"{row[0]} {row[1]}" for row in rows)
+    of_gpus = [(gpu, sample) for trace, _ in runs for gpu, samples in series.gpus(trace).items() for sample in samples]
+    for gpu in sorted({gpu for gpu, sample in of_gpus if sample.memory_bytes}):
+        used, whole = max((one.memory_used_bytes, one.memory_bytes) for name_, one in of_gpus if name_ == gpu)
+        most = f"memory of {gpu} in use: at most {number(used / 1e9)} of {number(whole / 1e9)} GB"
+        rows.append([most, percent(used, whole), bar(used, whole, GPU)])
+    says = "The part of the workers at work"
+    says += ", and of the time in which a kernel ran on the GPU, no matter whose." if GPU in sides else "."
+    if len(runs) > 1:
+        says += " Lines are means of the runs; the shade reaches from the least to the most."
+    says += f" {note}" if note else ""
+    keys = [_LINES[side] for side in sides]
+    drawing = svg.plot(marks, height=_WORK_HIGH, x=x, y=y, label=f"{title}, at work over {seconds(until_s)}: {told}.")
+    return figure(name, title, says, keys, drawing, table(["", "part of the epoch, or memory", ""], rows), "In figures")
 
 
 def _lane(track: Track, limit: float, top: float) -> Iterator[str]:

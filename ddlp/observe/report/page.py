@@ -10,7 +10,7 @@ from importlib.resources import files
 
 from ddlp.observe.analysis import START, TRAINING, WAITING, Analysis, by_size
 from ddlp.observe.happened import happened
-from ddlp.observe.report import figures
+from ddlp.observe.report import figures, series
 from ddlp.observe.report.energy import energy_section
 from ddlp.observe.report.run import EpochSummary, RunReport
 from ddlp.observe.report.words import Cell, bar, number, percent, seconds, table
@@ -70,6 +70,8 @@ def _epoch(report: RunReport, summary: EpochSummary, trace: EpochTrace) -> Itera
     yield f'<ul class="notes">{"".join(f"<li>{escape(note)}</li>" for note in notes)}</ul>' if notes else ""
     yield figures.prongs(trace)
     yield figures.timeline(trace)
+    no_gpu = "" if series.gpus(trace) else figures.NO_GPU
+    yield figures.at_work("work", "At work over time", [(trace, report.profile)], trace.wall_s, no_gpu)
     yield figures.engines(trace, analysis)
     yield figures.rates(trace, analysis)
     yield figures.buffers(trace)

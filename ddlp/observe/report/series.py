@@ -9,11 +9,11 @@ from ddlp.observe.engine_time import DeviceTime, device_times, on_workers
 from ddlp.observe.profile import Profile
 from ddlp.observe.run import EpochTrace, training_spans
 from ddlp.observe.spans import Span, clip
-from ddlp.recording.events import Fetched, HostBatch, Joined, Lost, Published, Retires, Step
+from ddlp.recording.events import Fetched, GpuUse, HostBatch, Joined, Lost, Published, Retires, Step
 
-__all__ = ["Curve", "Track", "at_work", "buffers", "changes", "engines", "made_where", "rates_over_time", "tracks"]
+__all__ = ["Curve", "Track", "at_work", "buffers", "changes", "engines", "gpus", "made_where", "rates_over_time", "tracks"]
 
-HOST, DEVICE, TRANSFER, TRAINING, UNUSED = "host", "device", "transfer", "training", "unused"
+HOST, DEVICE, TRANSFER, TRAINING, UNUSED, GPU = "host", "device", "transfer", "training", "unused", "gpu"
 MOST_PIECES = 300  # a track draws so many one by one; of more it draws the part of the time that they take
 BINS = 400
 MOST_DOTS = 1200
@@ -167,10 +167,19 @@ def changes(trace: EpochTrace) -> list[Joined | Retires | Lost]:
     return sorted(found, key=lambda event: event.at)
 
 
+def gpus(trace: EpochTrace) -> dict[str, list[GpuUse]]:
+    """The samples of each GPU that was busy in any of them; of all GPUs, if none was."""
+    found: dict[str, list[GpuUse]] = {}
+    for sample in trace.of(GpuUse):
+        found.setdefault(sample.gpu, []).append(sample)
+    return {gpu: those for gpu, those in found.items() if any(one.busy_percent for one in those)} or found
+
+
 def at_work(trace: EpochTrace, until_s: float, profile: Profile | None = None) -> dict[str, list[float]]:
     """The part (0 to 1) of the host's workers and of the devices' workers that is at work, by bins from 0 to ``until_s``.
 
-    And of the accelerator (`TRAINING`), if there is a profile of torch of this time.
+    And of the accelerator, if there is a profile of torch of this time (`TRAINING`), or if NVML was sampled: the mean of
+    `gpus` (`GPU`). A sample counts for the time since the one before it.
     """
     devices = device_times(trace)
     busy = {HOST: [(b.began_at, b.ended_at) for b in trace.of(HostBatch)]}
@@ -182,7 +191,15 @@ def at_work(trace: EpochTrace, until_s: float, profile: Profile | None = None) -
     computed = [] if profile is None else clip([(a - clock, b - clock) for a, b in profile.busy], 0.0, trace.wall_s)
     if computed:
         busy[TRAINING], lanes[TRAINING] = computed, 1
-    shares = {side: in_bins(((*span, 1 / lanes[side]) for span in spans), until_s, RATE_BINS) for side, spans in busy.items()}
+    weighted = {side: [(*span, 1 / lanes[side]) for span in spans] for side, spans in busy.items()}
+    sampled = gpus(trace)
+    for samples in sampled.values():
+        since = [0.0, *(one.at for one in samples)]
+        weighted.setdefault(GPU, []).extend(
+            (begin, min(one.at, trace.wall_s), one.busy_percent / 100 / len(sampled))
+            for begin, one in zip(since, samples, strict=False)
+        )
+    shares = {side: in_bins(spans, until_s, RATE_BINS) for side, spans in weighted.items()}
     return {side: [min(1.0, share) for share in those] for side, those in shares.items()}  # a device's spans may just overlap
 
 

@@ -10,6 +10,7 @@ from ddlp.recording.events import (
     EpochEnded,
     Exhausted,
     Fetched,
+    GpuUse,
     HostBatch,
     Joined,
     LeaseCancelled,
@@ -55,6 +56,14 @@ A_POOL = [
     Retires("pool engine 1", 6.0, "it is not in the pool any more"), Lost("pool engine 1", 7.0, "it has retired"),
     Lost("pool engine 2", 9.0, "<killed>"), Lost("pool engine 2", 10.0, "it has left the pool"),
     Joined("pool engine 1", 12.0, 1, 2, 1, "node7"), TWO_SIDES[-1],
+]  # fmt: skip
+
+GB = 10**9
+
+# The same with GPUs: one at half its time until 9 s, and then at all of it; one that did nothing.
+WITH_GPUS = [
+    *TWO_SIDES[:-1], GpuUse("gpu0 H100", 9.0, 50, 20 * GB, 80 * GB), GpuUse("gpu1 H100", 9.0, 0, 1, 80 * GB),
+    GpuUse("gpu0 H100", 18.0, 100, 30 * GB, 80 * GB), TWO_SIDES[-1],
 ]  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from ddlp.errors import DDLPError
 from ddlp.observe import Analysis, analyse, read_run
 from ddlp.observe.energy import load
 from ddlp.observe.report import read_comparison, write_comparison
-from tests.ddlp.observe.by_hand import BEGAN, TWO_SIDES, written
+from tests.ddlp.observe.by_hand import BEGAN, TWO_SIDES, WITH_GPUS, written
 from tests.ddlp.observe.html_page import Page
 from tests.ddlp.observe.test_report import figure, near, part, seconds
 
@@ -129,6 +129,23 @@ def test_the_accelerator_has_a_line_where_torch_was_profiled(tmp_path: Path) -> 
     heights = [float(y) for y in re.findall(r"[\d.]+ ([\d.]+)", page.paths["work-0", "curve got"])]
     assert heights == [0.0] * 20 + [160.0] * 40
     assert "accelerator" in page.text and ("work-1", "curve got") not in page.paths
+
+
+def test_gpus_have_a_line_where_nvml_was_sampled(tmp_path: Path) -> None:
+    """Of two seeds and of a strategy without figures: what is missing is said once, with its name."""
+    busier = [one._replace(busy_percent=100) if getattr(one, "busy_percent", 0) == 50 else one for one in WITH_GPUS]
+    for name, events in {"a-0": WITH_GPUS, "a-1": busier, "b": TWO_SIDES}.items():
+        (tmp_path / name).mkdir()
+        written(tmp_path / name / "0000.jsonl", events, BEGAN._replace(strategy=name[0]))
+    page = Page(write_comparison(read_comparison([tmp_path / "a-0", tmp_path / "a-1", tmp_path / "b"])))
+    heights = [float(y) for y in re.findall(r"[\d.]+ ([\d.]+)", page.paths["work-0", "curve gpu"])]
+    assert heights == [40.0] * 30 + [0.0] * 30
+    assert ("work-0", "band gpu") in page.paths and ("work-1", "curve gpu") not in page.paths
+    assert page.paths["work-0", "curve host"] and page.paths["work-0", "curve device"]
+    found = rows(page, "a")
+    assert found["accelerator, by NVML at work"]["part of the epoch, or memory"] == "87.5 %"
+    assert found["memory of gpu0 H100 in use: at most 30 of 80 GB"]["part of the epoch, or memory"] == "37.5 %"
+    assert page.text.count("No use of a GPU was recorded") == 1 and "Of b: No use of a GPU" in page.text
 
 
 def test_runs_and_headline(page: Page, counted: dict[str, list[Analysis]], three_runs: Path) -> None:

@@ -19,12 +19,12 @@ from ddlp.observe.report.run import read_report
 from ddlp.observe.run import read_epoch
 from ddlp.observe.trace import chrome_trace
 from ddlp.recording.events import Lost
-from tests.ddlp.observe.by_hand import BEGAN, TWO_SIDES, written
+from tests.ddlp.observe.by_hand import BEGAN, TWO_SIDES, WITH_GPUS, written
 from tests.mutations import mutated
 
 
 def records(path: Path) -> list[dict[str, Any]]:
-    file = written(path, [*TWO_SIDES[:-1], Lost("d", 17.5, "gone"), TWO_SIDES[-1]])
+    file = written(path, [*WITH_GPUS[:-1], Lost("d", 17.5, "gone"), WITH_GPUS[-1]])
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 

@@ -31,7 +31,7 @@ from ddlp.recording.events import (
     Published,
     Step,
 )
-from tests.ddlp.observe.by_hand import A_POOL, BEGAN, TWO_SIDES, written
+from tests.ddlp.observe.by_hand import A_POOL, BEGAN, TWO_SIDES, WITH_GPUS, written
 from tests.ddlp.observe.html_page import Page
 
 RUNS = ("wrr", "mte", "alone", "taken back", "lost", "broken off")
@@ -133,6 +133,22 @@ def test_what_happened_is_listed(recorded: Path, tmp_path: Path) -> None:
     assert [f"{gone.at:.3f} s", f"embedded engine lost: {gone.reason}"] in page.tables["Events"]
     assert f"embedded engine was lost after {gone.at:.1f} s" in page.text
     assert "None: no lease was taken back" in Page(write_report(recorded / "alone", tmp_path)).text
+
+
+def test_who_was_busy_over_time(tmp_path: Path) -> None:
+    """Host, devices and GPU have a line each; a GPU that did nothing does not count; old recordings have no GPU, and say so."""
+    written(tmp_path / "0000.jsonl", WITH_GPUS)
+    page = Page(write_report(tmp_path, tmp_path))
+    heights = [float(y) for y in re.findall(r"[\d.]+ ([\d.]+)", page.paths["work", "curve gpu"])]
+    assert heights == [80.0] * 30 + [0.0] * 30
+    found = {row[0]: row[1] for row in page.tables["At work over time"]}
+    assert (found["host's workers at work"], found["accelerator, by NVML at work"]) == ("66.7 %", "75.0 %")
+    assert found["memory of gpu0 H100 in use: at most 30 of 80 GB"] == "37.5 %"
+    assert ("work", "curve device") in page.paths and "No use of a GPU" not in page.text
+    written(tmp_path / "0000.jsonl", TWO_SIDES)
+    page = Page(write_report(tmp_path, tmp_path))
+    assert ("work", "curve host") in page.paths and ("work", "curve gpu") not in page.paths
+    assert page.text.count("No use of a GPU was recorded") == 1
 
 
 def test_engines_over_time(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from ddlp.cli import main
 from ddlp.observe.report import read_comparison, write_comparison, write_report
 from tests.ddlp.observe.browser import CHROMIUM, DRIVER, Browser
-from tests.ddlp.observe.by_hand import A_POOL, written
+from tests.ddlp.observe.by_hand import A_POOL, WITH_GPUS, written
 
 if not os.environ.get("CI"):  # in CI, selenium must be there
     pytest.importorskip("selenium", reason="selenium is not installed: pip install 'ddlp[test]'")
@@ -36,10 +36,11 @@ def test_it_can_be_read(browser: Browser, recorded: Path, tmp_path: Path, run: s
             assert browser.look(page, width, scheme) == [], (width, scheme)
 
 
-def test_a_pools_page_can_be_read(browser: Browser, tmp_path: Path) -> None:
-    written(tmp_path / "0000.jsonl", A_POOL)
+@pytest.mark.parametrize(("events", "shown"), [(A_POOL, 'data-plot="engines"'), (WITH_GPUS, 'class="curve gpu"')])
+def test_pools_and_gpus_can_be_read(browser: Browser, tmp_path: Path, events: list, shown: str) -> None:
+    written(tmp_path / "0000.jsonl", events)
     page = write_report(tmp_path, tmp_path)
-    assert 'data-plot="engines"' in page.read_text()
+    assert shown in page.read_text()
     for width in (1280, 400):
         for scheme in ("light", "dark"):
             assert browser.look(page, width, scheme) == [], (width, scheme)

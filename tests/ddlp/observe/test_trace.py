@@ -16,7 +16,7 @@ import pytest
 from ddlp.cli import main
 from ddlp.observe import analyse, chrome_trace, read_epoch, read_run
 from ddlp.recording.events import Joined, LeaseGiven, Published
-from tests.ddlp.observe.by_hand import BEGAN, TWO_SIDES, written
+from tests.ddlp.observe.by_hand import BEGAN, TWO_SIDES, WITH_GPUS, written
 
 FIELDS = {  # phase: the fields that it needs beside name and pid
     "X": {"ts", "dur", "tid", "cat"}, "i": {"ts", "tid", "s"}, "C": {"ts", "args"}, "M": {"args"},
@@ -110,6 +110,12 @@ def test_a_late_message_gives_an_engine_no_second_worker(tmp_path: Path) -> None
     spans = [e for e in trace["traceEvents"] if e["ph"] == "X" and e["cat"] == "engine"]
     assert {e["tid"] for e in spans} == {spans[0]["tid"]} and faults(json.dumps(trace)) == []
     assert sum(e["dur"] for e in spans) == pytest.approx(5.9e6)
+
+
+def test_gpus_have_a_counter_each(tmp_path: Path) -> None:
+    trace = chrome_trace(read_epoch(written(tmp_path / "0000.jsonl", WITH_GPUS)))
+    found = [(e["ts"], e["args"]) for e in trace["traceEvents"] if e["name"] == "gpu0 H100, % of the time"]
+    assert found == [(9e6, {"busy": 50}), (18e6, {"busy": 100})] and faults(json.dumps(trace)) == []
 
 
 def test_where_it_can_t_be_written_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

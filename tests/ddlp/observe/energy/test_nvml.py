@@ -6,17 +6,15 @@ the last test reads the real one.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-needs_pynvml = pytest.mark.skipif(importlib.util.find_spec("pynvml") is None, reason="needs nvidia-ml-py")
+from tests.ddlp.observe.energy.fake_nvml import compiled, needs_pynvml
 
 # Two seconds by its own clock. The GPUs' state changes in between.
 MEASURE = """
@@ -41,14 +39,7 @@ print(json.dumps(meter.result().to_data()))
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> Path:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("needs a C compiler")
-    directory = tmp_path_factory.mktemp("nvml")
-    source = Path(__file__).with_name("fake_nvml.c")
-    made = directory / "libnvidia-ml.so.1"
-    subprocess.run([compiler, "-shared", "-fPIC", "-w", "-o", made, source], check=True)
-    return directory
+    return compiled(tmp_path_factory.mktemp("nvml"))
 
 
 @pytest.fixture
