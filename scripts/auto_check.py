@@ -35,10 +35,13 @@ from torch.utils.data import Subset
 from torchvision import transforms
 
 from csd_engine.prepare.operator_file import content_hash
+from csd_engine.service.sealed_streams import PORT_STEP
 from ddlp import DDLPLoader, Device, Goal, ImageArrays, Power, Prices, load_operators
 from ddlp.observe import read_epoch
 from ddlp.observe.measured_run import measured_run
 from ddlp.planning.controller import Controller
+from scripts.chaos.proxy import HERE, THERE
+from scripts.chaos.world import free_port
 from tests.engine_process import EngineProcess
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -53,7 +56,7 @@ class Setup:
     """Seconds a batch of each side, the side of a batch's square image in pixels, and what happens in the second epoch.
 
     Attributes:
-        latency_s: of each 16 KiB on the way, both ways; 0: no relay.
+        latency_s: of each 16 KiB on the way, both ways, by `scripts.chaos.proxy`; 0: no relay.
         event: "": nothing, "dies": the first engine is killed, and is back later; "slows": it takes 100 times as long.
         engines_s: of each engine.
     """
@@ -104,7 +107,7 @@ COSTLY = ("third", "equal", "training", "slow", "two")  # `--cost` looks at thes
 class Engine:
     """An engine whose speed a file says, and that can be killed and started again at its address."""
 
-    def __init__(self, home: Path, sleep_s: float) -> None:
+    def __init__(self, home: Path, sleep_s: float, listen: str | None = None) -> None:
         home.mkdir()
         self.home, self._speed = home, home / "sleep"
         self.sleep(sleep_s)
@@ -114,7 +117,7 @@ class Engine:
         (operators / f"{content_hash(OPERATOR.read_bytes())}.py").write_bytes(OPERATOR.read_bytes())
         self._arguments = ("--operators", str(operators), "--root", str(home / "root"))
         self._within = ("env", f"DDLP_SLEEP={self._speed}")
-        self.process = EngineProcess(home, *self._arguments, within=self._within)
+        self.process = EngineProcess(home, *self._arguments, listen=listen, within=self._within)
 
     def sleep(self, seconds: float) -> None:
         """Let each of its batches take so long from now on."""
@@ -145,33 +148,35 @@ def engines(setup: Setup, home: Path) -> Iterator[tuple[list[Engine], list[Devic
         at_end.callback(shutil.rmtree, home)
         started, devices = [], []
         for number, sleep_s in enumerate(setup.engines_s):
-            engine = Engine(home / f"e{number}", sleep_s)
+            port = free_port() if setup.latency_s else 0
+            engine = Engine(home / f"e{number}", sleep_s, f"tcp://{THERE}:{port}" if port else None)
             at_end.callback(engine.end)
-            address = engine.process.address
-            if setup.latency_s:
-                engine.process.end()
-                engine.process = EngineProcess(
-                    engine.home, *engine._arguments, listen="tcp://127.0.0.1:0", keys=engine.process.keys, within=engine._within
-                )
-                address = at_end.enter_context(_relay(engine.process.address, setup.latency_s))
+            address = at_end.enter_context(_relay(port, setup.latency_s)) if port else engine.process.address
             started.append(engine)
             devices.append(Device(address, engine.process.keys, name=f"engine{number}"))
         yield started, devices
 
 
 @contextlib.contextmanager
-def _relay(address: str, latency_s: float) -> Iterator[str]:
-    """A slow network before an engine. Yields the address of its near end."""
+def _relay(port: int, latency_s: float) -> Iterator[str]:
+    """A slow network before the engine at this port. Yields the address of its near end."""
     with subprocess.Popen(
-        [sys.executable, "-m", "scripts.chaos.proxy", address.rpartition(":")[2]],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY,
+        [sys.executable, "-m", "scripts.chaos.proxy", str(port), str(port + PORT_STEP)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY, start_new_session=True,
     ) as relay:  # fmt: skip
         assert relay.stdout is not None and relay.stdin is not None
-        yield_to = f"tcp://127.0.0.1:{int(relay.stdout.readline())}"
+        assert relay.stdout.readline(), "the relay does not start"
         relay.stdin.write(f"latency {latency_s}\n")
         relay.stdin.flush()
-        yield yield_to
-        relay.communicate()
+        yield f"tcp://{HERE}:{port}"
+
+
+def data_of(setup: Setup, batches: int) -> Any:
+    """Return a data set of so many samples, each a batch."""
+    images = np.random.default_rng(0).integers(0, 256, (IMAGES, setup.side, setup.side, 3), np.uint8)
+    prepare = load_operators(OPERATOR).prepare(host_s=setup.host_s)
+    data = ImageArrays(images, range(IMAGES), transforms.Compose([prepare, transforms.PILToTensor()]))
+    return Subset(data, [number % IMAGES for number in range(batches)])
 
 
 def events(setup: Setup, engine: Engine, batches: int) -> dict[int, Callable[[], None]]:
@@ -194,17 +199,13 @@ def train(
         `ddlp plan --from-run` reads them.
     """
     setup = (SETUPS | OTHERS)[name]
-    images = np.random.default_rng(0).integers(0, 256, (IMAGES, setup.side, setup.side, 3), np.uint8)
-    prepare = load_operators(OPERATOR).prepare(host_s=setup.host_s)
-    data = ImageArrays(images, range(IMAGES), transforms.Compose([prepare, transforms.PILToTensor()]))
-    samples: Any = Subset(data, [number % IMAGES for number in range(batches)])
     run = Path(home) / "run"
     with engines(setup, Path(home) / "engines") as (started, devices):
         options: dict[str, Any] = {} if strategy == "cpu" else {"csd": devices, "transfer": setup.transfer}
         if strategy == "auto":
             options["goal"] = GOALS[goal]
         loader = DDLPLoader(
-            samples, 1, shuffle=True, strategy=strategy, seed=0, record=run if record else None, **options
+            data_of(setup, batches), 1, shuffle=True, strategy=strategy, seed=0, record=run if record else None, **options
         )  # fmt: skip
         seconds, cpu_s, from_engines, deciding, rested = [], [], [], [0.0], None
         _time_decisions(deciding)

@@ -27,7 +27,7 @@ from ddlp.planning.paper import Prediction, validate
 from ddlp.planning.play import play_epoch
 from ddlp.planning.published import BATCH_SIZES, IMAGENET_IMAGES, rows
 from ddlp.planning.table6 import Cell, clean_cells
-from scripts import accuracy_check
+from scripts import accuracy_check, ratio_sweep
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "paper.md"
@@ -37,14 +37,15 @@ NO_GPU, NO_BOARD, NO_DSA = "not run on a GPU", "not run on a GPU with a board", 
 NOT_RUN = "not run yet"
 HOW = {
     MEASURED: "by the command, on a computer without a GPU",
-    SCALED: "real loader, processes and files; the accelerator sleeps for a step's time, and in Table VI so does what prepares",
+    SCALED: "real loader, processes and files; the accelerator sleeps for a step's time, and in Table VI and the sweep of "
+    "shares so does what prepares",
     MODELLED: "computed from figures of the paper, or from random workloads; nothing was measured",
     NO_GPU: "no figure of ours is kept; the command would measure it, or what comes nearest to it, and needs a GPU",
     NO_BOARD: "the same, with a computational storage device beside the GPU",
     NO_DSA: "the same, with the accelerator of the paper's Figure 8b",
     NOT_RUN: "no figure of ours is kept; the command needs no GPU, but a quiet machine for half an hour",
 }
-RESULTS = ("decision-rules", "scaling-rules", "evaluation-check", "cache-check", "accuracy-check")
+RESULTS = ("decision-rules", "scaling-rules", "evaluation-check", "cache-check", "accuracy-check", "ratio-sweep")
 TABLE6, OVERLAP = "The paper's Table VI", "Overlap: engine at 1/3, uint8"
 THIS, VALIDATE = "python -m scripts.paper_page", "ddlp plan --validate paper"
 EPOCH = 1000  # batches of a simulated epoch
@@ -156,7 +157,7 @@ def headlines(cells: Sequence[Cell], ours: dict[tuple[str, int], float], bench: 
     energy = next(row for row in rows("table8") if row["model"] == "WRN")
     overlap = benchmark(OVERLAP, MEASURED)
     rate = rates_of_overlap(overlap)
-    rules, scaling, beside, cache, _ = map(kept, RESULTS)
+    rules, scaling, beside, cache, _, sweep = map(kept, RESULTS)
 
     yield Headline(
         "DDLP", "up to 23.5 % less time on ImageNet", "Table VI, WRN, WRR_0 against CPU_0",
@@ -198,6 +199,10 @@ def headlines(cells: Sequence[Cell], ours: dict[tuple[str, int], float], bench: 
         f"{fastflow['slower_at_worst_percent']} %", rules.how, rules.command,
     )  # fmt: skip
     yield Headline("FastFlow", "its trainings on GPUs", "Figures 7b, 9, 10, 12", "", NO_GPU, "ddlp bench train")
+    yield Headline(
+        "FastFlow", "the share that it offloads, in the curve of all shares", "Figures 9, 10",
+        ratio_sweep.summary(sweep.figures), sweep.how, sweep.command,
+    )  # fmt: skip
     by_rule = scaling.figures
     yield Headline(
         "Cachew", "1.1 to 3.8 times cheaper than Kubernetes' scaling", "abstract",
@@ -309,7 +314,7 @@ def page() -> str:
     ours = table6_seconds(bench)
     predicted = validate().predictions
     beaten = statistics.median(1 - ours[_place(cell)] / cell.wrr_s for cell in cells)
-    scores = kept("accuracy-check")
+    scores, sweep = kept("accuracy-check"), kept("ratio-sweep")
     left = [check.template for check in accuracy_check.CHECKS if check.template not in scores.figures]
     sources = [bench, benchmark(OVERLAP, MEASURED), *map(kept, RESULTS)]
     return f"""# Beside the papers
@@ -366,6 +371,17 @@ the batches. `{THIS}`.
 ## Figure 8: CIFAR-10, time saved
 
 {table(["panel", "strategy", "paper, against CPU", "paper, against CSD", "ours", "command"], figure8())}
+
+## FastFlow's Figures 9 and 10: the share that is offloaded
+
+FastFlow sweeps the part of the work that goes elsewhere, and shows its own choice in the curve. Ours, {SCALED}: batches/s by
+the part of an epoch's batches that one engine makes, and in brackets the part of the time in which training waits. A fixed
+share is kept to the batch. auto has had two epochs to measure and decide. The best share may lie between two of these: then
+auto can be ahead of all. The paper's figures are of trainings on GPUs, ours of sleeps on a computer with other work: only the
+curves' form can be compared.
+`{sweep.command}`, {sweep.date}.
+
+{ratio_sweep.table(sweep.figures)}
 
 ## The templates' scores
 

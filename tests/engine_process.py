@@ -149,7 +149,12 @@ class EngineProcess:
             start_new_session=True,
         )
         assert self.process.stdout is not None
-        line = self.process.stdout.readline()
+        try:
+            line = self.process.stdout.readline()
+        except BaseException:  # at Ctrl-C nobody else knows of it
+            self.process.kill()
+            self.process.wait()
+            raise
         assert line, (home / "log").read_text()
         self.address = json.loads(line)["ready"]
 

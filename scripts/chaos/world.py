@@ -34,7 +34,7 @@ from tests.small_images import make_images
 
 __all__ = [
     "BATCH", "IMAGES", "CardedEngine", "Engine", "Finding", "NamedEngine", "OwnProcesses", "Setting", "World", "checksum",
-    "ends_within_s",
+    "ends_within_s", "free_port",
 ]  # fmt: skip
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -179,7 +179,7 @@ class NamedEngine(Engine):
     """An engine that hosts know by its address and keys. ``relayed``: they reach it through `scripts.chaos.proxy`."""
 
     def __init__(self, world: World, number: int, relayed: bool) -> None:
-        port = _free_port()
+        port = free_port()
         super().__init__(world, number, f"tcp://{THERE}:{port}" if relayed else None)
         self.relayed = relayed
         self._keys = make_keys(self.home / "keys")
@@ -227,7 +227,7 @@ class CardedEngine(Engine):
     """An engine that tells hosts by a card where it is. ``fixed``: it has the same port each time that it starts."""
 
     def __init__(self, world: World, number: int, fixed: bool) -> None:
-        super().__init__(world, number, f"tcp://{THERE}:{_free_port() if fixed else 0}")
+        super().__init__(world, number, f"tcp://{THERE}:{free_port() if fixed else 0}")
         self.cards = world.cards
         self.card: Path | None = None  # of the process that runs
         self.card_content = b""
@@ -271,7 +271,7 @@ class OwnProcesses:
         return [one.pid for one in descendants() if self._command in one.command and one.pid not in mine]
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """Return a port of which the relay's side, and both ports for sealed batches, are free too."""
     while True:
         port = random.randrange(12000, 22000)  # below the ports that the system gives to connections
