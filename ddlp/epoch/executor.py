@@ -33,7 +33,7 @@ from ddlp.epoch.conditions import Conditions
 from ddlp.epoch.device_state import DeviceState
 from ddlp.epoch.early_batches import EarlyBatches
 from ddlp.epoch.gpu_prefetch import GpuPrefetcher, PendingTransfer, pending_transfer
-from ddlp.epoch.hooks import RETIRED, EpochHooks
+from ddlp.epoch.hooks import EpochHooks
 from ddlp.epoch.prepared import Delivered
 from ddlp.epoch.step_clock import EventClock
 from ddlp.epoch.threads import Threads
@@ -42,7 +42,7 @@ from ddlp.epoch.user_messages import UserMessages
 from ddlp.planning.controller import Controller
 from ddlp.process.user_warnings import warn_user
 from ddlp.schedule.claim_chunks import ClaimChunker
-from ddlp.schedule.ledger import Cancel, Ledger
+from ddlp.schedule.ledger import RETIRED, Cancel, Ledger
 from ddlp.schedule.rates import Rates
 from ddlp.schedule.slots import FETCHERS
 from ddlp.schedule.strategies import STALLED_AT_LEAST_S, Strategy

@@ -11,9 +11,7 @@ from ddlp.schedule.strategies import Strategy
 from ddlp.sources.base import Capacity, EpochSpec, PreparedBatch
 from ddlp.translate.portable import Portable
 
-__all__ = ["RETIRED", "Beginning", "EpochHooks"]
-
-RETIRED = "it has retired"  # the reason of a loss that was in order
+__all__ = ["Beginning", "EpochHooks"]
 
 
 @dataclass(frozen=True)

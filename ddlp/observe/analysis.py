@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ddlp.epoch.hooks import RETIRED
 from ddlp.observe.engine_time import DeviceTime, device_times
 from ddlp.observe.profile import Profile
 from ddlp.observe.run import EpochTrace, training_spans
@@ -23,6 +22,7 @@ from ddlp.recording.events import (
     Retires,
     Step,
 )
+from ddlp.schedule.ledger import RETIRED
 from ddlp.stats.waiting import WaitingVerdict, judge
 
 __all__ = ["ADVICE", "Analysis", "Resource", "StageRates", "analyse", "by_size"]

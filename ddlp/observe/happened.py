@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ddlp.epoch.hooks import RETIRED
 from ddlp.observe.run import EpochTrace
 from ddlp.recording.events import Fetched, HostBatch, Joined, LeaseCancelled, LeaseFailed, Lost, Retires, Step
+from ddlp.schedule.ledger import RETIRED
 
 __all__ = ["Happened", "happened"]
 

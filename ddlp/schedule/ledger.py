@@ -19,8 +19,9 @@ from enum import Enum
 from ddlp.schedule.ranges import RangeSet
 from ddlp.schedule.states import CsdCopy, Entry, Event, HostCopy, LedgerError
 
-__all__ = ["Account", "Cancel", "Effect", "Ledger", "LedgerError", "Release", "Side"]
+__all__ = ["RETIRED", "Account", "Cancel", "Effect", "Ledger", "LedgerError", "Release", "Side"]
 
+RETIRED = "it has retired"  # the reason of a loss that was in order
 FAILURES = 3  # failed leases in a row; fewer may be the fault of the data, which then fail on the host as well
 
 

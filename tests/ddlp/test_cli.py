@@ -56,3 +56,21 @@ def test_a_bench_without_the_photographs_says_what_to_install(tmp_path: Path) ->
     assert (done.returncode, done.stdout) == (1, "") and "Traceback" not in done.stderr, done.stderr
     (line,) = (line for line in done.stderr.splitlines() if line.startswith("ddlp: "))
     assert "is not installed" in line and "pip install 'ddlp[quickstart]'" in line
+
+
+def test_help_waits_for_no_torch() -> None:
+    """torch takes a second or more to import, and help needs none of it."""
+    code = """
+import contextlib, io, sys
+from ddlp import cli
+for command in sys.argv[1:]:
+    with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):
+        cli.main([command, "--help"])
+    assert said.getvalue().startswith(f"usage: ddlp {command}"), command
+    assert "torch" not in sys.modules, command
+"""
+    commands = (
+        "analyse", "trace", "report", "plan", "try", "run", "status", "deploy", "keys", "logs", "stop", "start", "energy",
+        "cache", "doctor", "parity", "bench",
+    )  # fmt: skip
+    subprocess.run([sys.executable, "-c", code, *commands], check=True, env=user_environment())
