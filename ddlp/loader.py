@@ -678,7 +678,7 @@ class DDLPLoader(DataLoader):
         if config.cache == "auto" and self._kept is not None:
             place = self._kept.asked.place  # what it keeps itself would change its share of what is free
         asked = Asked(place, config.as_pil, config.seed or 0, self.num_workers)
-        made, why = kept_samples(self.dataset, asked)
+        made, why = kept_samples(self.dataset, asked, self._kept)
         if made is not None and self._kept is not None and made.same_as(self._kept):
             self._kept.go_on_as(made)
             return self._kept, ""

@@ -77,7 +77,7 @@ class Check:
         files = ImageFolder(str(self._root), TRAIN)
         for rate in o.rate:
             found: dict[str, list[float]] = {"files": [], "objects": []}
-            with _served(self._root, self._latency, rate, o.faults) as url:
+            with served(self._root, self._latency, rate, o.faults) as url:
                 objects = ImageObjects(url, TRAIN)
                 for _ in range(o.rounds):
                     for name, dataset in (("files", files), ("objects", objects)):
@@ -93,7 +93,7 @@ class Check:
             self._beside(o)
 
     def _beside(self, o: argparse.Namespace) -> None:
-        with _served(self._root, self._latency, 0.0, 0.0) as url:
+        with served(self._root, self._latency, 0.0, 0.0) as url:
             objects = ImageObjects(url, TRAIN)
             for name in o.peers:
                 peer = _PEERS[name](url, [one.removeprefix(url) for one, _ in objects.samples], list(objects.targets))
@@ -112,15 +112,19 @@ class Check:
 
 
 @contextlib.contextmanager
-def _served(root: Path, latency: float, rate: float, faults: float) -> Iterator[str]:
-    """Serve the files; yields the URL."""
+def served(root: Path, latency: float, rate: float, faults: float) -> Iterator[str]:
+    """Serve the files with latency in seconds, images a second at most (0: any), and a part of faults; yields the URL."""
     command = [sys.executable, "-m", "tests.object_server", str(root), "--latency", str(latency), "--rate", str(rate)]
     command += ["--busy", str(faults), "--reset", str(faults)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1])
+    # In a session of its own, so that Ctrl-C at the terminal does not reach it. It ends with its standard input.
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1], start_new_session=True
+    )
     try:
         assert process.stdout is not None
         yield f"http://127.0.0.1:{int(process.stdout.readline())}/{BUCKET}/"
     finally:
+        process.terminate()  # workers that were forked meanwhile hold its standard input open
         process.communicate()
 
 

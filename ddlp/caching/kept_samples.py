@@ -71,8 +71,13 @@ class _Reached(BaseException):
     """The point is reached, and nothing behind it is wanted."""
 
 
-def kept_samples(dataset: Any, asked: Asked) -> tuple[KeptSamples | None, str]:
+def kept_samples(dataset: Any, asked: Asked, last: KeptSamples | None = None) -> tuple[KeptSamples | None, str]:
     """Return the data set that keeps what reaches its `CachePoint`; None and why not in words, where nothing can be kept.
+
+    Args:
+        dataset: the loader's.
+        asked: by the loader.
+        last: of the last epoch. If it keeps the same, no sample is made to compare the data set with its description.
 
     Raises:
         DDLPError: the cache's directory can't be used.
@@ -85,12 +90,12 @@ def kept_samples(dataset: Any, asked: Asked) -> tuple[KeptSamples | None, str]:
         return None, "your own code makes the samples"
     if taken[0].reader().slow:
         return None, "objects are asked for a batch at a time, and draw the batch's random numbers; here each sample is alone"
-    if other_structure(taken[0]) is not None:
-        return None, "the data set's own samples have another structure than its __ddlp__ describes"
     try:
         made = KeptSamples(dataset, taken, asked)
     except NoFingerprint as error:
         return None, f"{error}. Give CachePoint(key='a name and version of your own for the steps before it')"
+    if (last is None or not made.same_as(last)) and other_structure(taken[0]) is not None:
+        return None, "the data set's own samples have another structure than its __ddlp__ describes"
     try:
         Shelves(asked.place.directory, asked.place.bytes)
     except CacheRefused as error:

@@ -38,7 +38,7 @@ def test_each_table_has_a_command_and_each_headline_a_line() -> None:
         assert re.search(r"`(python |ddlp )[^`]+`", text), title
     claims = " ".join(" ".join(line[1:3]) for line in lines_of("Headlines"))
     for words in ("23.5 %", "27.6 %", "19.7 %", "37.6 %", "1 to 4.34 times", "1.1 to 3.8 times", "17 %", "Table II", "Figure 1",
-                  "Figures 7b, 9, 10, 12", "Figures 8, 9, 11", "Figures 1, 3"):  # fmt: skip
+                  "Figures 7b, 9, 10, 12", "Figures 9, 11", "Figure 8", "Figures 1, 3"):  # fmt: skip
         assert words in claims, words
 
 

@@ -365,6 +365,27 @@ def test_a_data_set_of_the_users_own_is_left_alone(files: list[str], tmp_path: P
         assert len(epoch(loader)) == 4
 
 
+def test_a_data_set_with_a_description_is_compared_once(files: list[str], tmp_path: Path, calls: Path) -> None:
+    class Described(torch.utils.data.Dataset[Any]):
+        def __init__(self) -> None:
+            self.files = ImageFiles(files, range(COUNT), own(calls))
+
+        def __len__(self) -> int:
+            return COUNT
+
+        def __getitem__(self, index: int) -> Any:
+            return self.files[index]
+
+        def __ddlp__(self) -> ImageFiles:
+            return self.files
+
+    loader = DDLPLoader(Described(), 8, seed=1, cache=Cache(tmp_path / "cache", "1G"))
+    for made in (COUNT + 2, 0, 0):  # one sample by its own code, and one as described, before the first epoch
+        epoch(loader)
+        assert number_of(calls) == made
+        calls.write_text("")
+
+
 def test_explain(files: list[str], tmp_path: Path, calls: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = make(files, own(calls), cache=Cache(tmp_path, "1G")).explain()
     assert "obstacle 1 CachePoint(): the host keeps the results of" in text
