@@ -55,6 +55,7 @@ def test_each_template_that_trains_is_checked() -> None:
     assert trains <= {check.template for check in CHECKS} and "train_imagenet" in trains
 
 
+@pytest.mark.slow
 def test_a_real_template(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     """One epoch with two seeds; then one that does not start."""
     short = replace(AUDIO, arguments=("--small", "--epochs", "1", "--pool", "1"))

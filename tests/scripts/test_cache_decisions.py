@@ -12,7 +12,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize(("setup", "ways"), (("files, crops, room for all", 3), ("objects, crops, room for a fifth", 2)))
+@pytest.mark.parametrize(
+    ("setup", "ways"),
+    (pytest.param("files, crops, room for all", 3, marks=pytest.mark.slow), ("objects, crops, room for a fifth", 2)),
+)
 def test_a_set_up(setup: str, ways: int) -> None:
     """Of objects no indexes are kept. So few images tell nothing about the times."""
     pytest.importorskip("obstore")

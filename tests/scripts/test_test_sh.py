@@ -55,7 +55,7 @@ def test_a_part_that_fails_is_a_failure(tmp_path: Path, failing: str | None) -> 
     done = subprocess.run([script], env={**os.environ, "TMPDIR": str(tmp_path / "tmp")}, stdout=subprocess.PIPE, text=True)
     assert done.returncode == (0 if failing is None else 1)
     ran = [line for line in done.stdout.splitlines() if line.startswith("ran ")]
-    assert len(ran) == 13 - (failing is not None)  # torch, ruff, mypy and ten calls of pytest: the others still run
+    assert len(ran) == 15 - (failing is not None)  # torch, ruff, mypy and twelve calls of pytest: the others still run
     yields = [line for line in ran if int(line.split()[1]) > os.nice(0)]
     parts = ("board", "ddlp/deploy", "ddlp/faults", "csd_engine ")
     races = [line for line in ran if any(f" tests/{part}" in line for part in parts)]
@@ -80,7 +80,7 @@ def test_the_first_parts_run_while_the_rest_is_installed(tmp_path: Path, install
     calls = [line for line in began if "pytest" in line or line == "installed"]
     parts = [line.partition("--durations=10 ")[2].partition(" --ignore")[0] for line in calls]
     assert {*parts[:3]} == {f"-m not slow tests/{part}" for part in ("ddlp/faults", "ddlp/deploy", "board")}
-    assert parts[3] == "" and len(parts) == (11 if installed else 4)
+    assert parts[3] == "" and len(parts) == (13 if installed else 4)
     assert done.returncode == (not installed) and "pip is done" in done.stdout and not list((tmp_path / "tmp").iterdir())
 
 
