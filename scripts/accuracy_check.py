@@ -32,6 +32,7 @@ from typing import Any
 from ddlp.bench.common import Terminated, end_on_sigterm, machine, machine_line, say
 from ddlp.sampledata import make_cifar10, make_thumbnails
 from scripts.accuracy import noise_limit
+from scripts.markdown import markdown_table
 
 ROOT = Path(__file__).parents[1]
 VAL_IMAGES = 240  # more than the small forms have: a score of 16 images says little
@@ -162,7 +163,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 def table(found: Mapping[str, Mapping[str, float]]) -> str:
     """Return Markdown: a line for each template, from `Scores.figures`."""
     head = ("template", "images", *(f"{one}, %" for one in STRATEGIES), "off, %", "noise, %", "within", "images/s", "by engine")
-    lines = [head, ("---",) * len(head)]
+    lines = []
     for template, one in found.items():
         pair = [" and ".join(f"{one[f'{name}_{what}']:.1f}" for name in STRATEGIES[1:]) for what in ("off", "limit")]
         within = all(one[f"{name}_off"] <= one[f"{name}_limit"] for name in STRATEGIES[1:])
@@ -172,7 +173,7 @@ def table(found: Mapping[str, Mapping[str, float]]) -> str:
             *pair, "yes" if within else "**no**", ", ".join(f"{one[f'{name}_images_per_s']:.0f}" for name in STRATEGIES),
             f"{one['from_engine_percent']:.0f} %",
         ))  # fmt: skip
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown_table(head, lines)
 
 
 def kept(found: Mapping[str, Scores], seeds: int) -> dict[str, Any]:

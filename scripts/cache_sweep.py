@@ -64,6 +64,7 @@ from ddlp import Cache, CachePoint, DDLPLoader, ImageFiles
 from ddlp.bench.common import Terminated, alternate, end_on_sigterm, machine, machine_line, say
 from ddlp.planning.cache_point import OFF, SampleCost, best_point
 from ddlp.sampledata import make_thumbnails
+from scripts.markdown import markdown_table
 from scripts.objects_check import served
 
 KEPT = Path(__file__).parents[1] / "docs" / "results" / "cache-sweep.json"
@@ -324,7 +325,7 @@ def table(found: Mapping[str, Mapping[str, float]]) -> str:
         "storage, operator", *(f"{way}, images/s" for way in WAYS), "predicted", "agree", "fastest", "filling epoch",
         "auto keeps", "by times",
     )  # fmt: skip
-    lines: list[Sequence[str]] = [head, ["---"] * len(head)]
+    lines: list[Sequence[str]] = []
     for name, figures in found.items():
         point = Point.of(figures)
         chosen = [(point.by_auto, f"{point.auto_keeps_percent:g} %"), (point.by_times, point.by_times)]
@@ -333,7 +334,7 @@ def table(found: Mapping[str, Mapping[str, float]]) -> str:
             "yes" if point.agrees else "**no**", point.fastest, f"{point.filling_epoch:g}",
             *(f"{told}, {'right' if point.right(way) else 'wrong'}" for way, told in chosen),
         ))  # fmt: skip
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown_table(head, lines)
 
 
 def verdict(found: Mapping[str, Mapping[str, float]]) -> tuple[str, bool]:
@@ -353,10 +354,10 @@ def verdict(found: Mapping[str, Mapping[str, float]]) -> tuple[str, bool]:
 def cachew_table() -> str:
     """Return Markdown: Cachew's own figures, milliseconds a batch."""
     head = ("operator, ms a batch", *(f"{way}, ms a batch" for way in WAYS), "fastest")
-    lines: list[Sequence[str]] = [head, ["---"] * len(head)]
+    lines: list[Sequence[str]] = []
     for operator_ms, times in CACHEW.items():
         lines.append((str(operator_ms), *map(str, times), WAYS[times.index(min(times))]))
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown_table(head, lines)
 
 
 def kept(figures: Mapping[str, Any], arguments: Sequence[str]) -> dict[str, Any]:

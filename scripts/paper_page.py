@@ -28,6 +28,7 @@ from ddlp.planning.play import play_epoch
 from ddlp.planning.published import BATCH_SIZES, IMAGENET_IMAGES, rows
 from ddlp.planning.table6 import Cell, clean_cells
 from scripts import accuracy_check, cache_sweep, ratio_sweep
+from scripts.markdown import markdown_table
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "paper.md"
@@ -248,11 +249,6 @@ def headlines(cells: Sequence[Cell], ours: dict[tuple[str, int], float], bench: 
     yield Headline("i.data", "its trainings on GPUs", "Figures 1, 3", "", NO_GPU, _BESIDE)
 
 
-def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table."""
-    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines))
-
-
 def _headline_rows(found: Iterable[Headline]) -> Iterator[Sequence[str]]:
     for one in found:
         yield one.paper, one.claim, one.where, one.ours or "-", one.how, f"`{one.command}`"
@@ -330,13 +326,13 @@ Written by `{THIS}` from kept results: don't edit. ddlp follows four papers: DDL
 Wang, Zhao, arXiv 2407.00005), FastFlow (Um et al., PVLDB 16(5), 2023), Cachew (Graur et al., USENIX ATC 2022) and
 i.data. Here are their headlines, ours beside them, how ours was had, and the command.
 
-{table(["how", "what that means"], HOW.items())}
+{markdown_table(["how", "what that means"], HOW.items())}
 
 No figure of ours on this page was had on a GPU or on a board. Each run that needs one is named with its command.
 
 ## Headlines
 
-{table(["paper", "what it says", "where", "ours", "how", "command"], _headline_rows(headlines(cells, ours, bench)))}
+{markdown_table(["paper", "what it says", "where", "ours", "how", "command"], _headline_rows(headlines(cells, ours, bench)))}
 
 ## Table VI: seconds a batch
 
@@ -346,7 +342,7 @@ paper's WRR in many lines, so ours is held against it too. Ours takes {100 * bea
 median. Cells that are wrong in print are left out, as are those with two GPUs. Not run: MTE of ours in this table.
 `{bench.command}`, {bench.date}.
 
-{table(
+{markdown_table(
     ["cell", "extra", "paper, CPU", "paper, WRR", "saved", "prefetching", "ours", "saved against CPU", "against prefetching"],
     table6(cells, ours),
 )}
@@ -356,14 +352,14 @@ median. Cells that are wrong in print are left out, as are those with two GPUs. 
 Predicted: by the event rules of the paper's algorithms, {MODELLED}. Ours: {NO_BOARD}. `{VALIDATE}`; trained:
 `{_DALI.format("vit_b_16")}`.
 
-{table(["cell", "DALI on the GPU", "strategy", "paper", "saved", "predicted", "ours"], table7(predicted))}
+{markdown_table(["cell", "DALI on the GPU", "strategy", "paper", "saved", "predicted", "ours"], table7(predicted))}
 
 ## Table VIII: joules a batch
 
 Ours: {MODELLED}, the paper's watts (5 W a process, 0.25 W the CSD, for the whole time) times our scaled time. Such watts do not
 depend on the load. USD: 100 epochs of ImageNet at {Tariff().price_per_kwh} a kWh. `{THIS}`; the times: `{bench.command}`.
 
-{table(
+{markdown_table(
     ["cell", "extra", "paper, CPU", "paper, WRR", "saved", "ours", "saved", "paper, WRR, USD", "ours, USD"], table8(ours)
 )}
 
@@ -373,11 +369,11 @@ Ours: {MODELLED}. An epoch of {EPOCH:,} batches is simulated at the paper's spee
 makes what the CSD does not. The paper saves more here, since its epochs last longer: the CSD has more time, and makes more of
 the batches. `{THIS}`.
 
-{table(["cell", "extra", "paper, CPU", "paper, WRR", "saved", "ours", "saved"], table9(cells))}
+{markdown_table(["cell", "extra", "paper, CPU", "paper, WRR", "saved", "ours", "saved"], table9(cells))}
 
 ## Figure 8: CIFAR-10, time saved
 
-{table(["panel", "strategy", "paper, against CPU", "paper, against CSD", "ours", "command"], figure8())}
+{markdown_table(["panel", "strategy", "paper, against CPU", "paper, against CSD", "ours", "command"], figure8())}
 
 ## FastFlow's Figures 9 and 10: the share that is offloaded
 
@@ -429,11 +425,11 @@ the others top-1. `{scores.command}`, {scores.date}.{"".join(f" Not run yet: {na
 `{VALIDATE}`, {MODELLED}: from the columns of CPU and CSD alone, each cell of Tables VI and VII by the paper's own rules
 ([more](plan.md#held-against-the-paper)).
 
-{table(["what must come out", "aim", "comes out"], ((aim.what, aim.aim, aim.rules) for aim in validate().aims))}
+{markdown_table(["what must come out", "aim", "comes out"], ((aim.what, aim.aim, aim.rules) for aim in validate().aims))}
 
 ## Where the figures are from
 
-{table(
+{markdown_table(
     ["command", "how", "date", "machine", "told in"],
     ((f"`{one.command}`", one.how, one.date, one.machine, f"[{one.page.split('.')[0]}]({one.page})") for one in sources),
 )}

@@ -36,6 +36,7 @@ from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.rates import Rates
 from ddlp.schedule.strategies import Strategy
 from scripts.auto_check import REPOSITORY, Setup, data_of, engines, own_directory
+from scripts.markdown import markdown_table
 
 __all__ = ["SETUPS", "FixedShare", "SweepFailed", "main", "summary", "table"]
 
@@ -165,7 +166,7 @@ def table(found: Mapping[str, Mapping[str, float]]) -> str:
     """Return Markdown: a column for each set-up, a line for each share, auto below them. The best share is bold."""
     shares = [label[: -len("_batches_per_s")] for label in next(iter(found.values()), {}) if label.endswith("_batches_per_s")]
     best = {name: max(one[f"{label}_batches_per_s"] for label in shares if label != "auto") for name, one in found.items()}
-    lines = [("engine's share", *found), ("---",) * (1 + len(found))]
+    lines: list[Sequence[str]] = []
     sleeps = (", ".join(str(one[f"{what}_ms"]) for what in ("host", "engine", "step", "piece")) for one in found.values())
     lines.append(("ms: host, engine, step, 16 KiB on the way", *sleeps))
     for label in shares:
@@ -177,7 +178,7 @@ def table(found: Mapping[str, Mapping[str, float]]) -> str:
         lines.append((label if label == "auto" else f"{label.removeprefix('share_')} %", *cells))
     lines.append(("auto's share", *(f"{one['auto_engine_percent']} %" for one in found.values())))
     lines.append(("auto's time, of the best", *(f"{one['auto_time_of_best_percent']} %" for one in found.values())))
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown_table(("engine's share", *found), lines)
 
 
 def summary(found: Mapping[str, Mapping[str, float]]) -> str:
