@@ -36,6 +36,7 @@ STRATEGIES = ("cpu", "mte", "wrr")
 _AIM = 0.95  # wrr's part of the bound
 _BUSY_AIM = 0.99  # the part of a step's time in which the GPU does not wait for a batch, if training alone is the bound
 _WARM = 8  # steps, or batches, before the clock starts
+_AHEAD = 4  # DataLoader's prefetch_factor
 
 
 @dataclass
@@ -131,7 +132,7 @@ def measure(options: argparse.Namespace) -> Result:
     with _on(host_cpus), _engine():
         step = training(options.model, device)
         candidates = options.workers or [hosts, 2 * hosts]
-        speeds = {workers: _prepared(_baseline(options, workers, _WARM + 16), options.batch) for workers in candidates}
+        speeds = {workers: _prepared(_baseline(options, workers, _AHEAD * workers + _WARM + 16), options.batch) for workers in candidates}
         result.workers = max(speeds, key=lambda workers: speeds[workers])
         say(f"DataLoader: {', '.join(f'{w} workers {r:.0f}' for w, r in speeds.items())} samples/s without training")
         loaders: dict[str, Any] = {BASELINE: _baseline(options, result.workers, options.batches)}
@@ -206,7 +207,7 @@ def _dataset(options: argparse.Namespace, batches: int) -> Subset:
 
 def _baseline(options: argparse.Namespace, workers: int, batches: int) -> DataLoader:
     pinned = options.device != "cpu"
-    ahead: dict[str, Any] = {"prefetch_factor": 4, "persistent_workers": True} if workers else {}
+    ahead: dict[str, Any] = {"prefetch_factor": _AHEAD, "persistent_workers": True} if workers else {}
     dataset = _dataset(options, batches)
     return DataLoader(dataset, options.batch, shuffle=True, num_workers=workers, pin_memory=pinned, **ahead)
 
@@ -219,9 +220,9 @@ def _ours(options: argparse.Namespace, strategy: str, workers: int) -> DDLPLoade
 
 
 def _prepared(loader: Any, batch: int) -> float:
-    """Run an epoch without training. Return samples a second."""
+    """Run an epoch without training. Return samples a second, once no batch is left that was made before the clock starts."""
     iterator = iter(loader)
-    warm = min(_WARM, len(loader) // 2)
+    warm = min((loader.prefetch_factor or 2) * loader.num_workers + _WARM, len(loader) // 2)
     for _ in range(warm):
         next(iterator)
     began, count = time.monotonic(), 0

@@ -74,7 +74,7 @@ def _memory_of_torch() -> Any:
     memory = (ctypes.c_char * (24 + length)).from_address(address + at - 24)
     seen = {memory.raw}
     for _ in range(4):  # each must change it: numbers, a normal, and the pair's second normal, for which nothing else changes
-        torch.randn((), dtype=torch.float64, generator=other)
+        torch.randn((), dtype=torch.float64, device="cpu", generator=other)
         seen.add(memory.raw)
     if len(seen) != 5:
         return None

@@ -8,7 +8,8 @@ from __future__ import annotations
 import mmap
 import os
 import queue
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["GpuDirectReader", "MappedReader", "PinnedReader", "FileReader"]
 
-READERS = 16
+READERS = 8
 BLOCK_BYTES = 4 << 20
+_PLACES = 3  # files whose bytes are in page-locked memory: one for each fetcher, and one that is being copied
 
 
 class FileReader(Protocol):
@@ -59,11 +61,14 @@ class FileReader(Protocol):
 
 
 class PinnedReader:
-    """Threads read into page-locked blocks. Each block is copied to the device while others are read.
+    """Threads read a file's blocks into page-locked memory. One thread copies each block to the device while others are read.
+
+    A file's blocks lie side by side, and only the thread that asked talks to the device: where each reader copied its own block
+    and waited for it, the threads stood in each other's way (docs/gpu.md has the figures).
 
     Args:
         stream: of the device.
-        readers: how many threads, and blocks, there are.
+        readers: how many threads read.
         block_bytes: the size of a block.
     """
 
@@ -72,9 +77,9 @@ class PinnedReader:
 
     def __init__(self, stream: DeviceStream, readers: int = READERS, block_bytes: int = BLOCK_BYTES) -> None:
         self._stream, self._block_bytes = stream, block_bytes
-        self._blocks: queue.SimpleQueue[tuple[Tensor, StreamEvent | None]] = queue.SimpleQueue()
-        for _ in range(readers):
-            self._blocks.put((torch.empty(block_bytes, dtype=torch.uint8, pin_memory=stream.pinned), None))
+        self._places: queue.SimpleQueue[_Place] = queue.SimpleQueue()
+        for _ in range(_PLACES):
+            self._places.put(_Place(torch.empty(0, dtype=torch.uint8), None))
         self._readers = ThreadPoolExecutor(readers, "ddlp-read")
 
     def prepare(self, buffer: Tensor) -> None:
@@ -84,31 +89,43 @@ class PinnedReader:
 
     def read(self, path: Path, descriptor: int, buffer: Tensor, size: int) -> object:
         """As `FileReader`."""
-        parts = [
-            self._readers.submit(self._part, descriptor, start, buffer[start : min(start + self._block_bytes, size)])
-            for start in range(0, size, self._block_bytes)
-        ]
-        wait(parts)  # for all, even if one has failed: they write to the buffer
-        for part in parts:
-            part.result()
-        return None
-
-    def _part(self, descriptor: int, start: int, place: Tensor) -> None:
-        block, event = self._blocks.get()
+        place = self._places.get()
+        parts: list[Future[None]] = []
         try:
-            if event is not None:
-                event.wait()  # it is still being copied
-            memory = block[: len(place)]
-            _read_all(descriptor, memoryview(memory.numpy()), DATA_OFFSET + start)
-            with self._stream.work():
-                place.copy_(memory, non_blocking=True)
-                event = self._stream.event()
+            memory = self._memory(place, size)
+            bytes_of = memoryview(memory.numpy())
+            blocks = [slice(start, min(start + self._block_bytes, size)) for start in range(0, size, self._block_bytes)]
+            for block in blocks:
+                parts.append(self._readers.submit(_read_all, descriptor, bytes_of[block], DATA_OFFSET + block.start))
+            for block, part in zip(blocks, parts, strict=True):
+                part.result()
+                with self._stream.work():
+                    buffer[block].copy_(memory[block], non_blocking=True)
+            return None
         finally:
-            self._blocks.put((block, event))
+            wait(parts)  # for all, even if one has failed: they write to this memory
+            place.copied = self._stream.event()
+            self._places.put(place)
+
+    def _memory(self, place: _Place, size: int) -> Tensor:
+        """The place's memory when the device has copied what was there before."""
+        if place.copied is not None:
+            place.copied.wait()
+        if len(place.memory) < size:
+            place.memory = torch.empty(size, dtype=torch.uint8, pin_memory=self._stream.pinned)
+        return place.memory[:size]
 
     def close(self) -> None:
         """As `FileReader`."""
         self._readers.shutdown()
+
+
+@dataclass
+class _Place:
+    """Page-locked memory of a file. ``copied``: the device has copied all that was read into it; None: nothing was."""
+
+    memory: Tensor
+    copied: StreamEvent | None
 
 
 def _read_all(descriptor: int, place: memoryview, offset: int) -> None:

@@ -21,6 +21,7 @@ from ddlp import DDLPError, DDLPLoader, Evaluation, ImageArrays
 from tests.engine_process import until
 
 LIMIT_S = 60
+GPUS = torch.cuda.device_count()
 
 
 def model() -> nn.Module:
@@ -33,8 +34,13 @@ def samples(seed: int, count: int = 64) -> TensorDataset:
     return TensorDataset(torch.randn(count, 4, generator=random), torch.randint(0, 2, (count,), generator=random))
 
 
+def loss_of(one: nn.Module, x: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
+    device = next(one.parameters()).device
+    return nn.functional.cross_entropy(one(x.to(device)), y.to(device), reduction=reduction)
+
+
 def evaluate(one: nn.Module, loader: Any) -> float:
-    return sum(nn.functional.cross_entropy(one(x), y, reduction="sum").item() for x, y in loader)
+    return sum(loss_of(one, x, y, "sum").item() for x, y in loader)
 
 
 def train(
@@ -49,7 +55,7 @@ def train(
         one.train()
         for x, y in batches:
             optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(one(x), y)
+            loss = loss_of(one, x, y)
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
@@ -64,9 +70,12 @@ def train(
         (DDLPLoader, {"num_workers": 1}), (DDLPLoader, {"num_workers": 1, "shuffle": True}),
     ],
 )  # fmt: skip
-def test_losses_and_results_are_those_of_one_after_the_other(loader: Any, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not GPUS, reason="needs a GPU"))])
+def test_losses_and_results_are_those_of_one_after_the_other(loader: Any, options: dict[str, Any], device: str) -> None:
     expected: list[float] = []
-    ours = model()
+    ours = model().to(device)
+    if loader is DDLPLoader and device != "cpu":
+        options = {**options, "device": device}
 
     def one_after_the_other(epoch: int) -> None:
         ours.eval()
@@ -74,7 +83,7 @@ def test_losses_and_results_are_those_of_one_after_the_other(loader: Any, option
             expected.append(evaluate(ours, DataLoader(samples(1), batch_size=8, generator=torch.Generator())))
 
     losses = train(ours, one_after_the_other)
-    ours = model()
+    ours = model().to(device)
     found = []
     with Evaluation(ours, loader(samples(1), batch_size=8, **options), evaluate) as side:
 

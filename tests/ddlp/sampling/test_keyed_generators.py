@@ -21,6 +21,7 @@ DRAWS = {
     "numpy": [lambda: np.random.rand(3).tolist(), lambda: np.random.randn(), lambda: np.random.permutation(7).tolist()],
     "random": [random.random, lambda: random.gauss(0, 1), lambda: random.sample(range(9), 5)],
 }
+memory_of_torch = seeding._memory_of_torch.__wrapped__
 EACH = [pytest.param(name, draw, id=f"{name}{k}") for name, draws in DRAWS.items() for k, draw in enumerate(draws)]
 
 
@@ -90,6 +91,11 @@ def test_another_generator_in_numpys_place_is_left_alone() -> None:
         assert found == np.random.Generator(np.random.PCG64(3)).random(2).tolist()
     finally:
         np.random.set_bit_generator(bits)
+
+
+def test_its_memory_is_found_where_tensors_are_made_on_another_device() -> None:
+    with torch.device("meta"):
+        assert memory_of_torch() is not None
 
 
 def test_keyed_for_a_while() -> None:
