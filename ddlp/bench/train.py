@@ -132,7 +132,10 @@ def measure(options: argparse.Namespace) -> Result:
     with _on(host_cpus), _engine():
         step = training(options.model, device)
         candidates = options.workers or [hosts, 2 * hosts]
-        speeds = {workers: _prepared(_baseline(options, workers, _AHEAD * workers + _WARM + 16), options.batch) for workers in candidates}
+        speeds = {
+            workers: _prepared(_baseline(options, workers, _AHEAD * workers + _WARM + 16), options.batch)
+            for workers in candidates
+        }
         result.workers = max(speeds, key=lambda workers: speeds[workers])
         say(f"DataLoader: {', '.join(f'{w} workers {r:.0f}' for w, r in speeds.items())} samples/s without training")
         loaders: dict[str, Any] = {BASELINE: _baseline(options, result.workers, options.batches)}
