@@ -29,14 +29,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddlp.bench.common import Terminated, end_on_sigterm, machine, machine_line, say
+from ddlp.bench.common import Terminated, end_on_sigterm, say
 from ddlp.sampledata import make_cifar10, make_thumbnails
 from scripts.accuracy import noise_limit
 from scripts.markdown import markdown_table
+from scripts.results import RESULTS, Kept, result
 
 ROOT = Path(__file__).parents[1]
 VAL_IMAGES = 240  # more than the small forms have: a score of 16 images says little
-KEPT = ROOT / "docs" / "results" / "accuracy-check.json"
+KEPT = RESULTS / "accuracy-check.json"
 STRATEGIES = ("dataloader", "cpu", "wrr")
 _END_S = 60.0  # the time that a template has to end its step and to write its report
 
@@ -176,18 +177,15 @@ def table(found: Mapping[str, Mapping[str, float]]) -> str:
     return markdown_table(head, lines)
 
 
-def kept(found: Mapping[str, Scores], seeds: int) -> dict[str, Any]:
+def kept(found: Mapping[str, Scores], seeds: int) -> Kept:
     """Return what goes into docs/results. Templates that did not run keep their figures."""
-    facts, before = machine(), json.loads(KEPT.read_text())["figures"] if KEPT.exists() else {}
+    before = Kept.read(KEPT).figures if KEPT.exists() else {}
     figures = {**before, **{name: one.figures for name, one in found.items()}}
-    return {
-        "command": "python -m scripts.accuracy_check" + ("" if seeds == 3 else f" --seeds {seeds}"),
-        "date": facts["date"],
-        "machine": machine_line(facts).rpartition("; ")[0] + "; other programs ran beside it",
-        "how": "measured here",
-        "page": "paper.md#the-templates-scores",
-        "figures": {check.template: figures[check.template] for check in CHECKS if check.template in figures},
-    }
+    ordered = {check.template: figures[check.template] for check in CHECKS if check.template in figures}
+    return result(
+        "python -m scripts.accuracy_check" + ("" if seeds == 3 else f" --seeds {seeds}"), "measured here",
+        "paper.md#the-templates-scores", ordered, "other programs ran beside it",
+    )  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -222,7 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             say(f"accuracy_check: stopped after {len(found)} of {len(chosen)}; what was found follows")
     print(table({name: one.figures for name, one in found.items()}))
     if options.keep and found:
-        KEPT.write_text(json.dumps(kept(found, options.seeds), indent=1) + "\n")
+        kept(found, options.seeds).write(KEPT)
         print(KEPT)
     return stopped or int(len(found) < len(chosen) or not all(one.agree for one in found.values()))
 

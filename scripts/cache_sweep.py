@@ -47,7 +47,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,13 +61,14 @@ from torch.utils.data import Dataset
 from torchvision import transforms as T
 
 from ddlp import Cache, CachePoint, DDLPLoader, ImageFiles
-from ddlp.bench.common import Terminated, alternate, end_on_sigterm, machine, machine_line, say
+from ddlp.bench.common import Terminated, alternate, end_on_sigterm, say
 from ddlp.planning.cache_point import OFF, SampleCost, best_point
 from ddlp.sampledata import make_thumbnails
 from scripts.markdown import markdown_table
 from scripts.objects_check import served
+from scripts.results import RESULTS, result
 
-KEPT = Path(__file__).parents[1] / "docs" / "results" / "cache-sweep.json"
+KEPT = RESULTS / "cache-sweep.json"
 WAYS = ("compute", "source", "full")
 BATCH = 8
 SIDE, PATCH, STRIDE = 128, 64, 4  # pixels
@@ -360,20 +361,6 @@ def cachew_table() -> str:
     return markdown_table(head, lines)
 
 
-def kept(figures: Mapping[str, Any], arguments: Sequence[str]) -> dict[str, Any]:
-    """Return what goes into docs/results."""
-    facts = machine()
-    given = [one for one in arguments if one not in ("--write", "--json")]
-    return {
-        "command": shlex.join(["python", "-m", "scripts.cache_sweep", *given]),
-        "date": facts["date"],
-        "machine": machine_line(facts).rpartition("; ")[0] + f"; other programs ran beside it, load {facts['load'][0]}",
-        "how": "measured here",
-        "page": "paper.md#cachews-figure-8-what-to-cache",
-        "figures": figures,
-    }
-
-
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -432,13 +419,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             say(f"cache_sweep: stopped after {len(figures)} of {total} points; what was found follows")
         gc.collect()  # the loaders, and so their processes, which write into `home`
     line, good = verdict(figures)
-    result = kept(figures, arguments)
+    given = [one for one in arguments if one not in ("--write", "--json")]
+    kept = result(
+        shlex.join(["python", "-m", "scripts.cache_sweep", *given]), "measured here", "paper.md#cachews-figure-8-what-to-cache",
+        figures, f"other programs ran beside it, load {os.getloadavg()[0]:.2g}",
+    )  # fmt: skip
     if options.json:
-        print(json.dumps({**result, "verdict": line}))
+        print(json.dumps({**asdict(kept), "verdict": line}))
     else:
         print("\n".join([table(figures), *([line] if line else [])]))
     if options.write and not stopped:
-        KEPT.write_text(json.dumps(result, indent=1) + "\n")
+        kept.write(KEPT)
         say(str(KEPT))
     return stopped or int(not good)
 

@@ -11,7 +11,6 @@ commands printed: each with command, date, machine and figures. The rest follows
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import re
 import statistics
@@ -19,7 +18,6 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ddlp.observe.energy.model import PaperModel, Tariff
 from ddlp.planning.measured import Measured, OffloadPath
@@ -29,6 +27,7 @@ from ddlp.planning.published import BATCH_SIZES, IMAGENET_IMAGES, rows
 from ddlp.planning.table6 import Cell, clean_cells
 from scripts import accuracy_check, cache_sweep, ratio_sweep
 from scripts.markdown import markdown_table
+from scripts.results import RESULTS, Kept
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "paper.md"
@@ -46,7 +45,7 @@ HOW = {
     NO_DSA: "the same, with the accelerator of the paper's Figure 8b",
     NOT_RUN: "no figure of ours is kept; the command needs no GPU, but a quiet machine for half an hour",
 }
-RESULTS = (
+NAMES = (
     "decision-rules", "scaling-rules", "evaluation-check", "cache-check", "cache-sweep", "accuracy-check", "ratio-sweep",
 )  # fmt: skip
 TABLE6, OVERLAP = "The paper's Table VI", "Overlap: engine at 1/3, uint8"
@@ -58,18 +57,6 @@ _CIFAR = f"python templates/train_cifar10.py --data data/cifar10 --model {{}} --
 _ENERGY = f"python templates/measure_energy.py --data /imagenet --model wide_resnet101_2 --workers 0 --epochs 2 {_SEEDS}"
 _DALI = "python templates/train_dali.py --data /imagenet --model {} --workers 16 --strategy dataloader cpu mte wrr --csd csd0"
 _BESIDE = "python templates/train_imagenet.py --data /imagenet --model resnet152 --epochs 90 --evaluate-beside --record runs"
-
-
-@dataclass(frozen=True)
-class Kept:
-    """What a command has printed. `page`: the place in docs/ that tells of it."""
-
-    command: str
-    date: str
-    machine: str
-    how: str
-    page: str
-    figures: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -89,7 +76,7 @@ class Headline:
 
 def kept(name: str) -> Kept:
     """Return one of docs/results. Raises OSError, ValueError or TypeError if it is missing or not of that form."""
-    return Kept(**json.loads((DOCS / "results" / f"{name}.json").read_text()))
+    return Kept.read(RESULTS / f"{name}.json")
 
 
 def benchmark(title: str, how: str) -> Kept:
@@ -160,7 +147,7 @@ def headlines(cells: Sequence[Cell], ours: dict[tuple[str, int], float], bench: 
     energy = next(row for row in rows("table8") if row["model"] == "WRN")
     overlap = benchmark(OVERLAP, MEASURED)
     rate = rates_of_overlap(overlap)
-    rules, scaling, beside, cache, what_pays, _, sweep = map(kept, RESULTS)
+    rules, scaling, beside, cache, what_pays, _, sweep = map(kept, NAMES)
 
     yield Headline(
         "DDLP", "up to 23.5 % less time on ImageNet", "Table VI, WRN, WRR_0 against CPU_0",
@@ -319,7 +306,7 @@ def page() -> str:
     beaten = statistics.median(1 - ours[_place(cell)] / cell.wrr_s for cell in cells)
     scores, sweep, what_pays = (kept(name) for name in ("accuracy-check", "ratio-sweep", "cache-sweep"))
     left = [check.template for check in accuracy_check.CHECKS if check.template not in scores.figures]
-    sources = [bench, benchmark(OVERLAP, MEASURED), *map(kept, RESULTS)]
+    sources = [bench, benchmark(OVERLAP, MEASURED), *map(kept, NAMES)]
     return f"""# Beside the papers
 
 Written by `{THIS}` from kept results: don't edit. ddlp follows four papers: DDLP (Wei, Zhang, Pedrycz,

@@ -21,26 +21,25 @@ At Ctrl-C the set-ups that are complete are printed; no engine stays.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ddlp import DDLPLoader, Device, Goal
-from ddlp.bench.common import Terminated, end_on_sigterm, machine, machine_line, say
+from ddlp.bench.common import Terminated, end_on_sigterm, say
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.rates import Rates
 from ddlp.schedule.strategies import Strategy
 from scripts.auto_check import REPOSITORY, Setup, data_of, engines, own_directory
 from scripts.markdown import markdown_table
+from scripts.results import RESULTS, result
 
 __all__ = ["SETUPS", "FixedShare", "SweepFailed", "main", "summary", "table"]
 
-KEPT = REPOSITORY / "docs" / "results" / "ratio-sweep.json"
+KEPT = RESULTS / "ratio-sweep.json"
 SHARES = tuple(range(0, 101, 10))
 LEARNING = 2  # epochs of auto before the one that counts
 SETTLE_S = 0.3  # until the engine has dropped what an epoch that was left had asked for
@@ -190,19 +189,6 @@ def summary(found: Mapping[str, Mapping[str, float]]) -> str:
     return f"auto is {median} the best of {shares} fixed shares in the median of {len(found)} set-ups, {worst} it at worst"
 
 
-def kept(found: Mapping[str, Mapping[str, float]], command: str) -> dict[str, Any]:
-    """Return what goes into docs/results."""
-    facts = machine()
-    return {
-        "command": command,
-        "date": facts["date"],
-        "machine": machine_line(facts).rpartition("; ")[0] + "; other programs ran beside it, and all sides sleep",
-        "how": "in scaled time",
-        "page": "paper.md#fastflows-figures-9-and-10-the-share-that-is-offloaded",
-        "figures": found,
-    }
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Sweep the set-ups. Return 0, 1 if an epoch was not what it should have been, 130 or 143 if it was stopped."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -233,14 +219,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = 143 if isinstance(told, Terminated) else 130
     numbers = {name: getattr(options, name) for name in ("batches", "rounds")}
     changed = [f" --{name} {number}" for name, number in numbers.items() if number != parser.get_default(name)]
-    result = kept(found, "python -m scripts.ratio_sweep" + "".join(changed))
+    kept = result(
+        "python -m scripts.ratio_sweep" + "".join(changed), "in scaled time",
+        "paper.md#fastflows-figures-9-and-10-the-share-that-is-offloaded", found,
+        "other programs ran beside it, and all sides sleep",
+    )  # fmt: skip
     if options.json:
-        print(json.dumps(result, indent=1))
+        print(kept.json())
     elif found:
         print(table(found))
         print(f"\n{summary(found)}")
     if options.write and not status:
-        KEPT.write_text(json.dumps(result, indent=1) + "\n")
+        kept.write(KEPT)
         say(f"wrote {KEPT}")
     return status
 
