@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from csd_engine.cache.files import FILES
+from csd_engine.cache.indexes import INDEXES
 from csd_engine.data.base import Reader
 from csd_engine.machine.computer import memory
-from csd_engine.prepare.cached_batch import crops_first
+from csd_engine.prepare.cached_batch import Kept, crops_first
 from csd_engine.transforms.prefix import CachePoint, cache_point
 from ddlp.caching.measuring import file_sizes, pixel_times
 from ddlp.planning.cache_point import ASSUMED_EPOCHS, INDEX_SHARE, OFF, PLAIN_BYTES_PER_S, SampleCost, best_point, known_cost
@@ -17,9 +19,11 @@ __all__ = ["Points", "choose", "no_versions", "points_of"]
 _WRITES_PER_S = 1e9  # bytes, into the page cache
 _READS_PER_S = (4e9, 0.5e9)  # bytes: of files that fit into memory, and of others, from a disk that is no fast one
 
-Points = dict[str, CachePoint | None]
-"""What can be kept, by its name: "prefix" (pixels of one size, or up to the user's own point), "pixels" (of any size), "index"
-(None: it needs no cut)."""
+Points = dict[str, Kept]
+"""What can be kept, by its name: "prefix" (pixels of one size, or up to the user's own point), "pixels" (of any size), "index",
+"files" (of a slow storage)."""
+
+_KEPT_BY = {"prefix": "pixels", "pixels": "pixels", "index": "indexes", "files": "files"}  # `ddlp.Cache.keeps`
 
 
 def points_of(portable: Portable, keeps: str) -> tuple[Points, str]:
@@ -33,15 +37,20 @@ def points_of(portable: Portable, keeps: str) -> tuple[Points, str]:
     given = portable.point is not None
     point = cache_point(portable.pipeline, sizes.pop() if len(sizes) == 1 else None, portable.point)
     found: Points = {} if point is None else {"prefix" if point.fixed or given else "pixels": point}
-    if not given and not reader.slow and crops_first(portable.pipeline, portable.shape):
-        found["index"] = None
-    wanted = {
-        name: point for name, point in found.items() if keeps == "auto" or given or (name == "index") == (keeps == "indexes")
-    }
+    if not given and reader.slow:
+        found["files"] = FILES
+    elif not given and crops_first(portable.pipeline, portable.shape):
+        found["index"] = INDEXES
+    wanted = {name: point for name, point in found.items() if given or keeps in ("auto", _KEPT_BY[name])}
     if wanted:
         return wanted, ""
+    if keeps == "files":
+        return {}, (
+            "keeps='files' is for objects of a storage, and these are files already; where their disk is a slow one of the "
+            "network, copy them to one of this computer"
+        )
     if keeps == "indexes" and reader.slow:
-        return {}, "indexes are for files on this computer: of an object the whole is read, so keep its pixels"
+        return {}, "indexes are for files on this computer: of an object the whole is read, so keep its pixels or keeps='files'"
     if keeps == "indexes":
         return {}, "keeps='indexes' is for pipelines that begin with a random crop, and that the kernel runs"
     if portable.pipeline.user_operators:
@@ -70,7 +79,8 @@ def choose(portable: Portable, points: Points, quota_bytes: int, epochs: int | N
             user wants something to be kept, and known ratios and `ASSUMED_EPOCHS` tell what, so that all runs choose the same.
     """
     auto = epochs is not None
-    first, pixels = next(iter(points)), points.get("pixels")
+    first, found = next(iter(points)), points.get("pixels")
+    pixels = found if isinstance(found, CachePoint) else None
     if first == "prefix" or portable.dataset.reader().slow or (len(points) == 1 and not auto):
         return first, ""
     sizes = file_sizes(portable)

@@ -8,14 +8,13 @@ from collections.abc import Iterable
 
 import PIL
 
-from csd_engine.cache.indexes import INDEXES
+from csd_engine.cache.files import FILES
 from csd_engine.cache.shelf import CacheCounts, Shelf
 from csd_engine.cache.shelves import Shelves
 from csd_engine.errors import CacheRefused
 from csd_engine.machine.sizes import size_text
-from csd_engine.prepare.cached_batch import SampleCache, shelf_key
+from csd_engine.prepare.cached_batch import Kept, SampleCache, channels_of, shelf_key
 from csd_engine.service.spool import free_bytes
-from csd_engine.transforms.prefix import CachePoint
 from ddlp.cache_directory import samples_directory
 from ddlp.caching.choosing import Points, choose, points_of
 from ddlp.caching.fingerprint import NoFingerprint, fingerprint
@@ -93,11 +92,11 @@ class LoaderCache:
             "data set": ", ".join(part.name for part in portable.dataset.parts),
             "first": next(iter(portable.dataset.some_places()), ""),
             "samples": samples,
-            "point": INDEXES if point is None else str(point),
+            "point": str(point),
             "pillow": PIL.__version__,
         }
-        channels = 1 if point is None else point.shape[2]
-        shelf = Shelf(shelves, _key(portable, (point,)), about, samples, channels, self.warnings.append)
+        key, tell = _key(portable, (point,)), self.warnings.append
+        shelf = Shelf(shelves, key, about, samples, channels_of(point), tell, by_descriptor=point == FILES)
         self._directory = shelves.path
         return SampleCache(point, shelf)
 
@@ -126,7 +125,7 @@ class LoaderCache:
             opened.shelf.close()
 
 
-def _key(portable: Portable, points: Iterable[CachePoint | None]) -> str:
+def _key(portable: Portable, points: Iterable[Kept]) -> str:
     """Return the key of a shelf for a loader's data set."""
     found = portable.dataset
     return shelf_key(([part.name for part in found.parts], found.starts, found.some_absolute_places()), points)
@@ -199,7 +198,7 @@ def _epochs(setting: str | Cache) -> int | None:
     return setting.epochs if isinstance(setting, Cache) else ASSUMED_EPOCHS
 
 
-def _described(point: CachePoint | None) -> str:
-    if point is None:
-        return INDEXES
+def _described(point: Kept) -> str:
+    if isinstance(point, str):
+        return point
     return f"{point}, uint8 {point.shape}" if point.fixed else f"{point}, uint8, each image of its own size"
