@@ -52,10 +52,10 @@ class LoaderCache:
         self._chosen: dict[str, tuple[str, str]] = {}  # what `choose` said, by what there was to choose from
         self._key = ""  # of what the open shelf was chosen from
 
-    def for_epoch(self, portable: Portable) -> SampleCache | None:
+    def for_epoch(self, portable: Portable, workers: int) -> SampleCache | None:
         """Return what is kept and its shelf, for an epoch; None: nothing can be kept, or "auto" finds that it does not pay.
 
-        Raises DDLPError if the given directory can't be used.
+        ``workers``: threads that make samples. Raises DDLPError if the given directory can't be used.
         """
         points, self._why_not = points_of(portable, _keeps(self.setting))
         if not points:
@@ -67,21 +67,21 @@ class LoaderCache:
             return self._open
         self.close()
         try:
-            self._open, self._key = self._opened(portable, points, key), key
+            self._open, self._key = self._opened(portable, points, key, workers), key
         except CacheRefused as error:
             if self.setting != "auto":
                 raise DDLPError(f"cache={self.setting!r}: {error}") from error
             self._why_not = str(error)
         return self._open
 
-    def _opened(self, portable: Portable, points: Points, key: str) -> SampleCache | None:
+    def _opened(self, portable: Portable, points: Points, key: str, workers: int) -> SampleCache | None:
         """Choose what to keep, and open its shelf; None: nothing, and `_why_not` says why. Raises CacheRefused."""
         place = place_of(self.setting)
         if place is None:
             self._why_not = NO_HOME
             return None
         if key not in self._chosen:
-            self._chosen[key] = choose(portable, points, place.bytes, _epochs(self.setting))
+            self._chosen[key] = choose(portable, points, place.bytes, _epochs(self.setting), workers)
         name, self._why_not = self._chosen[key]
         if name == OFF:
             return None
@@ -95,8 +95,8 @@ class LoaderCache:
             "point": str(point),
             "pillow": PIL.__version__,
         }
-        key, tell = _key(portable, (point,)), self.warnings.append
-        shelf = Shelf(shelves, key, about, samples, channels_of(point), tell, by_descriptor=point == FILES)
+        given = _key(portable, (point,)), about, samples, channels_of(point), self.warnings.append, point == FILES
+        shelf = Shelf(shelves, *given)
         self._directory = shelves.path
         return SampleCache(point, shelf)
 
@@ -172,7 +172,8 @@ def cache_line(setting: bool | str | Cache, portable: Portable) -> str | None:
         where = "in the user's cache directory, at most 20 % of its free space"
     epochs = _epochs(setting)
     when = f", if measuring before the first epoch shows that it saves time in {epochs} epochs"
-    return f"{told}, {where}{'' if epochs is None or 'prefix' in points else when}"
+    sure = epochs is None or ("prefix" in points and "files" not in points)
+    return f"{told}, {where}{'' if sure else when}"
 
 
 def point_line(setting: bool | str | Cache, marked: Marked) -> str | None:
