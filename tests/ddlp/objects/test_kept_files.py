@@ -181,17 +181,20 @@ def test_what_is_not_kept(server: ObjectServer, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("room", "epochs", "wanted"),
-    ((2.0, None, "pixels after decoding"), (0.2, None, "files as they are stored"), (0.2, 10, "files as they are stored"),
+    ((2.0, None, "pixels after decoding"), (2.0, 10, "pixels after decoding"),
+     (0.2, None, "files as they are stored"), (0.2, 10, "files as they are stored"),
      (0.2, 1, "nothing is kept: it would not save time in 1 epochs")),
 )  # fmt: skip
 def test_what_is_chosen(server: ObjectServer, tmp_path: Path, room: float, epochs: int | None, wanted: str) -> None:
-    """``room``: for this part of the decoded pixels."""
+    """``room``: for this part of the decoded pixels. Where all fit, nothing is requested to measure it."""
     server.rate = 100.0
     paths = write_images(tmp_path / "images")
     pixel_bytes = sum(np.asarray(Image.open(path)).nbytes for path in paths)
     one = loader(objects(server, RANDOM), Cache(tmp_path / "cache", 4096 + int(room * pixel_bytes), epochs=epochs))
     assert "pixels after decoding, uint8, each image of its own size or files as they are stored, in" in one.explain()
-    assert same(Epochs(server, one)(), plain(server, RANDOM)())
+    kept = Epochs(server, one)
+    assert same(kept(), plain(server, RANDOM)())
+    assert (len(kept.asked) == SAMPLES) is (room > 1 or epochs is None)
     assert wanted in str(one.report())
 
 
