@@ -658,7 +658,7 @@ class DDLPLoader(DataLoader):
             cache = self._cache = LoaderCache(config.cache)
             self._handles.append(SharedHandle())
             when_dropped(self._handles[-1], cache.close)
-        found = cache.for_epoch(now)
+        found = cache.for_epoch(now, self.num_workers)
         for text in cache.take_warnings():
             warn_user(f"ddlp: {text}")
         return found

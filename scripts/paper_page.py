@@ -383,7 +383,7 @@ batch of 900 images. Reading its cache takes about 445, whatever the operator ta
 
 Ours: images/s of the epochs behind the first, {what_pays.how}, medians; the operator sleeps. *Slow* storage gives 150 images a
 second at most, *fast* storage any number, both over HTTP on this machine. *Source* is a copy of the files on the local disk,
-since ddlp has no cache of source files. The operator's results are several hundred times as large as a file, Cachew's two and a
+since ddlp keeps no files for your code. The operator's results are several hundred times as large as a file, Cachew's two and a
 half times: its cache lies on a cluster of servers, ddlp's on the local disk, here in memory, so that reading costs less.
 `{what_pays.command}`, {what_pays.date}, on a computer with other work:
 {cache_sweep.verdict(what_pays.figures)[0]}.

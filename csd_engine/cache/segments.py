@@ -18,6 +18,7 @@ import re
 import secrets
 import stat
 import threading
+import weakref
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -165,11 +166,13 @@ class Segment(NamedTuple):
         head: its header.
         entries: `ENTRY` (n,).
         pixels: uint8, the mapped file from its first pixel on.
+        descriptor: of the file, open as long as the mapping is used; -1: it was not asked for.
     """
 
     head: Head
     entries: np.ndarray
     pixels: np.ndarray
+    descriptor: int = -1
 
     def image(self, entry: np.void) -> np.ndarray:
         """Return the bytes of an entry's pixels."""
@@ -177,13 +180,16 @@ class Segment(NamedTuple):
         return self.pixels[begin : begin + int(entry["height"]) * int(entry["width"]) * self.head.channels]
 
 
-def open_segment(directory: Directory, name: str, shelf: str, channels: Optional[int] = None) -> Segment:
+def open_segment(
+    directory: Directory, name: str, shelf: str, channels: Optional[int] = None, by_descriptor: bool = False
+) -> Segment:
     """Open a segment and map it.
 
     Args:
         directory: of the shelf.
         name: the file's.
         shelf, channels: as they must be in its header; channels None: any.
+        by_descriptor: somebody reads it by its descriptor.
 
     Raises:
         DamagedSegment: it is not a segment of this shelf, not as its writer left it, or another user's.
@@ -211,7 +217,11 @@ def open_segment(directory: Directory, name: str, shelf: str, channels: Optional
         ):
             raise DamagedSegment("an entry lies outside its pixels")
         mapped = mmap.mmap(descriptor, head.file_bytes, access=mmap.ACCESS_READ)
-        return Segment(head, entries, np.frombuffer(mapped, np.uint8, offset=DATA_OFFSET))
+        stays = -1
+        if by_descriptor:
+            stays = os.dup(descriptor)
+            weakref.finalize(mapped, os.close, stays).atexit = False
+        return Segment(head, entries, np.frombuffer(mapped, np.uint8, offset=DATA_OFFSET), stays)
     finally:
         os.close(descriptor)
 

@@ -53,13 +53,17 @@ class Found(NamedTuple):
         hit: bool (n,).
         first: uint64 (n,), the address of each hit's pixels.
         height, width: int32 (n,), of each hit.
-        arrays: whose memory it is: keep them as long as the addresses.
+        descriptor, offset: int32 and int64 (n,), where each hit lies in its file, bytes; descriptor -1 but for a shelf with
+            ``by_descriptor``.
+        arrays: whose memory it is: keep them as long as the addresses and descriptors.
     """
 
     hit: np.ndarray
     first: np.ndarray
     height: np.ndarray
     width: np.ndarray
+    descriptor: np.ndarray
+    offset: np.ndarray
     arrays: Tuple[np.ndarray, ...]
 
 
@@ -78,6 +82,7 @@ class Shelf:
         samples: of the data set.
         channels: of all images.
         tell: takes a line for the user about what went wrong.
+        by_descriptor: samples are read by the descriptors of their files, too.
 
     Attributes:
         counts: of the epoch under way, or of the last one.
@@ -89,9 +94,10 @@ class Shelf:
     """
 
     def __init__(
-        self, shelves: Shelves, key: str, about: Dict[str, Any], samples: int, channels: int, tell: Callable[[str], None]
-    ) -> None:
-        self.key, self.channels, self.counts = key, channels, CacheCounts()
+        self, shelves: Shelves, key: str, about: Dict[str, Any], samples: int, channels: int, tell: Callable[[str], None],
+        by_descriptor: bool = False,
+    ) -> None:  # fmt: skip
+        self.key, self.channels, self.counts, self._by_descriptor = key, channels, CacheCounts(), by_descriptor
         self._shelves, self.tell, self._pid = shelves, tell, os.getpid()
         self.trouble = ""
         self._lock = threading.RLock()
@@ -102,6 +108,7 @@ class Shelf:
         self._names: List[str] = [""]
         self._open: List[Optional[Segment]] = [None]
         self._bases = np.zeros(1, np.uint64)
+        self._descriptors = np.full(1, -1, np.int32)
         self._dead: Dict[int, int] = {}  # entries of each segment whose source has changed
         self._known: Set[str] = set()
         self._writer: Optional[SegmentWriter] = None
@@ -162,7 +169,7 @@ class Shelf:
                 return
             self._known.add(name)
         try:
-            segment = open_segment(self._files.directory, name, self.key, self.channels)
+            segment = open_segment(self._files.directory, name, self.key, self.channels, self._by_descriptor)
             sources = segment.entries["source"]
             if len(sources) and not 0 <= sources.min() <= sources.max() < len(self._entries):
                 raise DamagedSegment("it has samples that the data set has not")
@@ -179,6 +186,7 @@ class Shelf:
             self._names.append(name)
             self._open.append(segment)
             self._bases = np.append(self._bases, np.uint64(address(segment.pixels)))
+            self._descriptors = np.append(self._descriptors, np.int32(segment.descriptor))
             self._entries[sources], self._segment[sources] = segment.entries, number  # the newest of several counts
             self._verified[sources], self._coming[sources] = verified, False
 
@@ -227,6 +235,7 @@ class Shelf:
             there = numbers > 0
             hit = there & _made_of(entries, origins)
             first = self._bases[numbers] + entries["offset"].astype(np.uint64)
+            in_file = self._descriptors[numbers], entries["offset"] + DATA_OFFSET
             arrays = tuple(one.pixels for one in map(self._open.__getitem__, set(numbers[hit].tolist())) if one is not None)
             new = np.flatnonzero(hit & ~self._verified[sources])
             unverified: List[Tuple[int, int, int, int, int]] = []
@@ -237,7 +246,7 @@ class Shelf:
                 unverified = list(zip(*(column.tolist() for column in columns)))
             if (there & ~hit).any():  # this may drop a file that has hits too: its memory is in `arrays`
                 self._forget_changed(sources[there & ~hit], numbers[there & ~hit])
-        return Found(hit, first, entries["height"], entries["width"], arrays), unverified
+        return Found(hit, first, entries["height"], entries["width"], *in_file, arrays), unverified
 
     def _verify(self, number: int, source: int, offset: int, size: int, wanted: int) -> bool:
         """Compare a sample's checksum; False: look for it again, since its file is damaged and gone."""

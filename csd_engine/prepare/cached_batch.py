@@ -1,7 +1,7 @@
 """Makes batches with a shelf of the cache: what a pipeline does every time is taken from there, or done and kept there.
 
 What is behind the cut runs on the kept pixels, by the kernel's call on images in memory. The bits are those without a cache. A
-sample that fails anywhere on this way is made as without a cache, which raises its error.
+sample that fails anywhere on this way is made as without a cache, which raises its error. Kept files and indexes need no cut.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import hashlib
 import platform
 import time
 from abc import ABC, abstractmethod
-from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 import PIL
 
 import csd_engine
+from csd_engine.cache.files import FILES, KeptFiles
 from csd_engine.cache.indexes import INDEXES, IndexesOnShelf
 from csd_engine.cache.origins import Origins, origins_of
 from csd_engine.cache.segments import Sample
@@ -35,20 +36,28 @@ from csd_engine.transforms.fileplan import file_plan
 from csd_engine.transforms.operators import RandomCrop, RandomResizedCrop
 from csd_engine.transforms.prefix import CachePoint
 
-__all__ = ["CachedBatchMaker", "RowReader", "SampleCache", "crops_first", "shelf_key"]
+__all__ = ["CachedBatchMaker", "Kept", "RowReader", "SampleCache", "channels_of", "crops_first", "shelf_key"]
+
+Kept = Union[CachePoint, str]
+"""What is kept: the pixels where a pipeline is cut; `INDEXES` of JPEG files; `FILES`."""
 
 _MADE_BYTES = 2 << 20  # of pixels that are made before what is behind the cut runs on them: they stay in a core's cache
 
 
-def shelf_key(data_set: Tuple[Any, ...], points: Iterable[Optional[CachePoint]]) -> str:
+def channels_of(point: Kept) -> int:
+    """Return the channels of what is kept; 1 for rows of bytes."""
+    return point.shape[2] if isinstance(point, CachePoint) else 1
+
+
+def shelf_key(data_set: Tuple[Any, ...], points: Iterable[Kept]) -> str:
     """Return the key of a shelf, 32 hex digits: the data set, what is kept of it, and what decides about the bits.
 
     Args:
         data_set: what tells it from others. A few samples' places may stand for all: each entry of a shelf names its own file.
-        points: what is kept, or may be; None: indexes.
+        points: what is kept, or may be.
     """
-    decoders = (csd_engine.__version__, PIL.__version__, libjpeg(), platform.machine())
-    kept = [INDEXES if point is None else (point.before.digest, point.shape) for point in points]
+    kept = [(point.before.digest, point.shape) if isinstance(point, CachePoint) else point for point in points]
+    decoders = () if kept == [FILES] else (csd_engine.__version__, PIL.__version__, libjpeg(), platform.machine())
     told = repr((*data_set, kept, decoders))
     return hashlib.blake2b(told.encode(errors="surrogateescape"), digest_size=16, person=b"ddlp shelf").hexdigest()
 
@@ -68,26 +77,55 @@ class SampleCache(NamedTuple):
     """What is kept of a data set's samples, and the shelf with it.
 
     Attributes:
-        point: where the pipeline is cut: the results of what is before it are kept. None: indexes of JPEG files are.
-        shelf: of channel 1 for indexes.
+        point: what is kept. Of a pipeline's cut the results of what is before it.
+        shelf: of `channels_of` the point; for `FILES` with ``by_descriptor``.
     """
 
-    point: Optional[CachePoint]
+    point: Kept
     shelf: Shelf
 
     def __str__(self) -> str:
-        return INDEXES if self.point is None else str(self.point)
+        return str(self.point)
 
     def missing(self, reader: Reader, sources: np.ndarray) -> np.ndarray:
         """Return those of these samples, int64 (n,), that the shelf does not have, so that they must be read."""
-        origins = None if self.point is None else origins_of(reader, sources)
+        origins = None if self.point == INDEXES else origins_of(reader, sources)
         return sources if origins is None else sources[~self.shelf.has(sources, origins)]
 
     def maker(self, reader: Reader, pipeline: Pipeline, shape: Tuple[int, int, int], boxes: int) -> BatchMaker:
         """Return what makes batches, as `BatchMaker`, and uses and fills the shelf."""
-        if self.point is None:
-            return BatchMaker(reader, pipeline, shape, boxes, IndexesOnShelf(self.shelf))
-        return CachedBatchMaker(reader, pipeline, shape, boxes, self.point, self.shelf)
+        if isinstance(self.point, CachePoint):
+            return CachedBatchMaker(reader, pipeline, shape, boxes, self.point, self.shelf)
+        if self.point == FILES:
+            return _FileKeeper(reader, pipeline, shape, boxes, self.shelf)
+        return BatchMaker(reader, pipeline, shape, boxes, IndexesOnShelf(self.shelf))
+
+
+class _FileKeeper(BatchMaker):
+    """Makes batches as a `BatchMaker`, of files that lie on a shelf, and keeps there what a slow storage has brought."""
+
+    def __init__(self, reader: Reader, pipeline: Pipeline, shape: Tuple[int, int, int], boxes: int, shelf: Shelf) -> None:
+        super().__init__(reader, pipeline, shape, boxes)
+        self._whole, self._shelf = reader, shelf
+
+    def start(
+        self,
+        sources: np.ndarray,
+        occurrences: np.ndarray,
+        seed: int,
+        epoch: int,
+        large_bytes: Optional[int] = None,
+        before_decoding: Optional[Callable[[int], None]] = None,
+        known: bool = False,
+        reader: Optional[Reader] = None,
+    ) -> StartedBatch:
+        """See `BatchMaker.start`. ``reader`` may lack those that are on the shelf, if it reads them when it is asked."""
+        origins = origins_of(self._whole, sources)
+        if origins is not None:
+            kept = KeptFiles(self._shelf, self._whole if reader is None else reader, sources, origins)
+            kept.keep_missing()
+            reader = kept
+        return super().start(sources, occurrences, seed, epoch, large_bytes, before_decoding, known, reader)
 
 
 class CachedBatchMaker(BatchMaker):

@@ -18,16 +18,17 @@ from typing import Dict, List, Optional, Tuple
 import PIL
 
 from csd_engine.batchfile.reader import Layout
+from csd_engine.cache.indexes import INDEXES
 from csd_engine.cache.shelf import ENTRY_BYTES, Shelf
 from csd_engine.cache.shelves import Shelves
 from csd_engine.data.base import Dataset, Reader, fingerprint
 from csd_engine.data.roots import Roots
 from csd_engine.errors import CacheRefused
 from csd_engine.prepare.batch_maker import BatchMaker
-from csd_engine.prepare.cached_batch import SampleCache, crops_first, shelf_key
+from csd_engine.prepare.cached_batch import Kept, SampleCache, channels_of, crops_first, shelf_key
 from csd_engine.protocol.printable import printable
 from csd_engine.transforms import Pipeline
-from csd_engine.transforms.prefix import CachePoint, cache_point
+from csd_engine.transforms.prefix import cache_point
 
 __all__ = ["WorkerShelves"]
 
@@ -76,11 +77,12 @@ class WorkerShelves:
         plain = reader, pipeline, shape, layout.boxes
         if dataset.carried or not _in_files(reader):
             return BatchMaker(*plain), None
-        point = cache_point(pipeline, dataset.image_size())
-        if point is None or not point.fixed:
-            if not crops_first(pipeline, shape):
-                return BatchMaker(*plain), None
-            point = None
+        cut = cache_point(pipeline, dataset.image_size())
+        point: Kept = INDEXES
+        if cut is not None and cut.fixed:
+            point = cut
+        elif not crops_first(pipeline, shape):
+            return BatchMaker(*plain), None
         try:
             cache = SampleCache(point, self._shelf(reader, dataset, roots, point))
         except CacheRefused as error:
@@ -88,7 +90,7 @@ class WorkerShelves:
             return BatchMaker(*plain), None
         return cache.maker(*plain), cache.shelf
 
-    def _shelf(self, reader: Reader, dataset: Dataset, roots: Roots, point: Optional[CachePoint]) -> Shelf:
+    def _shelf(self, reader: Reader, dataset: Dataset, roots: Roots, point: Kept) -> Shelf:
         """Open a job's shelf, or take the open one. Raises CacheRefused."""
         samples = len(reader)
         places = [reader.where(samples * step // _SOME) for step in range(_SOME)] + [reader.where(samples - 1)]
@@ -99,10 +101,9 @@ class WorkerShelves:
             self._open[key].shelf.begin()
         else:
             self._make_room(samples)
-            what = "indexes of JPEG files" if point is None else str(point)
-            about = {"data set": places[0], "samples": samples, "point": f"{what} (engine)", "pillow": PIL.__version__}
-            channels = 1 if point is None else point.shape[2]
-            self._open[key] = _OpenShelf(Shelf(self._shelves, key, about, samples, channels, _tell), samples)
+            about = {"data set": places[0], "samples": samples, "point": f"{point} (engine)", "pillow": PIL.__version__}
+            shelf = Shelf(self._shelves, key, about, samples, channels_of(point), _tell)
+            self._open[key] = _OpenShelf(shelf, samples)
         self._open[key].jobs += 1
         return self._open[key].shelf
 

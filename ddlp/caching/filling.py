@@ -13,9 +13,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 from tqdm import tqdm
 
+from csd_engine.cache.files import FILES, KeptFiles
 from csd_engine.cache.origins import origins_of
 from csd_engine.cache.shelf import Shelf
-from csd_engine.data.base import at_hand
+from csd_engine.data.base import Reader, at_hand
 from csd_engine.errors import SampleError
 from csd_engine.machine.sizes import size_text
 from csd_engine.prepare.batch_maker import Destination
@@ -189,6 +190,7 @@ class _Filling:
 
     def __init__(self, cache: SampleCache, portable: Portable) -> None:
         self._shelf, self._reader, self._shape = cache.shelf, portable.dataset.reader(), portable.shape
+        self._as_stored = cache.point == FILES
         self._boxes = portable.pipeline.boxes
         self._maker = cache.maker(self._reader, portable.pipeline, portable.shape, self._boxes)
         self.stopped, self.made, self.failed = threading.Event(), 0, 0
@@ -207,14 +209,26 @@ class _Filling:
             there = None
             if self._reader.slow:
                 there = at_end.enter_context(at_hand(self._reader, sources.tolist(), lambda: not self.stopped.is_set()))
+            if self._as_stored:
+                return self._keep_files(sources, there)
             batch = at_end.enter_context(self._maker.start(sources, occurrences, 0, 0, reader=there))
             while at < len(sources) and not self.stopped.is_set():
                 try:
                     at = batch.make(at, dropped)
                 except SampleError:
                     at, failed = at + 1, failed + 1
+        self._count(at - failed, failed)
+
+    def _keep_files(self, sources: np.ndarray, reader: Reader | None) -> None:
+        """Keep the files of these samples that were brought. Nothing is decoded."""
+        origins = origins_of(self._reader, sources)
+        if origins is not None and reader is not None and not self.stopped.is_set():
+            came = KeptFiles(self._shelf, reader, sources, origins).keep_missing()
+            self._count(came, len(sources) - came)
+
+    def _count(self, made: int, failed: int) -> None:
         with self._lock:
-            self.made, self.failed = self.made + at - failed, self.failed + failed
+            self.made, self.failed = self.made + made, self.failed + failed
 
 
 class _Dropped(Destination):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
+from csd_engine.data.base import Reader, at_hand
 from csd_engine.data.image_files import content, open_image
 from csd_engine.data.safe_open import OpenFile
 from csd_engine.errors import SampleError
@@ -15,9 +17,11 @@ from csd_engine.prepare.cached_batch import RowReader
 from csd_engine.prepare.sample import prepare_any_size, prepare_sample
 from csd_engine.transforms.pipeline import CHANNELS
 from csd_engine.transforms.prefix import CachePoint
+from ddlp.objects.window import LEAST
+from ddlp.planning.cache_point import between_requests_s
 from ddlp.translate.portable import Portable
 
-__all__ = ["FileSizes", "PixelTimes", "file_sizes", "pixel_times"]
+__all__ = ["FileSizes", "PixelTimes", "brought", "file_sizes", "pixel_times"]
 
 _SAMPLES = 24
 _ENOUGH_S = 1.0
@@ -61,9 +65,29 @@ def _some(portable: Portable) -> Iterator[int]:
         yield index
 
 
-def file_sizes(portable: Portable) -> FileSizes | None:
-    """Read up to 24 files, for a second at most; None: none could be read."""
-    reader, found, channels = portable.dataset.reader(), [], CHANNELS[portable.pipeline.mode]
+@contextlib.contextmanager
+def brought(portable: Portable) -> Iterator[tuple[Reader, float]]:
+    """Yield a reader of the samples that are measured here, which has brought them all if their storage is slow.
+
+    And the seconds from one object of that storage to the next, with more requests in flight than these; 0: there is none.
+    """
+    reader, some = portable.dataset.reader(), list(_some(portable))
+    if not reader.slow or not some:
+        yield reader, 0.0
+        return
+    alone_s = 0.0
+    for _ in range(2):  # the first request connects
+        began = time.perf_counter()
+        with at_hand(reader, some[:1]):
+            alone_s = time.perf_counter() - began
+    began = time.perf_counter()
+    with at_hand(reader, some) as there:
+        yield there, between_requests_s(alone_s, time.perf_counter() - began, len(some), LEAST)
+
+
+def file_sizes(portable: Portable, reader: Reader) -> FileSizes | None:
+    """Read up to 24 files, for a second at most; None: none could be read. ``reader``: as `brought` yields it."""
+    found, channels = [], CHANNELS[portable.pipeline.mode]
     for index in _some(portable):
         try:
             source = reader.open(index)
@@ -77,9 +101,12 @@ def file_sizes(portable: Portable) -> FileSizes | None:
     return FileSizes(*np.mean(found, axis=0).tolist()) if found else None
 
 
-def pixel_times(portable: Portable, point: CachePoint) -> PixelTimes | None:
-    """Make up to 24 samples several times, with and without kept pixels, for a second at most; None: none could be made."""
-    reader, pipeline = portable.dataset.reader(), portable.pipeline
+def pixel_times(portable: Portable, point: CachePoint, reader: Reader) -> PixelTimes | None:
+    """Make up to 24 samples several times, with and without kept pixels, for a second at most; None: none could be made.
+
+    ``reader``: as `brought` yields it.
+    """
+    pipeline = portable.pipeline
     out = np.empty(portable.shape, np.uint8)
     boxes = np.zeros((pipeline.boxes, 4), np.int32) if pipeline.boxes else None
     found = []

@@ -8,14 +8,13 @@ from collections.abc import Iterable
 
 import PIL
 
-from csd_engine.cache.indexes import INDEXES
+from csd_engine.cache.files import FILES
 from csd_engine.cache.shelf import CacheCounts, Shelf
 from csd_engine.cache.shelves import Shelves
 from csd_engine.errors import CacheRefused
 from csd_engine.machine.sizes import size_text
-from csd_engine.prepare.cached_batch import SampleCache, shelf_key
+from csd_engine.prepare.cached_batch import Kept, SampleCache, channels_of, shelf_key
 from csd_engine.service.spool import free_bytes
-from csd_engine.transforms.prefix import CachePoint
 from ddlp.cache_directory import samples_directory
 from ddlp.caching.choosing import Points, choose, points_of
 from ddlp.caching.fingerprint import NoFingerprint, fingerprint
@@ -53,10 +52,10 @@ class LoaderCache:
         self._chosen: dict[str, tuple[str, str]] = {}  # what `choose` said, by what there was to choose from
         self._key = ""  # of what the open shelf was chosen from
 
-    def for_epoch(self, portable: Portable) -> SampleCache | None:
+    def for_epoch(self, portable: Portable, workers: int) -> SampleCache | None:
         """Return what is kept and its shelf, for an epoch; None: nothing can be kept, or "auto" finds that it does not pay.
 
-        Raises DDLPError if the given directory can't be used.
+        ``workers``: threads that make samples. Raises DDLPError if the given directory can't be used.
         """
         points, self._why_not = points_of(portable, _keeps(self.setting))
         if not points:
@@ -68,21 +67,21 @@ class LoaderCache:
             return self._open
         self.close()
         try:
-            self._open, self._key = self._opened(portable, points, key), key
+            self._open, self._key = self._opened(portable, points, key, workers), key
         except CacheRefused as error:
             if self.setting != "auto":
                 raise DDLPError(f"cache={self.setting!r}: {error}") from error
             self._why_not = str(error)
         return self._open
 
-    def _opened(self, portable: Portable, points: Points, key: str) -> SampleCache | None:
+    def _opened(self, portable: Portable, points: Points, key: str, workers: int) -> SampleCache | None:
         """Choose what to keep, and open its shelf; None: nothing, and `_why_not` says why. Raises CacheRefused."""
         place = place_of(self.setting)
         if place is None:
             self._why_not = NO_HOME
             return None
         if key not in self._chosen:
-            self._chosen[key] = choose(portable, points, place.bytes, _epochs(self.setting))
+            self._chosen[key] = choose(portable, points, place.bytes, _epochs(self.setting), workers)
         name, self._why_not = self._chosen[key]
         if name == OFF:
             return None
@@ -93,11 +92,11 @@ class LoaderCache:
             "data set": ", ".join(part.name for part in portable.dataset.parts),
             "first": next(iter(portable.dataset.some_places()), ""),
             "samples": samples,
-            "point": INDEXES if point is None else str(point),
+            "point": str(point),
             "pillow": PIL.__version__,
         }
-        channels = 1 if point is None else point.shape[2]
-        shelf = Shelf(shelves, _key(portable, (point,)), about, samples, channels, self.warnings.append)
+        given = _key(portable, (point,)), about, samples, channels_of(point), self.warnings.append, point == FILES
+        shelf = Shelf(shelves, *given)
         self._directory = shelves.path
         return SampleCache(point, shelf)
 
@@ -126,7 +125,7 @@ class LoaderCache:
             opened.shelf.close()
 
 
-def _key(portable: Portable, points: Iterable[CachePoint | None]) -> str:
+def _key(portable: Portable, points: Iterable[Kept]) -> str:
     """Return the key of a shelf for a loader's data set."""
     found = portable.dataset
     return shelf_key(([part.name for part in found.parts], found.starts, found.some_absolute_places()), points)
@@ -173,7 +172,8 @@ def cache_line(setting: bool | str | Cache, portable: Portable) -> str | None:
         where = "in the user's cache directory, at most 20 % of its free space"
     epochs = _epochs(setting)
     when = f", if measuring before the first epoch shows that it saves time in {epochs} epochs"
-    return f"{told}, {where}{'' if epochs is None or 'prefix' in points else when}"
+    sure = epochs is None or ("prefix" in points and "files" not in points)
+    return f"{told}, {where}{'' if sure else when}"
 
 
 def point_line(setting: bool | str | Cache, marked: Marked) -> str | None:
@@ -199,7 +199,7 @@ def _epochs(setting: str | Cache) -> int | None:
     return setting.epochs if isinstance(setting, Cache) else ASSUMED_EPOCHS
 
 
-def _described(point: CachePoint | None) -> str:
-    if point is None:
-        return INDEXES
+def _described(point: Kept) -> str:
+    if isinstance(point, str):
+        return point
     return f"{point}, uint8 {point.shape}" if point.fixed else f"{point}, uint8, each image of its own size"

@@ -9,7 +9,7 @@ from csd_engine.machine.sizes import size_bytes
 
 __all__ = ["Cache"]
 
-KEEPS = ("auto", "pixels", "indexes")
+KEEPS = ("auto", "pixels", "indexes", "files")
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,12 @@ class Cache:
         size: the most bytes that all files there may have together: a number, or a text such as "500M" or "1.5T", with powers
             of 1024.
         keeps: ``"pixels"``; ``"indexes"`` of JPEG files, about 1 % of their bytes, by which a random crop's part of a file is
-            read and decoded; ``"auto"``: the one of both that is predicted to take less time.
-        epochs: that will be trained with it. Where results have no fixed size, the loader makes a few samples with and without
-            the cache before the first epoch, and keeps what saves time in so many epochs, the writing included, or nothing.
-            None: it measures nothing, assumes ten epochs, and keeps something in any case.
+            read and decoded; ``"files"``, of object storage, as they are there; ``"auto"``: the one of these that is predicted
+            to take the least time.
+        epochs: that will be trained with it. Where results have no fixed size, or not all of object storage have room, the
+            loader makes a few samples with and without the cache before the first epoch, and keeps what saves time in so many
+            epochs, the writing included, or nothing. None: it measures nothing, assumes ten epochs, and keeps something in any
+            case.
 
     Raises:
         ValueError: if ``size`` is no such number or text, ``keeps`` is none of these, or ``epochs`` is no number from 1.

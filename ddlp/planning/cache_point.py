@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["ASSUMED_EPOCHS", "INDEX_SHARE", "OFF", "PLAIN_BYTES_PER_S", "SampleCost", "best_point", "known_cost", "predicted_s"]
+__all__ = [
+    "ASSUMED_EPOCHS", "DECODED", "INDEX_SHARE", "OFF", "PLAIN_BYTES_PER_S", "SampleCost", "best_point",
+    "between_requests_s", "known_cost", "predicted_s",
+]  # fmt: skip
 
 ASSUMED_EPOCHS = 10  # where nobody has said how many there will be
 OFF = "off"
@@ -14,6 +17,8 @@ OFF = "off"
 # kept: the time of the epoch that keeps it, and the rate of later ones, against epochs without.
 _KNOWN = {"prefix": (1.13, 11.3), "pixels": (1.87, 4.33), "index": (1.08, 1.15)}
 PLAIN_BYTES_PER_S = 105e6  # of JPEG files made into samples by RandomResizedCrop
+_MORE = 1.25  # times the latency: by so much requests must take longer, or it was all that they took
+DECODED = 5.1  # times the bytes of a JPEG file of a photograph: those of its pixels
 INDEX_SHARE = 0.01  # of a file's bytes, with what is written beside an index
 
 
@@ -46,23 +51,43 @@ def known_cost(point: str, plain_s: float, kept_bytes: float, share: float = 1.0
     return SampleCost(fill * plain_s, plain_s / rate, kept_bytes, share)
 
 
-def predicted_s(plain_s: float, cost: SampleCost | None, samples: int, quota_bytes: int, epochs: int) -> float:
+def between_requests_s(alone_s: float, all_s: float, count: int, at_once: int) -> float:
+    """Return the seconds from one object of a storage to the next, where that is what limits it, and not its latency.
+
+    Latency is no limit, since requests in flight become more for as long as that is faster. Where the objects came in the time
+    that latency takes by itself, the storage's limit is not known: 0.
+
+    Args:
+        alone_s: of one request with none beside it.
+        all_s: of ``count`` requests, with ``at_once`` in flight.
+    """
+    latency_s = alone_s * -(-count // at_once)
+    return max(0.0, all_s - alone_s) / count if all_s > _MORE * latency_s else 0.0
+
+
+def predicted_s(
+    plain_s: float, cost: SampleCost | None, samples: int, quota_bytes: int, epochs: int, request_s: float = 0.0
+) -> float:
     """Return the seconds of so many epochs on one core; ``cost`` None: without a cache.
 
     The first epoch fills it, as far as the quota has room. In all epochs the samples that are not kept are made from their
-    files.
+    files, which a storage gives one each ``request_s`` while others are made: an epoch takes what takes longer.
     """
     if epochs < 1:
         return 0.0
-    if cost is None:
-        return epochs * samples * plain_s
-    kept = min(int(samples * cost.share), int(quota_bytes / max(1.0, cost.kept_bytes)))
-    return kept * (cost.fill_s + (epochs - 1) * cost.cached_s) + epochs * (samples - kept) * plain_s
+    kept, fill_s, cached_s = 0, 0.0, 0.0
+    if cost is not None:
+        kept = min(int(samples * cost.share), int(quota_bytes / max(1.0, cost.kept_bytes)))
+        fill_s, cached_s = cost.fill_s, cost.cached_s
+    others = samples - kept
+    first_s = max(samples * request_s, kept * fill_s + others * plain_s)
+    return first_s + (epochs - 1) * max(others * request_s, kept * cached_s + others * plain_s)
 
 
 def best_point(
-    plain_s: float, costs: Mapping[str, SampleCost], samples: int, quota_bytes: int, epochs: int = ASSUMED_EPOCHS
-) -> str:
+    plain_s: float, costs: Mapping[str, SampleCost], samples: int, quota_bytes: int, epochs: int = ASSUMED_EPOCHS,
+    request_s: float = 0.0,
+) -> str:  # fmt: skip
     """Return the name of what takes the least time to keep; `OFF` if all take as long as without a cache, or longer.
 
     Args:
@@ -71,6 +96,9 @@ def best_point(
         samples: of the data set.
         quota_bytes: that may be kept.
         epochs: to come.
+        request_s: seconds from one object to the next, where files are objects of a storage; as many times as long, where
+            several cores share the work.
     """
-    times = {name: predicted_s(plain_s, cost, samples, quota_bytes, epochs) for name, cost in {OFF: None, **costs}.items()}
+    given = samples, quota_bytes, epochs, request_s
+    times = {name: predicted_s(plain_s, cost, *given) for name, cost in {OFF: None, **costs}.items()}
     return min(times, key=times.__getitem__)

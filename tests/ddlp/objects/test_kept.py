@@ -48,6 +48,11 @@ class Epochs:
         assert cache is not None
         return cache.hits, cache.misses
 
+    @property
+    def report(self) -> str:
+        """The loader's, as text."""
+        return str(self._loader.report())
+
 
 def keys(server: ObjectServer) -> list[str]:
     """What was requested, without the listings."""
