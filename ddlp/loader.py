@@ -349,7 +349,7 @@ class DDLPLoader(DataLoader):
         now = self._portable_now(config)
         strategy = self._wanted_strategy(config)
         aside = config.record or self._observers or self._rest is not None
-        early = now is not None and strategy.from_head and not strategy.decides and not aside
+        early = now is not None and strategy.from_head and not aside
         turn = self._begun_turn(early)
         if self._auto_workers is not None and self._auto_workers.begin(self, config, now):
             self._controller = None  # what it has measured was another host

@@ -4,6 +4,7 @@ An accelerator that sleeps takes a step `--step` times as long as the host takes
 a step to the next batch; the first one's includes iter(). "Without": each epoch makes all its batches itself.
 
     python -m scripts.next_epoch_check                     # a minute; pins itself to one core
+    python -m scripts.next_epoch_check --strategy auto     # with an engine on this machine, on the same core
 """
 
 from __future__ import annotations
@@ -34,12 +35,13 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=5, help="of which the first is not measured (%(default)s)")
     parser.add_argument("--images", type=int, default=640, help="images of an epoch (%(default)s)")
     parser.add_argument("--evaluate", action="store_true", help="evaluate a fourth as many images after each epoch")
+    parser.add_argument("--strategy", default="cpu", help="of the training (%(default)s)")
     parser.add_argument("--cpu", type=int, default=min(os.sched_getaffinity(0)), help="the core to use (%(default)s)")
     options = parser.parse_args()
     os.sched_setaffinity(0, {options.cpu})
     with tempfile.TemporaryDirectory() as home:
         make_imagefolder(Path(home), options.images, mean_kb=110)
-        alone = Run(Path(home), 0.0, False)
+        alone = Run(Path(home), 0.0, False, "cpu")
         alone.epoch()
         batch_s = alone.epoch() / len(alone.train)
         del alone
@@ -47,7 +49,7 @@ def main() -> None:
         for step in options.step:
             for early in (False, True):
                 os.environ["DDLP_EARLY_BATCHES"] = "on" if early else "off"
-                run = Run(Path(home), step * batch_s, options.evaluate)
+                run = Run(Path(home), step * batch_s, options.evaluate, options.strategy)
                 for _ in range(options.epochs):
                     run.epoch()
                 waits = run.first_s[1:], run.iter_s[1:], run.middle_s
@@ -62,8 +64,9 @@ def main() -> None:
 class Run:
     """Loaders of a training and an evaluation, and how long training has waited so far."""
 
-    def __init__(self, home: Path, step_s: float, evaluates: bool) -> None:
-        self.train = DDLPLoader(ImageFolder(str(home / "train"), TRAIN), BATCH, shuffle=True, num_workers=1)
+    def __init__(self, home: Path, step_s: float, evaluates: bool, strategy: str) -> None:
+        data = ImageFolder(str(home / "train"), TRAIN)
+        self.train = DDLPLoader(data, BATCH, shuffle=True, num_workers=1, strategy=strategy)
         self._test = DDLPLoader(ImageFolder(str(home / "val"), EVALUATE), BATCH, num_workers=1) if evaluates else None
         self._step_s = step_s
         self.first_s: list[float] = []

@@ -21,7 +21,8 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -149,12 +150,14 @@ class EpochExecutor:
         self.counts = Counts(ledger, spec.epoch, replaced=replaced)
         self.counts.early_dropped = (0 if turn is None else turn.dropped) + (0 if early is None else early.begun)
         self.handing: int | None = None  #: the last delivered batch, until the iterator gives it to the training loop
+        self._came_early: set[int] = set()  # positions of batches that were made before the epoch
         self._given: tuple[float, float] | None = None  # training's last batch: when it got it, and its part of a full batch
         self._closing = False
         self._error: BaseException | None = None
         self._pid = os.getpid()
         self._fetcher_numbers = itertools.count()
         self._threads = Threads()
+        self._first = deque(self._claim_early())
         try:
             host.begin(self)
             for number in range(workers):
@@ -222,7 +225,7 @@ class EpochExecutor:
             self._given = now, samples / self.full_batch
             self.counts.delivered(position, side, samples, began, now)
             if self._controller is not None:
-                self._decide(self._controller, now - began, step)
+                self._decide(self._controller, now - began, step, position in self._came_early)
             if self._clock is not None:
                 self._clock.begins()
             if batch.replaced:
@@ -255,10 +258,10 @@ class EpochExecutor:
                 self.rates.trained(*step)
         return now - given_s, part
 
-    def _decide(self, controller: Controller, waited_s: float, step: tuple[float | None, float]) -> None:
+    def _decide(self, controller: Controller, waited_s: float, step: tuple[float | None, float], early: bool) -> None:
         """Let the controller note a batch, and tell what it has decided."""
         engines = controller.engines
-        if (news := controller.delivered(waited_s, *step)) is not None:
+        if (news := controller.delivered(waited_s, *step, early)) is not None:
             self._messages.warn(news)
         if controller.scaler is not None and controller.engines != engines:
             self.counts.changed("pool", f"{controller.engines} wanted instead of {engines}: {controller.scaler.why}")
@@ -367,7 +370,7 @@ class EpochExecutor:
                 self._hand_in(chunk, made, cpu - before)
                 chunk = []
                 if not self._closing and self._prefetcher is None:
-                    chunk = self._chunks.claim(time.monotonic())  # while the lock is held anyway
+                    chunk = self._claim()  # while the lock is held anyway
                 self._act()
             made.clear()  # an error's traceback keeps the loader: drop it before this thread waits
         with self._lock:
@@ -383,7 +386,7 @@ class EpochExecutor:
             with self._lock:
                 if self._closing:
                     break
-                if chunk := self._chunks.claim(time.monotonic()):
+                if chunk := self._claim():
                     self._act()
                     break
                 self._make_early()
@@ -391,6 +394,16 @@ class EpochExecutor:
                     self._conditions.wait(self._conditions.workers, LOOK_UP_S)
         self.hooks.rest_ended("host", number, not chunk)
         return chunk
+
+    def _claim(self) -> list[tuple[int, int]]:
+        """Claim what a worker makes next: (position, claim) of each batch; [] if there is none. Called under the lock."""
+        return [self._first.popleft()] if self._first else self._chunks.claim(time.monotonic())
+
+    def _claim_early(self) -> Iterator[tuple[int, int]]:
+        """Claim the batches that were made before the epoch, while no device has joined that could be given one of them."""
+        begun, now = 0 if self._early is None else self._early.begun, time.monotonic()
+        while begun and (position := self.strategy.next_claim(now)) is not None and position < begun:
+            yield position, self.ledger.claim(position)
 
     def _make_early(self) -> None:
         """Have idle workers' share of the next epoch made, in the memory that this one does not need. Called under the lock."""
@@ -447,6 +460,7 @@ class EpochExecutor:
             if early_cpu_s is not None:
                 cpu_s += early_cpu_s
                 self.counts.took_early(early_cpu_s)
+                self._came_early.add(position)
             if self.ledger.made(claim) and batch is not None:
                 self._ready[position] = batch
         if all(one.busy_s for one in made):

@@ -222,7 +222,7 @@ class EpochIterator(_BaseDataLoaderIter):
             own = rest or given.cache or self.spec.reader.slow or self.spec.pipeline.user_operators
             if given.early and self._whole and type(host) is NativeHost and not own:
                 kept = loader.persistent_workers and loader.num_workers > 0
-                turn.began(loader, self.spec, on_cpu, slots, base if kept else None)
+                turn.began(loader, self.spec, on_cpu, min(slots, strategy.head()), base if kept else None)
             else:
                 turn.forget()
         self.executor = EpochExecutor(

@@ -26,6 +26,12 @@ from torchvision import transforms
 
 from ddlp import Cache, DDLPLoader, ImageArrays, ImageFiles, TarImages, load_operators
 from ddlp.epoch import early_batches, turns
+from ddlp.epoch.executor import EpochExecutor
+from ddlp.planning.controller import Controller
+from ddlp.schedule.slots import host_slots
+from ddlp.sources.engine.embedded import EmbeddedOptions
+from ddlp.sources.engine.shared_engines import acquire
+from ddlp.sources.host import native
 from tests.ddlp.dropin.small_sets import DETERMINISTIC, RANDOM, SAMPLES, numbered, write_images
 from tests.engine_process import until
 
@@ -454,6 +460,84 @@ def test_what_makes_nothing_early(paths, tmp_path, monkeypatch):
     monkeypatch.delenv("DDLP_EARLY_BATCHES")
     next(DDLPLoader(files, BATCH, num_workers=WORKERS).replay())
     assert not at_work()
+
+
+# -- with a device -------------------------------------------------------------------------------------------------------
+
+SHARED: dict[str, dict[str, Any]] = {
+    "auto": {"strategy": "auto"},
+    "wrr": {"strategy": "wrr"},
+    "ordered": {"strategy": "ordered"},
+    "mte": {"strategy": "mte"},
+    "mte, 2 batches": {"strategy": "mte", "ratio": 0.06},
+    "mte, none": {"strategy": "mte", "ratio": 0.0},
+}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The spool of an embedded engine."""
+    spool = tmp_path_factory.mktemp("spool")
+    held = acquire(EmbeddedOptions(spool=str(spool)))
+    yield str(spool)
+    held.release()
+
+
+def slowly(make: Callable[..., Any], *arguments: Any) -> Any:
+    time.sleep(0.02)
+    return make(*arguments)
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_the_same_bits_with_a_device(paths, engine, monkeypatch, name):
+    """Each sample comes once, with the bits of the host alone, and in its order where the strategy promises that."""
+    files = [path for path in paths for _ in range(3)]
+    make = partial(DDLPLoader, numbered(files, RANDOM), BATCH, True, num_workers=WORKERS)
+    with monkeypatch.context() as patch:
+        patch.setenv("DDLP_EARLY_BATCHES", "off")
+        alone = [batches for batches, _ in epochs(make(strategy="cpu"))]
+    slow = partial(slowly, native.prepare_batch)  # a host that is slow enough for a device to help
+    monkeypatch.setattr(native, "prepare_batch", slow)
+    monkeypatch.setattr(early_batches, "prepare_batch", slow)
+    told, delivered = [], Controller.delivered
+    monkeypatch.setattr(Controller, "delivered", lambda *given: told.append(given[-1]) or delivered(*given))
+    loader, csd, used = make(**SHARED[name], spool=engine), 0, 0
+    ordered = loader.strategy == "ordered"
+    for number, (batches, _) in enumerate(epochs(loader)):
+        report, wanted = loader.report(), alone[number]
+        if name == "mte, 2 batches":  # the third one is the epoch's last
+            assert same(batches[:3], [*wanted[:2], wanted[-1]])
+        if not ordered:
+            batches, wanted = (sorted(one, key=lambda batch: batch[1].tolist()) for one in (batches, wanted))
+        assert same(batches, wanted)
+        slots = host_slots(WORKERS, 2, True)
+        room = {"mte, 2 batches": 2, "mte, none": 0}.get(name, slots) if number else 0
+        # A copy of a late batch that nobody wants any more holds its slot until its worker stops.
+        assert room - WORKERS <= report.early <= room and report.early_dropped == 0
+        csd, used = csd + report.batches_csd, used + report.early
+    if name == "auto":
+        assert sum(told) == used  # batches that it does not measure
+    else:
+        assert csd > 0 and not told
+
+
+def test_what_was_made_early_is_not_leased(paths, engine, monkeypatch):
+    """Also if a device has joined before the host's workers have claimed anything."""
+    slow = partial(slowly, native.prepare_batch)
+    monkeypatch.setattr(native, "prepare_batch", slow)
+    loader = DDLPLoader(numbered(paths * 3), BATCH, num_workers=WORKERS, strategy="ordered", spool=engine)
+    list(loader)
+    made, gate, claim = ready(loader), threading.Event(), EpochExecutor._next_chunk
+    monkeypatch.setattr(EpochExecutor, "_next_chunk", lambda self, number: gate.wait(30) and claim(self, number))
+    iterator = iter(loader)
+    ledger = iterator.executor.ledger
+    try:
+        until(lambda: any(account.outstanding for account in ledger.devices.values()))
+        assert min(entry.position for entry in list(ledger.leased())) >= made >= 2
+    finally:
+        gate.set()
+    assert len(list(iterator)) == len(loader)
+    assert (loader.report().early, loader.report().early_dropped) == (made, 0)
 
 
 # -- the end -------------------------------------------------------------------------------------------------------------
