@@ -870,6 +870,8 @@ class DDLPLoader(DataLoader):
             now = last.executor.live(life)
         else:
             now = counted(life.last, life.total(), length(self))
+            if self._last is not last:  # an epoch has begun meanwhile: its batches may be in one part of the numbers alone
+                return self.live()
         if not (self._before is None or now.report.samples or now.waiting_now_s):
             now = replace(self._before, total=now.total)
         ranks = here()

@@ -157,6 +157,28 @@ def test_the_numbers_belong_together():
     assert not torn
 
 
+def test_an_epoch_that_begins_while_another_thread_looks():
+    loader, looked = small(), []
+    asks, begun = threading.Event(), threading.Event()
+    total = loader._life.total
+
+    def late():
+        if not asks.is_set():
+            asks.set()
+            assert begun.wait(10)
+        return total()
+
+    loader._life.total = late
+    thread = threading.Thread(target=lambda: looked.append(live(loader)))
+    thread.start()
+    assert asks.wait(10)
+    batches = iter(loader)
+    next(batches)
+    begun.set()
+    thread.join()
+    assert looked[0].delivered == 1 and looked[0].report.samples == looked[0].total.samples == 2
+
+
 # -- batches of torch's own workers --------------------------------------------------------------------------------------
 
 
