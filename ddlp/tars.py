@@ -26,6 +26,7 @@ import numpy as np
 from PIL import Image
 
 from csd_engine.data.image_files import content, open_sample, pillow_open
+from csd_engine.machine.file_locks import fcntl
 from ddlp.cache_directory import cache_directory
 from ddlp.datasets import TargetedImages
 
@@ -240,20 +241,51 @@ def find_index(
     places: list[Any] = usual if directory is None else [directory]
     if any(None in shard for shard in shards):
         places = []
-    for place in places:
-        found = _read(Path(place, name), about)
-        if found is not None:
+    def kept() -> TarIndex | None:
+        return next((found for place in places if (found := _read(Path(place, name), about)) is not None), None)
+
+    if (found := kept()) is not None:
+        return found
+    # Files are read again in little time. From a storage one process reads them for all of a computer, such as its ranks.
+    with _alone(Path(places[0], f"{name}.lock")) if places and beside is None else contextlib.nullcontext():
+        if beside is None and (found := kept()) is not None:
             return found
-    made = _make(opened, len(shards), frozenset(image), target)
-    for place in places:
-        try:
-            os.makedirs(place, exist_ok=True)
-            _write(Path(place, name), about, made)
-            break
-        except OSError:
-            if directory is not None:
-                raise
+        made = _make(opened, len(shards), frozenset(image), target)
+        for place in places:
+            try:
+                os.makedirs(place, exist_ok=True)
+                _write(Path(place, name), about, made)
+                break
+            except OSError:
+                if directory is not None:
+                    raise
     return made
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Wait until no other process holds this lock, and hold it. Where it can't be made, nothing is waited for."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        descriptor = -1
+    if descriptor < 0:
+        yield
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("ddlp: index of tar shards: another process makes it, this one waits", file=sys.stderr, flush=True)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError:  # a file system without locks
+            pass
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(path)  # who waits for it still finds the index
+        os.close(descriptor)
 
 
 def _sections(header: bytes, arrays: Any) -> Iterator[tuple[int, Any]]:
@@ -363,33 +395,37 @@ def _members(shard: OpenedShard) -> Iterator[tuple[str, str, tarfile.TarInfo, Ca
     """Yield key, extension, place and content of each member that belongs to a sample, by WebDataset's rules."""
     path, stream, size = shard
     last = "its beginning"
-    try:
-        with tarfile.open(fileobj=stream, mode="r:") as tar:
-            while (info := tar.next()) is not None:
-                tar.members.clear()  # type: ignore[attr-defined]  # tarfile keeps all members it has read, and there are many
-                if info.offset_data + info.size > size:
-                    raise ValueError(
-                        f"{path} breaks off: its member {info.name} ends at byte {info.offset_data + info.size}, the file at "
-                        f"{size}. Write or copy it again."
-                    )
-                last = info.name
-                matched = _NAME.fullmatch(info.name)
-                if not info.isreg() or not matched or _META.match(info.name):
-                    continue
-                if info.issparse():
-                    raise ValueError(f"{path}: {info.name} is a sparse file, which has no one place. Write the shard again.")
 
-                def read(info: tarfile.TarInfo = info) -> bytes:
-                    member = tar.extractfile(info)
-                    assert member
-                    return member.read()
+    def step(take: Callable[[], Any]) -> Any:
+        try:
+            return take()
+        except (tarfile.TarError, ValueError, OverflowError, RecursionError, MemoryError) as error:  # of damaged numbers
+            raise ValueError(
+                f"{path} can't be read as an uncompressed tar file: {error}, behind {last}. Unpack it if it is compressed, "
+                "else write or copy it again."
+            ) from error
 
-                yield matched[1], matched[2].lower(), info, read
-            stream.seek(tar.offset)  # tarfile takes a damaged header for the end of the file
-            if any(stream.read(_BLOCK)):
-                raise ValueError(f"{path} is damaged at byte {tar.offset}, behind {last}. Write or copy it again.")
-    except tarfile.TarError as error:
-        raise ValueError(
-            f"{path} can't be read as an uncompressed tar file: {error}, behind {last}. Unpack it if it is compressed, else "
-            "write or copy it again."
-        ) from error
+    with step(lambda: tarfile.open(fileobj=stream, mode="r:")) as tar:
+        while (info := step(tar.next)) is not None:
+            tar.members.clear()  # tarfile keeps all members it has read, and there are many
+            end = info.offset_data + info.size
+            if info.size < 0 or info.offset_data < 0:
+                raise ValueError(f"{path} is damaged behind {last}: {info.name} has {info.size} bytes. Write or copy it again.")
+            if end > size:
+                raise ValueError(
+                    f"{path} breaks off: its member {info.name} ends at byte {end}, the file at {size}. Write or copy it again."
+                )
+            last = info.name
+            matched = _NAME.fullmatch(info.name)
+            if not info.isreg() or not matched or _META.match(info.name):
+                continue
+            if info.issparse():
+                raise ValueError(f"{path}: {info.name} is a sparse file, which has no one place. Write the shard again.")
+
+            def read(info: tarfile.TarInfo = info) -> bytes:
+                return step(lambda: tar.extractfile(info).read())
+
+            yield matched[1], matched[2].lower(), info, read
+        step(lambda: stream.seek(tar.offset))  # tarfile takes a damaged header for the end of the file
+        if any(stream.read(_BLOCK)):
+            raise ValueError(f"{path} is damaged at byte {tar.offset}, behind {last}. Write or copy it again.")

@@ -85,13 +85,13 @@ class ObjectReader(Reader):
         return one if self._requests.begin(one, ahead) else None
 
 
-def sample_bytes(reader: Reader, index: int) -> bytes:
-    """Return the bytes of a storage's sample. Raises OSError, of the kind that the same file would give."""
+def sample_bytes(reader: Reader, index: int, told: Callable[[SampleError], str] = str) -> bytes:
+    """Return the bytes of a storage's sample. Raises OSError, of the kind that the same file would give. ``told``: its text."""
     try:
         opened = reader.open(index)
     except SampleError as error:
         cause = error.__cause__
-        raise (type(cause) if isinstance(cause, OSError) else OSError)(str(error)) from None
+        raise (type(cause) if isinstance(cause, OSError) else OSError)(told(error)) from None
     assert isinstance(opened, OpenFile)
     return content(opened)
 

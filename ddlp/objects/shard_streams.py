@@ -15,6 +15,7 @@ from contextlib import closing
 import numpy as np
 
 from csd_engine.data.base import Fetch
+from csd_engine.errors import SampleError
 from ddlp.objects.manifest import Stored
 from ddlp.objects.parts import Parts
 from ddlp.objects.requests import ObjectReader, sample_bytes
@@ -67,7 +68,7 @@ class _Pieces:
         while self._coming and self._coming[0][0] < number:
             self._coming.popleft()[1].close()
         if self._coming and self._coming[0][0] > number:  # a step back, at a shard's end
-            return sample_bytes(self._reader, number)
+            return sample_bytes(self._reader, number, _told)
         if not self._coming:
             self._begin(number, ahead=False)
         self._coming[0][1].hurry()
@@ -77,7 +78,7 @@ class _Pieces:
         with closing(fetch):
             there = fetch.wait(lambda: True)
             assert there is not None
-            return sample_bytes(there, number)
+            return sample_bytes(there, number, _told)
 
     def _begin(self, number: int, ahead: bool) -> bool:
         fetch = self._reader.fetch([number], ahead)
@@ -89,6 +90,10 @@ class _Pieces:
         """Drop what is on its way."""
         while self._coming:
             self._coming.popleft()[1].close()
+
+
+def _told(error: SampleError) -> str:
+    return f"{error.where}: {error.why}."
 
 
 class _Shard(io.RawIOBase):
