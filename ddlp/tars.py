@@ -241,13 +241,15 @@ def find_index(
     places: list[Any] = usual if directory is None else [directory]
     if any(None in shard for shard in shards):
         places = []
+
     def kept() -> TarIndex | None:
         return next((found for place in places if (found := _read(Path(place, name), about)) is not None), None)
 
     if (found := kept()) is not None:
         return found
     # Files are read again in little time. From a storage one process reads them for all of a computer, such as its ranks.
-    with _alone(Path(places[0], f"{name}.lock")) if places and beside is None else contextlib.nullcontext():
+    lock = Path(places[0], f"{name}.lock") if places and beside is None else None
+    with contextlib.nullcontext() if lock is None else _alone(lock, directory is not None):
         if beside is None and (found := kept()) is not None:
             return found
         made = _make(opened, len(shards), frozenset(image), target)
@@ -263,12 +265,14 @@ def find_index(
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Wait until no other process holds this lock, and hold it. Where it can't be made, nothing is waited for."""
+def _alone(path: Path, must: bool) -> Iterator[None]:
+    """Wait until no other process holds this lock, and hold it. If it can't be made: OSError if it ``must``, else go on."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:
+        if must:
+            raise
         descriptor = -1
     if descriptor < 0:
         yield

@@ -135,6 +135,10 @@ def test_the_index_is_kept_until_a_shard_changes(served, tmp_path):
     assert len(objects(served)) == SAMPLES and kept.read_bytes() == whole
     objects(served, index_dir=tmp_path / "elsewhere")
     assert len(list((tmp_path / "elsewhere").iterdir())) == 1
+    served.requests.clear()
+    with pytest.raises(OSError, match="home"):
+        objects(served, index_dir=kept / "x")
+    assert not ranges(served)  # that it can't be kept is told before the pass
     served.objects[LAST] = served.objects["shards/train-000.tar"]  # of another size
     changed = objects(served)
     assert changed.targets[14] == 0 and changed.fingerprint != first.fingerprint
