@@ -37,15 +37,15 @@ class LoaderCache:
 
     Args:
         setting: the loader's ``cache=``, not False.
-        waits: whether training waits for its data. If it does not, and nobody has said that samples must be kept, no more are.
+        slow: whether the host is too slow for training. If it is not, and nobody wants samples kept in any case, no more are.
 
     Attributes:
         pid: of the process that has made it: forks need one of their own.
         warnings: what went wrong, in lines for the user that nobody has shown yet.
     """
 
-    def __init__(self, setting: str | Cache, waits: Callable[[], bool]) -> None:
-        self.setting, self.pid, self._waits = setting, os.getpid(), waits
+    def __init__(self, setting: str | Cache, slow: Callable[[], bool]) -> None:
+        self.setting, self.pid, self._slow = setting, os.getpid(), slow
         self.warnings: list[str] = []
         self._open: SampleCache | None = None
         self._directory = ""
@@ -99,7 +99,7 @@ class LoaderCache:
         given = _key(portable, (point,)), about, samples, channels_of(point), self.warnings.append, point == FILES
         shelf = Shelf(shelves, *given)
         if _epochs(self.setting) is not None:
-            shelf.wanted = self._waits
+            shelf.wanted = self._slow
         self._directory = shelves.path
         return SampleCache(point, shelf)
 

@@ -122,6 +122,13 @@ class Life:
         waited_s = min(sum(total.waiting.values()), total.seconds - self.rates.training.total_s) - first_s
         return batches < self._LEAST or waited_s > self._NO_WAITING * (total.seconds - first_s)
 
+    def host_is_slow(self) -> bool:
+        """Whether training waits, or would wait without the devices that make a part of its batches."""
+        if self.waits():
+            return True
+        host, training = self.rates.host.per_s, self.rates.training
+        return bool(self.total().batches_csd and host and host * training.seconds * (1 + self._NO_WAITING) < 1)
+
 
 def counted(counts: Counts, total: Sums, batches: int | None) -> Live:
     """The numbers of an epoch that ddlp does not schedule: only delivered batches were counted. All count as the host's."""

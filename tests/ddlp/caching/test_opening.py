@@ -65,7 +65,7 @@ def same(one: dict[int, torch.Tensor], other: dict[int, torch.Tensor]) -> bool:
 @pytest.fixture
 def training_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if training had waited for its data: these epochs are over before that can be told."""
-    monkeypatch.setattr(Life, "waits", lambda _: True)
+    monkeypatch.setattr(Life, "host_is_slow", lambda _: True)
 
 
 def counted(loader: DDLPLoader) -> tuple[int, int]:
@@ -315,16 +315,16 @@ def test_auto_keeps_nothing_while_training_does_not_wait(
     files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    waits = False
-    monkeypatch.setattr(Life, "waits", lambda _: waits)
+    slow = False
+    monkeypatch.setattr(Life, "host_is_slow", lambda _: slow)
     loader, plain = make(files, cache="auto"), make(files)
     assert same(epoch(loader), epoch(plain))
     assert same(epoch(loader), epoch(plain))
     assert counted(loader) == (0, COUNT) and not list(tmp_path.rglob("*.safetensors"))
     assert "no more is kept, since training does not wait" in str(loader.report())
-    waits = True
+    slow = True
     epoch(loader)
-    waits = False  # what is kept is used all the same
+    slow = False  # what is kept is used all the same
     epoch(loader)
     assert counted(loader) == (COUNT, 0)
 
@@ -333,7 +333,7 @@ def test_auto_keeps_nothing_while_training_does_not_wait(
 def test_what_the_user_wants_kept_is_kept(
     files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size_alone: bool
 ) -> None:
-    monkeypatch.setattr(Life, "waits", lambda _: False)
+    monkeypatch.setattr(Life, "host_is_slow", lambda _: False)
     loader = make(files, cache=Cache(tmp_path / "cache", "1G", epochs=None if size_alone else 9))
     if size_alone:
         epoch(loader)

@@ -346,3 +346,12 @@ def test_training_waits_until_it_is_known_that_it_does_not():
 def test_training_does_not_wait_while_an_accelerator_is_at_work():
     assert life_of(*[(0.1, 0.9)] * 4).waits()
     assert not life_of(*[(0.1, 0.9)] * 4, step_s=0.99).waits()
+
+
+@pytest.mark.parametrize(("host_s", "by_devices", "slow"), ((1.2, True, True), (0.9, True, False), (1.2, False, False)))
+def test_devices_may_hide_that_the_host_is_slow(host_s: float, by_devices: bool, slow: bool):
+    life = life_of(*[(1.0, 0.0)] * 4)
+    life.rates.host.add(host_s)
+    assert not life.waits()
+    life.last.sides[Side.CSD] += by_devices
+    assert life.host_is_slow() is slow
