@@ -655,7 +655,7 @@ class DDLPLoader(DataLoader):
         if isinstance(config.cache, bool):
             return None
         if cache is None:
-            cache = self._cache = LoaderCache(config.cache)
+            cache = self._cache = LoaderCache(config.cache, self._life.host_is_slow)
             self._handles.append(SharedHandle())
             when_dropped(self._handles[-1], cache.close)
         found = cache.for_epoch(now, self.num_workers)

@@ -87,6 +87,7 @@ class Shelf:
     Attributes:
         counts: of the epoch under way, or of the last one.
         tell: the argument, which may be replaced.
+        wanted: whether more samples should be kept; asked often, by any thread. It may be replaced.
         trouble: the last thing that went wrong; "": nothing.
 
     Raises:
@@ -100,6 +101,7 @@ class Shelf:
         self.key, self.channels, self.counts, self._by_descriptor = key, channels, CacheCounts(), by_descriptor
         self._shelves, self.tell, self._pid = shelves, tell, os.getpid()
         self.trouble = ""
+        self.wanted: Callable[[], bool] = _always
         self._lock = threading.RLock()
         self._entries = np.zeros(samples, ENTRY)
         self._segment = np.zeros(samples, np.int32)  # each sample's, as its place in _names; 0: none
@@ -126,8 +128,8 @@ class Shelf:
 
     @property
     def keeps(self) -> bool:
-        """Whether it may still take samples."""
-        return not self._full and os.getpid() == self._pid
+        """Whether it takes samples now."""
+        return not self._full and os.getpid() == self._pid and self.wanted()
 
     @property
     def full(self) -> bool:
@@ -349,6 +351,10 @@ class Shelf:
         self.flush()
         self._full = True
         self._files.close()
+
+
+def _always() -> bool:
+    return True
 
 
 def _made_of(entries: np.ndarray, origins: Origins) -> np.ndarray:

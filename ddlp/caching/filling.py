@@ -91,6 +91,7 @@ def fill(cache: SampleCache, portable: Portable, workers: int, progress: bool) -
     sources = np.arange(portable.dataset.starts[-1]) if found is None else np.unique(found)
     work = _Filling(cache, portable)
     chunks, shelf = chunks_of(sources), cache.shelf
+    shelf.wanted = lambda: True  # the user asks for it
     pool = ThreadPoolExecutor(workers, thread_name_prefix="ddlp-fill")
     running: dict[Future[None], int] = {}
     try:

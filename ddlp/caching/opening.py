@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import PIL
 
@@ -37,14 +37,15 @@ class LoaderCache:
 
     Args:
         setting: the loader's ``cache=``, not False.
+        slow: whether the host is too slow for training. If it is not, and nobody wants samples kept in any case, no more are.
 
     Attributes:
         pid: of the process that has made it: forks need one of their own.
         warnings: what went wrong, in lines for the user that nobody has shown yet.
     """
 
-    def __init__(self, setting: str | Cache) -> None:
-        self.setting, self.pid = setting, os.getpid()
+    def __init__(self, setting: str | Cache, slow: Callable[[], bool]) -> None:
+        self.setting, self.pid, self._slow = setting, os.getpid(), slow
         self.warnings: list[str] = []
         self._open: SampleCache | None = None
         self._directory = ""
@@ -97,6 +98,8 @@ class LoaderCache:
         }
         given = _key(portable, (point,)), about, samples, channels_of(point), self.warnings.append, point == FILES
         shelf = Shelf(shelves, *given)
+        if _epochs(self.setting) is not None:
+            shelf.wanted = self._slow
         self._directory = shelves.path
         return SampleCache(point, shelf)
 
@@ -110,8 +113,9 @@ class LoaderCache:
         """What is kept and where, in one line; or why nothing is."""
         if self._open is None:
             return f"nothing is kept: {self._why_not}" if self._why_not else "nothing is kept yet"
-        trouble = self._open.shelf.trouble
-        return f"{self._open}, in {self._directory}" + (f"; it {trouble}" if trouble else "")
+        shelf = self._open.shelf
+        rests = "" if shelf.wanted() else "; no more is kept, since training does not wait for its data"
+        return f"{self._open}, in {self._directory}" + (f"; it {shelf.trouble}" if shelf.trouble else rests)
 
     def take_warnings(self) -> list[str]:
         """Return the warnings, which are forgotten then."""

@@ -22,6 +22,7 @@ from typing import Any
 
 from csd_engine.errors import EngineError
 from csd_engine.service.worker_process import child_environment
+from ddlp.caching.settings import Cache
 from ddlp.devices.device import Data, check_data
 from ddlp.errors import DDLPError
 from ddlp.pools.base import check_range, check_wanted
@@ -63,6 +64,9 @@ class RayPool:
         runtime_env: Ray's runtime environment of the actors, such as ``{"pip": ["pillow", "pyzmq"]}``.
         data: "there": the engines see the data set's files, below ``roots``. "carried": this host sends the files of each
             batch, as for `ddlp.Device`, and the engines may read no others.
+        cache: a directory of each node, below none of ``roots``, where its engines keep what is the same in every epoch, for
+            later ones and later runs. ``keeps`` does not count: an engine chooses itself (docs/cache.md). None: they keep
+            nothing.
         user_code: if the samples can't travel, since only your own data set, transform or collate_fn can make them, actors run
             that code (docs/pools.md): instead of each engine, one with one CPU for each of its CPUs, all of this process's
             loaders'. Their Python needs ddlp, torch and what your code imports.
@@ -83,6 +87,7 @@ class RayPool:
         resources: Mapping[str, float] | None = None,
         runtime_env: Mapping[str, Any] | None = None,
         data: Data = "there",
+        cache: Cache | None = None,
         user_code: bool = False,
     ) -> None:
         check_data(data)
@@ -98,6 +103,7 @@ class RayPool:
         self._roots = (roots,) if isinstance(roots, str) else tuple(roots)
         if not self._roots or not all(side.startswith("/") for one in self._roots for side in one.split("=", 1)):
             raise ValueError(f'roots={roots!r}: directories such as "/data" or "/data=/mnt/data"')
+        self._cache = "" if cache is None else _place(cache, self._roots, data)
         self._more = {"resources": dict(resources or {}), "runtime_env": dict(runtime_env or {})}
         try:
             json.dumps(self._more)
@@ -167,6 +173,8 @@ class RayPool:
         arguments = ["--workers", str(options.workers), "--slowdown", repr(options.slowdown)]
         for root in self._roots if self._data == "there" else ():
             arguments += ["--root", root]
+        if self._cache:
+            arguments += ["--cache", self._cache]
         return Settings(self.address, {"num_cpus": self._cpus, **self._more}, pair.with_suffix(".key").read_text(), arguments)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -287,6 +295,19 @@ class _Link:
                 process.kill()
         if threading.current_thread() is not self._thread:
             self._thread.join(_END_TIMEOUT_S)
+
+
+def _place(cache: Cache, roots: Sequence[str], data: Data) -> str:
+    """Return an engine's ``--cache``. Raises ValueError where it would refuse that, or keep nothing."""
+    directory = os.fspath(cache.directory)
+    if data == "carried":
+        raise ValueError("cache= with data='carried': an engine keeps nothing of what this host sends. Leave out one of them")
+    if not os.path.isabs(directory):
+        raise ValueError(f"cache={cache!r}: give a directory of the nodes that begins with /")
+    for root in (one.rpartition("=")[2] for one in roots):
+        if os.path.commonpath((root, directory)) == os.path.normpath(root):
+            raise ValueError(f"cache={cache!r} lies below the root {root}, which hosts may read: give roots= without it")
+    return f"{directory}:{cache.bytes}"
 
 
 def _pair() -> Path:

@@ -76,6 +76,8 @@ class Life:
     ``ceiling``: a training step without loading, once a replay has measured it.
     """
 
+    _LEAST = 4  # batches, until it is known whether training waits
+    _NO_WAITING = 0.02  # of the time
     _KEPT = 8  # epochs whose counts may still change: their threads are about to end, or several run at once
 
     def __init__(self) -> None:
@@ -109,6 +111,23 @@ class Life:
             for counts in self._counts:
                 sums = sums.plus(counts)
             return sums
+
+    def waits(self) -> bool:
+        """Whether training has waited for its data so far; true until that is known. Each epoch's first batch does not count.
+
+        While an accelerator is at work training does not wait: its thread may ask for a batch long before the step is over.
+        """
+        total = self.total()
+        batches, first_s = total.batches_host + total.batches_csd - total.epochs, total.waiting["start"]
+        waited_s = min(sum(total.waiting.values()), total.seconds - self.rates.training.total_s) - first_s
+        return batches < self._LEAST or waited_s > self._NO_WAITING * (total.seconds - first_s)
+
+    def host_is_slow(self) -> bool:
+        """Whether training waits, or would wait without the devices that make a part of its batches."""
+        if self.waits():
+            return True
+        host, training = self.rates.host.per_s, self.rates.training
+        return bool(self.total().batches_csd and host and host * training.seconds * (1 + self._NO_WAITING) < 1)
 
 
 def counted(counts: Counts, total: Sums, batches: int | None) -> Live:

@@ -17,6 +17,7 @@ from torchvision.transforms import v2
 
 from ddlp import Cache, DDLPError, DDLPLoader, ImageArrays, ImageFiles, TarImages
 from ddlp.caching import opening
+from ddlp.stats.live import Life
 
 COUNT, SIDE = 60, 24
 EVALUATION = v2.Compose([v2.Resize(28), v2.CenterCrop(SIDE), v2.ToTensor(), v2.Normalize((0.5,) * 3, (0.2,) * 3)])
@@ -59,6 +60,12 @@ def epoch(loader: DDLPLoader) -> dict[int, torch.Tensor]:
 
 def same(one: dict[int, torch.Tensor], other: dict[int, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[label], other[label]) for label in one)
+
+
+@pytest.fixture
+def training_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if training had waited for its data: these epochs are over before that can be told."""
+    monkeypatch.setattr(Life, "host_is_slow", lambda _: True)
 
 
 def counted(loader: DDLPLoader) -> tuple[int, int]:
@@ -238,6 +245,7 @@ def test_arrays_are_not_kept(tmp_path: Path) -> None:
     assert "nothing is kept: the samples are no files" in str(loader.report())
 
 
+@pytest.mark.usefixtures("training_waits")
 def test_auto_keeps_results_of_one_size(files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     loader, plain = make(files, cache="auto"), make(files)
@@ -249,6 +257,7 @@ def test_auto_keeps_results_of_one_size(files: list[str], tmp_path: Path, monkey
     assert len(list((tmp_path / "ddlp" / "samples").glob("shelf-*"))) == 1
 
 
+@pytest.mark.usefixtures("training_waits")
 @pytest.mark.filterwarnings("ignore:.*20 % of the free")
 @pytest.mark.parametrize("answer", ("pixels", "index", "off"))
 def test_auto_asks_what_pays(files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
@@ -275,6 +284,7 @@ def test_auto_measures(files: list[str], tmp_path: Path, monkeypatch: pytest.Mon
     assert any(what in line for what in ("pixels after decoding", "indexes of JPEG files", "would not save time"))
 
 
+@pytest.mark.usefixtures("training_waits")
 @pytest.mark.parametrize("epochs", (1, 1000))
 def test_the_number_of_epochs_decides(files: list[str], tmp_path: Path, epochs: int) -> None:
     """In one epoch nothing is used again. In a thousand an index saves time, whatever the pixels of such small images do."""
@@ -298,3 +308,36 @@ def test_explain_tells_what_is_kept(files: list[str], tmp_path: Path, capsys: py
     turned = v2.Compose([v2.RandomResizedCrop(SIDE), v2.RandomRotation(9), v2.ToTensor()])
     assert "cache      nothing is kept: decode='fast'" in make(files, turned, decode="fast", cache="auto").explain()
     assert "cache" not in make(files).explain()
+
+
+@pytest.mark.filterwarnings("ignore:.*20 % of the free")
+def test_auto_keeps_nothing_while_training_does_not_wait(
+    files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    slow = False
+    monkeypatch.setattr(Life, "host_is_slow", lambda _: slow)
+    loader, plain = make(files, cache="auto"), make(files)
+    assert same(epoch(loader), epoch(plain))
+    assert same(epoch(loader), epoch(plain))
+    assert counted(loader) == (0, COUNT) and not list(tmp_path.rglob("*.safetensors"))
+    assert "no more is kept, since training does not wait" in str(loader.report())
+    slow = True
+    epoch(loader)
+    slow = False  # what is kept is used all the same
+    epoch(loader)
+    assert counted(loader) == (COUNT, 0)
+
+
+@pytest.mark.parametrize("size_alone", (True, False))
+def test_what_the_user_wants_kept_is_kept(
+    files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size_alone: bool
+) -> None:
+    monkeypatch.setattr(Life, "host_is_slow", lambda _: False)
+    loader = make(files, cache=Cache(tmp_path / "cache", "1G", epochs=None if size_alone else 9))
+    if size_alone:
+        epoch(loader)
+    else:
+        assert loader.fill_cache(progress=False).kept == COUNT
+    epoch(loader)
+    assert counted(loader) == (COUNT, 0)

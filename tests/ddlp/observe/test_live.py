@@ -316,3 +316,42 @@ def test_the_pace_is_of_the_last_seconds():
     counts = Counts(started_s=0.0)
     life.began(counts)
     assert window.pace(at(2.0, 8, 0.0)).samples_per_s == 4
+
+
+# -- whether training waits ------------------------------------------------------------------------------------------
+
+
+def life_of(*batches: tuple[float, float], step_s: float = 0.0) -> Life:
+    """A loader's numbers after a first batch and these: seconds of training, then of waiting; ``step_s``: an accelerator's."""
+    life, now = Life(), 5.0
+    counts = Counts(started_s=0.0)
+    counts.delivered(0, Side.HOST, 2, 0.0, now)
+    for number, (trained_s, waited_s) in enumerate(batches, 1):
+        life.rates.trained(step_s or trained_s, 1.0)
+        counts.delivered(number, Side.HOST, 2, now + trained_s, now + trained_s + waited_s)
+        now += trained_s + waited_s
+    counts.ended_s = now
+    life.began(counts)
+    return life
+
+
+def test_training_waits_until_it_is_known_that_it_does_not():
+    assert life_of().waits()
+    assert life_of(*[(1.0, 0.0)] * 3).waits()
+    assert not life_of(*[(1.0, 0.0)] * 4).waits()  # the first batch's five seconds do not count
+    assert not life_of(*[(1.0, 0.01)] * 4).waits()
+    assert life_of(*[(1.0, 0.03)] * 4).waits()
+
+
+def test_training_does_not_wait_while_an_accelerator_is_at_work():
+    assert life_of(*[(0.1, 0.9)] * 4).waits()
+    assert not life_of(*[(0.1, 0.9)] * 4, step_s=0.99).waits()
+
+
+@pytest.mark.parametrize(("host_s", "by_devices", "slow"), ((1.2, True, True), (0.9, True, False), (1.2, False, False)))
+def test_devices_may_hide_that_the_host_is_slow(host_s: float, by_devices: bool, slow: bool):
+    life = life_of(*[(1.0, 0.0)] * 4)
+    life.rates.host.add(host_s)
+    assert not life.waits()
+    life.last.sides[Side.CSD] += by_devices
+    assert life.host_is_slow() is slow

@@ -25,9 +25,10 @@ from typing import Any
 
 import pytest
 
+from csd_engine.cache.shelves import Shelves
 from csd_engine.kernels.build import LIBRARY
 from csd_engine.protocol.keys import load_pair
-from ddlp import DDLPLoader, RayPool
+from ddlp import Cache, DDLPLoader, RayPool
 from ddlp.pools.given import pool_of
 from ddlp.process.pauses import next_pause_s
 from ddlp.sources.engine.carded import own_pair
@@ -110,16 +111,31 @@ def wait_for(names: set[str], seen: Callable[[DDLPLoader], set[str]], loader: DD
 
 
 @with_ray
-def test_an_engine_on_a_cluster_of_one_node(spool, monkeypatch, data, truth, told):
+def test_an_engine_on_a_cluster_of_one_node(spool, monkeypatch, paths, data, truth, told):
     monkeypatch.setenv("DDLP_HOME", str(spool / "home"))
     monkeypatch.setenv("DDLP_ENGINE_SLOWDOWN", "25")
     with ended(RayCluster(cpus=1)) as cluster:
-        pool = RayPool(max=1, address=cluster.address, num_cpus=1)
+        cache = Cache(spool / "cache", "1G")
+        pool = RayPool(max=1, address=cluster.address, num_cpus=1, roots=str(Path(paths[0]).parents[1]), cache=cache)
         loader = make_loader(data, "wrr", pool=pool)
         truth.check(train(loader, at={0: lambda: wait_for(ONE, have_published, loader)}))
         assert loader.report().batches_csd and not len(told), list(told)
+        (shelf,) = until(Shelves(cache.directory, 0).summaries, START_S, "what the engine has kept")
+        assert shelf.samples
         pool.close()
         until(lambda: not directories(cluster), START_S, f"the end of {directories(cluster)}")
+
+
+@with_ray
+@pytest.mark.parametrize(
+    ("directory", "options", "why"),
+    (("/data/cache", {"roots": "/data"}, "lies below the root /data"), ("/data", {}, "lies below the root /"),
+     ("/mnt/c", {"roots": ("/here=/mnt", "/data")}, "lies below the root /mnt"), ("c", {"roots": "/data"}, "begins with /"),
+     ("/c", {"data": "carried"}, "keeps nothing of what this host sends")),
+)  # fmt: skip
+def test_a_cache_that_the_engines_would_refuse(directory: str, options: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        RayPool(cache=Cache(directory, "1G"), **options)
 
 
 @pytest.mark.slow
