@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ddlp.huggingface import HuggingFaceImages
     from ddlp.loader import DDLPLoader
     from ddlp.objects.dataset import ImageObjects
+    from ddlp.objects.tars import TarObjects
     from ddlp.planning.controller import Goal
     from ddlp.planning.decide import Power, Prices
     from ddlp.pools.cards import CardPool
@@ -50,6 +51,7 @@ __all__ = [
     "Prices",
     "RayPool",
     "TarImages",
+    "TarObjects",
     "Untranslatable",
     "load_operators",
     "merge_states",
@@ -75,6 +77,7 @@ _WHERE = {
     "Prices": "ddlp.planning.decide",
     "RayPool": "ddlp.pools.on_ray",
     "TarImages": "ddlp.tars",
+    "TarObjects": "ddlp.objects.tars",
     "Untranslatable": "ddlp.errors",
     "load_operators": "ddlp.translate.user_operators",
     "merge_states": "ddlp.sampling.merge_states",

@@ -1,10 +1,12 @@
 """A map-style data set of images in tar shards, with WebDataset's names. Images are read by their place, in any order.
 
-One pass over the shards' headers finds the places. They are kept in a file, the index.
+One pass over the shards' headers finds the places. They are kept in a file, the index. `ddlp.objects.tars` uses the same
+index for shards in object storage.
 """
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import hashlib
 import io
@@ -18,17 +20,19 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from csd_engine.data.image_files import content, open_sample, pillow_open
+from csd_engine.machine.file_locks import fcntl
 from ddlp.cache_directory import cache_directory
 from ddlp.datasets import TargetedImages
 
-__all__ = ["TarImages"]
+__all__ = ["IMAGES", "OpenedShard", "TarImages", "TarIndex", "TarTargets", "expand_numbers", "find_index"]
 
+IMAGES = ("jpg", "jpeg", "png", "webp")
 KEY = "__key__"
 _DECODERS: dict[str, Callable[[bytes], Any]] = {
     **dict.fromkeys(("cls", "cls2", "id", "index", "inx"), int),
@@ -66,9 +70,27 @@ class TarIndex(NamedTuple):
         """Return the name of sample k's image."""
         return os.fsdecode(_piece(self.name_ends, self.names, k))
 
+    def where(self, shards: Sequence[str], k: int) -> str:
+        """Return the place of sample k for messages: its shard, which has a name in ``shards``, and its image's name."""
+        return f"{shards[int(self.shards[k])]}, member {self.name(k)}"
+
+    def key(self, k: int) -> str:
+        """Return the key of sample k."""
+        matched = _NAME.fullmatch(self.name(k))
+        assert matched
+        return matched[1]
+
     def target(self, k: int) -> bytes:
         """Return the content of sample k's target."""
         return _piece(self.target_ends, self.targets, k)
+
+
+class OpenedShard(NamedTuple):
+    """A shard for the pass over its headers: its path or URL for messages, a seekable stream, its size in bytes."""
+
+    name: str
+    stream: BinaryIO
+    size: int
 
 
 def _piece(ends: np.ndarray, blob: np.ndarray, k: int) -> bytes:
@@ -106,15 +128,15 @@ class TarImages(TargetedImages):
         target_transform: Callable | None = None,
         *,
         target: str = "cls",
-        image: Sequence[str] = ("jpg", "jpeg", "png", "webp"),
+        image: Sequence[str] = IMAGES,
         index_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        decode = _DECODERS.get(target.rpartition(".")[2])
-        if decode is None and target != KEY:
-            raise ValueError(f"TarImages: target={target!r} is none of {', '.join(_DECODERS)} or {KEY}.")
         self.paths = _expand(paths)
-        self.index = _index(self.paths, frozenset(image), target, index_dir)
-        super().__init__(_Targets(self, decode), transform, target_transform)
+        stats = [(path, os.stat(path)) for path in self.paths]
+        shards = [[os.path.basename(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats]
+        beside = os.path.dirname(self.paths[0])
+        self.index = find_index(shards, _opened(self.paths), image, target, index_dir, beside)
+        super().__init__(TarTargets(self.paths, self.index, target), transform, target_transform)
 
     def image(self, index: int) -> Image.Image:
         """Return the sample's image, RGB."""
@@ -125,77 +147,149 @@ class TarImages(TargetedImages):
 
     def where(self, index: int) -> str:
         """Return a sample's place for messages: its shard, and the image's name in the shard."""
-        return f"{self.paths[int(self.index.shards[index])]}, member {self.index.name(index)}"
+        return self.index.where(self.paths, index)
 
     def key(self, index: int) -> str:
         """Return a sample's key."""
-        matched = _NAME.fullmatch(self.index.name(index))
-        assert matched
-        return matched[1]
+        return self.index.key(index)
 
 
-class _Targets(Sequence):
-    """The targets. Each is decoded from its member's content when it is asked for."""
+class TarTargets(Sequence):
+    """The targets of samples in shards. Each is decoded from its member's content when it is asked for.
 
-    def __init__(self, dataset: TarImages, decode: Callable[[bytes], Any] | None) -> None:
-        self._dataset, self._decode = dataset, decode
+    Args:
+        shards: paths or URLs, for messages.
+        index: has the contents.
+        target: the extension of the target's member, or ``__key__``.
+    """
+
+    def __init__(self, shards: Sequence[str], index: TarIndex, target: str) -> None:
+        self._shards, self._index = shards, index
+        self._decode = _DECODERS.get(target.rpartition(".")[2])
 
     def __len__(self) -> int:
-        return len(self._dataset.index.shards)
+        return len(self._index.shards)
 
     def __getitem__(self, index: Any) -> Any:
         index = range(len(self))[index]
         if self._decode is None:
-            return self._dataset.key(index)
-        found = self._dataset.index.target(index)
+            return self._index.key(index)
+        found = self._index.target(index)
         try:
             return self._decode(found)
         except ValueError as error:
-            where = self._dataset.where(index)
+            where = self._index.where(self._shards, index)
             raise ValueError(f"{where}: its target is {found[:80]!r}: {error}. Correct the shard.") from error
+
+
+def expand_numbers(text: str) -> list[str]:
+    """Return ``train-{000..146}.tar`` as 147 names; a text without braces as it is."""
+    some = [text]
+    while ranges := _RANGE.search(some[0]):
+        first, last = ranges.groups()
+        numbers = [str(k).zfill(len(first)) for k in range(int(first), int(last) + 1)]
+        some = [_RANGE.sub(number, one, count=1) for one in some for number in numbers]
+    return some
 
 
 def _expand(paths: Any) -> list[str]:
     """Return the shards' absolute paths. Raises ValueError if there are none."""
     if isinstance(paths, (str, os.PathLike)):
-        some = [os.fspath(paths)]
-        while ranges := _RANGE.search(some[0]):
-            first, last = ranges.groups()
-            numbers = [str(k).zfill(len(first)) for k in range(int(first), int(last) + 1)]
-            some = [_RANGE.sub(number, path, count=1) for path in some for number in numbers]
+        some = expand_numbers(os.fspath(paths))
         found = [one for path in some for one in (sorted(glob.glob(path)) if glob.has_magic(path) else [path])]
     else:
         found = [os.fspath(path) for path in paths]
     if not found:
         raise ValueError(f"TarImages: no shards at {paths!r}.")
+    if (urls := [path for path in found if "://" in path]) and not os.path.exists(urls[0]):
+        raise ValueError(f"TarImages: {urls[0]} is a URL, and these are files. ddlp.TarObjects has shards in object storage.")
     return [os.path.abspath(path) for path in found]
 
 
-def _index(paths: list[str], image: frozenset[str], target: str, directory: Any) -> TarIndex:
-    """Return the index: the one that was kept, or a new one, which is kept now."""
-    stats = [os.stat(path) for path in paths]
-    shards = [[os.path.basename(path), stat.st_size, stat.st_mtime_ns] for path, stat in zip(paths, stats, strict=True)]
+def _opened(paths: list[str]) -> Iterator[OpenedShard]:
+    for path in paths:
+        with open(path, "rb") as stream:
+            yield OpenedShard(path, stream, os.path.getsize(path))
+
+
+def find_index(
+    shards: list[list[Any]],
+    opened: Iterator[OpenedShard],
+    image: Sequence[str],
+    target: str,
+    directory: str | os.PathLike[str] | None,
+    beside: str | None = None,
+) -> TarIndex:
+    """Return the index: the one that was kept, or a new one, which is kept now.
+
+    Args:
+        shards: of each its name, and what changes with its content, as plain data for JSON. With a None nothing is kept.
+        opened: the shards in this order, each until the next one is asked for. Nothing is asked for without need.
+        image, target: see `TarImages`.
+        directory: for the index; None: ``beside`` if it is given and can be written, else ddlp's cache directory.
+
+    Raises:
+        ValueError: there is no such target; or a shard is not as it must be, see `TarImages`.
+        OSError: a shard can't be read, or ``directory`` can't be written.
+    """
+    if target != KEY and target.rpartition(".")[2] not in _DECODERS:
+        raise ValueError(f"target={target!r} is none of {', '.join(_DECODERS)} or {KEY}.")
     about = {"format": _FORMAT, "image": sorted(image), "target": target, "shards": shards}
     names = json.dumps([about["image"], target, [shard[0] for shard in shards]])
     name = f".ddlp-{hashlib.blake2b(names.encode(), digest_size=8).hexdigest()}.index"
-    cache = cache_directory()
-    usual: list[Any] = [os.path.dirname(paths[0]), *([] if cache is None else [cache])]
-    places = usual if directory is None else [directory]
-    for place in places:
-        found = _read(Path(place, name), about)
-        if found is not None:
+    usual = [place for place in (beside, cache_directory()) if place is not None]
+    places: list[Any] = usual if directory is None else [directory]
+    if any(None in shard for shard in shards):
+        places = []
+
+    def kept() -> TarIndex | None:
+        return next((found for place in places if (found := _read(Path(place, name), about)) is not None), None)
+
+    if (found := kept()) is not None:
+        return found
+    # Files are read again in little time. From a storage one process reads them for all of a computer, such as its ranks.
+    lock = Path(places[0], f"{name}.lock") if places and beside is None else None
+    with contextlib.nullcontext() if lock is None else _alone(lock, directory is not None):
+        if beside is None and (found := kept()) is not None:
             return found
-    made = _make(paths, image, target)
-    for place in places:
-        try:
-            if directory is not None or place != places[0]:
+        made = _make(opened, len(shards), frozenset(image), target)
+        for place in places:
+            try:
                 os.makedirs(place, exist_ok=True)
-            _write(Path(place, name), about, made)
-            break
-        except OSError:
-            if directory is not None:
-                raise
+                _write(Path(place, name), about, made)
+                break
+            except OSError:
+                if directory is not None:
+                    raise
     return made
+
+
+@contextlib.contextmanager
+def _alone(path: Path, must: bool) -> Iterator[None]:
+    """Wait until no other process holds this lock, and hold it. If it can't be made: OSError if it ``must``, else go on."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        if must:
+            raise
+        descriptor = -1
+    if descriptor < 0:
+        yield
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("ddlp: index of tar shards: another process makes it, this one waits", file=sys.stderr, flush=True)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError:  # a file system without locks
+            pass
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(path)  # who waits for it still finds the index
+        os.close(descriptor)
 
 
 def _sections(header: bytes, arrays: Any) -> Iterator[tuple[int, Any]]:
@@ -252,24 +346,25 @@ class _Sample(NamedTuple):
     target: bytes
 
 
-def _make(paths: list[str], image: frozenset[str], target: str) -> TarIndex:
+def _make(opened: Iterator[OpenedShard], count: int, image: frozenset[str], target: str) -> TarIndex:
     samples: list[_Sample] = []
-    counts = []
+    which: list[int] = []
     told = time.monotonic()
-    for number, path in enumerate(paths):
-        before = len(samples)
-        samples += _samples(path, image, target)
-        counts.append(len(samples) - before)
-        if time.monotonic() - told > _QUIET_S:
-            told = time.monotonic()
-            print(
-                f"ddlp: index of tar shards: {number + 1} of {len(paths)}, {len(samples):,} samples (made once, then kept)",
-                file=sys.stderr, flush=True,
-            )  # fmt: skip
+    with contextlib.closing(opened):  # type: ignore[type-var]  # a generator
+        for number, shard in enumerate(opened):
+            for sample in _samples(shard, image, target):
+                samples.append(sample)
+                which.append(number)
+                if time.monotonic() - told > _QUIET_S:
+                    told = time.monotonic()
+                    print(
+                        f"ddlp: index of tar shards: {number + 1} of {count}, {len(samples):,} samples (made once, then kept)",
+                        file=sys.stderr, flush=True,
+                    )  # fmt: skip
     names = [os.fsencode(sample.name) for sample in samples]
     targets = [sample.target for sample in samples]
     offsets, sizes = (np.array([sample[column] for sample in samples], dtype=np.int64) for column in (1, 2))
-    return TarIndex(np.repeat(np.arange(len(paths)), counts), offsets, sizes, *_blob(names), *_blob(targets))
+    return TarIndex(np.array(which, dtype=np.int64), offsets, sizes, *_blob(names), *_blob(targets))
 
 
 def _blob(pieces: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
@@ -277,9 +372,10 @@ def _blob(pieces: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
     return ends, np.frombuffer(b"".join(pieces), dtype=np.uint8)
 
 
-def _samples(path: str, image: frozenset[str], target: str) -> Iterator[_Sample]:
+def _samples(shard: OpenedShard, image: frozenset[str], target: str) -> Iterator[_Sample]:
     """Yield the samples of one shard. Raises ValueError; the message names the shard and the member."""
-    for key, some in itertools.groupby(_members(path), lambda one: one[0]):
+    path = shard.name
+    for key, some in itertools.groupby(_members(shard), lambda one: one[0]):
         members: dict[str, tuple[tarfile.TarInfo, bytes]] = {}
         for _, extension, info, read in some:
             if extension in members:
@@ -299,38 +395,41 @@ def _samples(path: str, image: frozenset[str], target: str) -> Iterator[_Sample]
         yield _Sample(info.name, info.offset_data, info.size, members[target][1] if target != KEY else b"")
 
 
-def _members(path: str) -> Iterator[tuple[str, str, tarfile.TarInfo, Callable[[], bytes]]]:
+def _members(shard: OpenedShard) -> Iterator[tuple[str, str, tarfile.TarInfo, Callable[[], bytes]]]:
     """Yield key, extension, place and content of each member that belongs to a sample, by WebDataset's rules."""
+    path, stream, size = shard
     last = "its beginning"
-    try:
-        size = os.path.getsize(path)
-        with tarfile.open(path, "r:") as tar:
-            while (info := tar.next()) is not None:
-                tar.members.clear()  # type: ignore[attr-defined]  # tarfile keeps all members it has read, and there are many
-                if info.offset_data + info.size > size:
-                    raise ValueError(
-                        f"{path} breaks off: its member {info.name} ends at byte {info.offset_data + info.size}, the file at "
-                        f"{size}. Write or copy it again."
-                    )
-                last = info.name
-                matched = _NAME.fullmatch(info.name)
-                if not info.isreg() or not matched or _META.match(info.name):
-                    continue
-                if info.issparse():
-                    raise ValueError(f"{path}: {info.name} is a sparse file, which has no one place. Write the shard again.")
 
-                def read(info: tarfile.TarInfo = info) -> bytes:
-                    member = tar.extractfile(info)
-                    assert member
-                    return member.read()
+    def step(take: Callable[[], Any]) -> Any:
+        try:
+            return take()
+        except (tarfile.TarError, ValueError, OverflowError, RecursionError, MemoryError) as error:  # of damaged numbers
+            raise ValueError(
+                f"{path} can't be read as an uncompressed tar file: {error}, behind {last}. Unpack it if it is compressed, "
+                "else write or copy it again."
+            ) from error
 
-                yield matched[1], matched[2].lower(), info, read
-            with open(path, "rb") as stream:  # tarfile takes a damaged header for the end of the file
-                stream.seek(tar.offset)
-                if any(stream.read(_BLOCK)):
-                    raise ValueError(f"{path} is damaged at byte {tar.offset}, behind {last}. Write or copy it again.")
-    except tarfile.TarError as error:
-        raise ValueError(
-            f"{path} can't be read as an uncompressed tar file: {error}, behind {last}. Unpack it if it is compressed, else "
-            "write or copy it again."
-        ) from error
+    with step(lambda: tarfile.open(fileobj=stream, mode="r:")) as tar:
+        while (info := step(tar.next)) is not None:
+            tar.members.clear()  # tarfile keeps all members it has read, and there are many
+            end = info.offset_data + info.size
+            if info.size < 0 or info.offset_data < 0:
+                raise ValueError(f"{path} is damaged behind {last}: {info.name} has {info.size} bytes. Write or copy it again.")
+            if end > size:
+                raise ValueError(
+                    f"{path} breaks off: its member {info.name} ends at byte {end}, the file at {size}. Write or copy it again."
+                )
+            last = info.name
+            matched = _NAME.fullmatch(info.name)
+            if not info.isreg() or not matched or _META.match(info.name):
+                continue
+            if info.issparse():
+                raise ValueError(f"{path}: {info.name} is a sparse file, which has no one place. Write the shard again.")
+
+            def read(info: tarfile.TarInfo = info) -> bytes:
+                return step(lambda: tar.extractfile(info).read())
+
+            yield matched[1], matched[2].lower(), info, read
+        step(lambda: stream.seek(tar.offset))  # tarfile takes a damaged header for the end of the file
+        if any(stream.read(_BLOCK)):
+            raise ValueError(f"{path} is damaged at byte {tar.offset}, behind {last}. Write or copy it again.")

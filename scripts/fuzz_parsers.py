@@ -13,11 +13,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import io
 import itertools
 import json
 import os
 import random
 import sys
+import tarfile
 import tempfile
 import time
 import traceback
@@ -58,6 +60,7 @@ from ddlp.objects.manifest import parse_index
 from ddlp.sampling.state_schema import check_state
 from ddlp.schema import Misfit
 from ddlp.sources.usercode.tree import DamagedTree, Encoded, decode, encode
+from ddlp.tars import IMAGES, OpenedShard, find_index
 
 _MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # a disk writes each input out, which takes most of the time
 _SIZE = (40, 30)  # (width, height) of the images for which a pipeline draws
@@ -411,6 +414,44 @@ def _read_index(_: Path, content: bytes) -> None:
     assert len(found.targets) == len(found.objects) <= len(objects) and len(found.fingerprint()) == 32
 
 
+def _shards(_: Path) -> list[Any]:
+    made, long = [], f"{'b' * 99}/\u00fc"
+    for kind in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
+        stream = io.BytesIO()
+        with tarfile.open(fileobj=stream, mode="w", format=kind) as tar:
+            for name, data in (("a.jpg", b"x" * 700), ("a.cls", b"3"), (f"{long}.png", b""), (f"{long}.cls", b"4")):
+                info = tarfile.TarInfo(name)
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+        made.append(stream.getvalue()[:8192])
+    return made
+
+
+def _changed_shard(rng: random.Random, content: bytes) -> bytes:
+    """Change bytes in the blocks of headers too, with the checksum set right again: else no change there gets far."""
+    new = bytearray(content)
+    for at in rng.sample(range(0, len(new), tarfile.BLOCKSIZE), rng.choice((0, 1, 2))):
+        block = bytearray(new[at : at + tarfile.BLOCKSIZE])
+        if block[257:262] != b"ustar":
+            continue
+        place = rng.choice((0, 100, 124, 124, 156, 157, 345, rng.randrange(500)))  # name, mode, size, type, link, prefix
+        numbers = b"\x80" + bytes(7) + rng.randbytes(4), b"\xff" * 12, b"%011o\0" % rng.getrandbits(rng.choice((9, 33)))
+        block[place : place + 12] = rng.choice((*numbers, rng.randbytes(12)))
+        if rng.random() < 0.5:
+            block[156:157] = rng.choice(b"01234567gxLKSDVMN").to_bytes(1, "little")
+        block[148:156] = b" " * 8
+        block[148:156] = b"%06o\0 " % sum(block)
+        new[at : at + tarfile.BLOCKSIZE] = block
+    return bytes(new) if rng.random() < 0.7 else changed_bytes(rng, bytes(new))
+
+
+def _read_shard(_: Path, content: bytes) -> None:
+    opened = (OpenedShard("x.tar", io.BytesIO(content), len(content)) for _ in range(1))
+    index = find_index([["x.tar", None]], opened, IMAGES, "cls", None)
+    for at, size in zip(index.offsets.tolist(), index.sizes.tolist(), strict=True):
+        assert 0 <= at <= at + size <= len(content), (at, size)
+
+
 def _cards(_: Path) -> list[Any]:
     signs = ".:+=^!/*?&<>()[]{}@%$#-0aZ0aZ0aZ0aZ0aZbc"  # of Z85, as many as a key has
     cards = (Card("tcp://node7:5555", "a" * 40, "node7", 1), Card("ipc:///run/e/s", signs, "a-b", 0))
@@ -462,6 +503,7 @@ PARSERS = {
     "tree": Parser((DamagedTree,), _trees, _read_tree, changed_bytes),
     "record": Parser((NotAuthentic,), _records, _read_record, changed_bytes),
     "index": Parser((ValueError,), _indexes, _read_index, changed_bytes),
+    "shard": Parser((ValueError,), _shards, _read_shard, _changed_shard),
     "card": Parser((BadMessage,), _cards, _read_card, changed_bytes),
     "state": Parser((Misfit,), _states, _read_state),
     "message": Parser((BadMessage,), _messages, _read_message, _changed_message),

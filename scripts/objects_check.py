@@ -2,7 +2,8 @@
 
 The server (`tests/object_server.py`) is a process of its own, with latency and a limited rate. "The bound" is the smaller of
 that rate and ddlp's with the files. Peers run the same transform on the same objects: torch's DataLoader with a data set that
-opens each object by fsspec's HTTP file system, or by s3fs. Both sides have `--workers` workers; the peers are measured with
+opens each object by fsspec's HTTP file system, or by s3fs. With `--shards` the same images come from tar shards as well, a
+range each, from a server of their own with the same limits. Both sides have `--workers` workers; the peers are measured with
 1 to 16 as well. Rates are medians of rounds in turn, in images a second, each behind a start of some batches.
 
     python -m scripts.objects_check                         # some minutes; pip install fsspec aiohttp s3fs
@@ -19,6 +20,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -30,7 +32,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision import transforms as T
 from torchvision.datasets import ImageFolder
 
-from ddlp import DDLPLoader, ImageObjects
+from ddlp import DDLPLoader, ImageObjects, TarObjects
 from ddlp.sampledata import make_imagefolder
 
 BATCH = 32
@@ -51,6 +53,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=3000, help="of a measurement of ours (%(default)s)")
     parser.add_argument("--seconds", type=float, default=4.0, help="of a measurement of a peer (%(default)s)")
     parser.add_argument("--faults", type=float, default=0.0, help="part of requests answered by 503, and as many resets")
+    parser.add_argument("--shards", type=int, default=0, help="tar shards with the same images, beside the objects (none)")
     parser.add_argument("--root", type=Path, help="an ImageFolder's directory; made by default")
     parser.add_argument("--peers", nargs="*", choices=("fsspec", "s3fs"), default=["fsspec", "s3fs"], help="(all)")
     options = parser.parse_args()
@@ -84,6 +87,8 @@ class Check:
                         found[name].append(_ours(dataset, o.workers, o.images))
             bounds = [min(local, rate or local) for local in found["files"]]
             parts = [ours / bound for ours, bound in zip(found["objects"], bounds, strict=True)]
+            if o.shards:
+                self._sharded(files, rate)
             print(
                 f"{1000 * self._latency:.0f} ms, {f'{rate:.0f} a second at most' if rate else 'any rate'}: files "
                 f"{statistics.median(found['files']):.0f}, objects {statistics.median(found['objects']):.0f} images/s, of the "
@@ -91,6 +96,23 @@ class Check:
             )  # fmt: skip
         if o.peers:
             self._beside(o)
+
+    def _sharded(self, files: ImageFolder, rate: float) -> None:
+        o = self._options
+        with tempfile.TemporaryDirectory() as home, contextlib.ExitStack() as stack:
+            write_shards(files, Path(home), o.shards)
+            objects, shards = (stack.enter_context(served(d, self._latency, rate, o.faults)) for d in (self._root, Path(home)))
+            began = time.monotonic()
+            urls = [f"{shards}{number}.tar" for number in range(o.shards)]
+            sets = TarObjects(urls, TRAIN, index_dir=Path(home, "index")), ImageObjects(objects, TRAIN)
+            index_s = time.monotonic() - began
+            each = [[_ours(dataset, o.workers, o.images) for dataset in sets] for _ in range(o.rounds)]
+        parts = [ours / single for ours, single in each]
+        print(
+            f"{1000 * self._latency:.0f} ms, {f'{rate:.0f} a second at most' if rate else 'any rate'}: {o.shards} shards "
+            f"{statistics.median(ours for ours, _ in each):.0f} images/s, of single objects' {statistics.median(parts):.3f} "
+            f"({min(parts):.3f} .. {max(parts):.3f}); both lists took {index_s:.1f} s", flush=True,
+        )  # fmt: skip
 
     def _beside(self, o: argparse.Namespace) -> None:
         with served(self._root, self._latency, 0.0, 0.0) as url:
@@ -109,6 +131,17 @@ class Check:
                     f"its best {best[most]:.0f} with {most}, {ours / best[most]:.1f} times "
                     f"({', '.join(f'{workers}: {rate:.0f}' for workers, rate in best.items())})", flush=True,
                 )  # fmt: skip
+
+
+def write_shards(files: ImageFolder, home: Path, count: int) -> None:
+    """Write the images into shards of WebDataset's names: 0.tar, 1.tar, ..."""
+    for number in range(count):
+        with tarfile.open(home / f"{number}.tar", "w") as tar:
+            for k, (path, target) in enumerate(files.samples[number::count]):
+                tar.add(path, f"{k}.jpg")
+                label = tarfile.TarInfo(f"{k}.cls")
+                label.size = len(str(target))
+                tar.addfile(label, io.BytesIO(str(target).encode()))
 
 
 @contextlib.contextmanager

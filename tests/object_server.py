@@ -1,6 +1,6 @@
 """A web server on loopback with latency, a rate and faults, which also speaks as much of S3's protocol as reading needs.
 
-    GET, HEAD /bucket/key                            an object, with its ETag
+    GET, HEAD /bucket/key                            an object or a range of its bytes, with its ETag; If-Match
     GET       /bucket/?list-type=2&prefix=...        S3's listing, in pages of 1,000
 
 Signatures are not looked at. As a process of its own it prints its port:
@@ -43,6 +43,7 @@ class ObjectServer:
         requests: the head of each request, as text.
         most: requests in flight at once at most.
         objects: as given; may be changed.
+        ranges, conditions, tags: whether ranges are given, If-Match is obeyed, and objects have ETags.
         hanging: keys that are not answered before the server ends.
     """
 
@@ -51,6 +52,7 @@ class ObjectServer:
     ) -> None:
         self.objects = dict(objects)
         self.latency_s, self.rate, self.busy, self.reset = latency_s, rate, busy, reset
+        self.ranges = self.conditions = self.tags = True
         self.keep_requests = True
         self.hanging: set[str] = set()
         self.requests: list[str] = []
@@ -136,10 +138,17 @@ class ObjectServer:
                 return True
             status, kind, body, tag = self._find(target)
             ranged = re.search(r"(?i)^range: bytes=(\d+)-(\d*)", head, re.MULTILINE)
-            if ranged and tag:
+            expected = re.search(r"(?i)^if-match: (\S+)", head, re.MULTILINE)
+            found = bool(tag)
+            if found and expected and self.conditions and expected[1] not in tag:
+                status, body = "412 Precondition Failed", b""
+            elif found and ranged and self.ranges and int(ranged[1]) >= len(body):
+                status, body = "416 Range Not Satisfiable", b""
+            elif found and ranged and self.ranges:
                 first, last = int(ranged[1]), min(len(body) - 1, int(ranged[2] or len(body)))
                 status, tag = "206 Partial Content", f"{tag}Content-Range: bytes {first}-{last}/{len(body)}\r\n"
                 body = body[first : last + 1]
+            tag = tag if self.tags else re.sub("ETag: .*\r\n", "", tag)
             answer = (
                 f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nContent-Type: {kind}\r\n"
                 f'Last-Modified: Thu, 26 Nov 2026 12:00:00 GMT\r\n{tag}\r\n'
@@ -150,7 +159,7 @@ class ObjectServer:
                     connection.sendall(answer + body[: len(body) // 2])
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 return False
-            if tag:
+            if found:
                 self._wait()
             connection.sendall(answer)
             connection.sendall(body)

@@ -31,9 +31,8 @@ FLOORS = (
     ),
     (
         "ddlp.process", "ddlp.stats", "ddlp.planning", "ddlp.devices", "ddlp.sampledata", "ddlp.tars", "ddlp.huggingface",
-        "ddlp.objects",
     ),
-    ("ddlp.sampling", "ddlp.transfer"),
+    ("ddlp.objects", "ddlp.sampling", "ddlp.transfer"),
     ("ddlp.translate",),
     ("ddlp.sources", "ddlp.frameworks", "ddlp.caching", "ddlp.explain"),
     ("ddlp.epoch", "ddlp.deploy", "ddlp.config"),

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from PIL import Image
-
-from csd_engine.data.base import Reader, at_hand
-from csd_engine.data.image_files import content, pillow_open
-from csd_engine.data.safe_open import OpenFile
-from csd_engine.errors import SampleError
-from ddlp.datasets import TargetedImages
-from ddlp.objects.requests import ObjectReader
 from ddlp.objects.storage import INDEX, Storage
+from ddlp.objects.stored_images import StoredImages
 
 __all__ = ["ImageObjects"]
 
 
-class ImageObjects(TargetedImages):
+class ImageObjects(StoredImages):
     """A map-style data set of image files in S3, Google Cloud Storage, Azure or on a web server. Samples are (image, class).
 
     The first directory below the URL is an image's class, as in an ImageFolder; the samples have an ImageFolder's order. One
@@ -64,53 +55,17 @@ class ImageObjects(TargetedImages):
         credential_provider: Callable[[], Any] | None = None,
         memory_bytes: int = 256 << 20,
     ) -> None:
-        self._storage = Storage(url, config, client_options, credential_provider)
-        self._manifest = self._storage.manifest(INDEX if index is None and self._storage.web else index)
-        self._memory_bytes = memory_bytes
-        super().__init__(self._manifest.targets, transform, target_transform)
-        self.url = self._storage.url
+        storage = Storage(url, config, client_options, credential_provider)
+        self._manifest = storage.manifest(INDEX if index is None and storage.web else index)
+        super().__init__(storage, self._manifest, memory_bytes, self._manifest.targets, transform, target_transform)
+        self.url = storage.url
         self.classes = self._manifest.classes
         self.class_to_idx = {label: k for k, label in enumerate(self.classes)}
 
     def __repr__(self) -> str:
         return f"ImageObjects({self.url!r}, {len(self)} images, {len(self.classes)} classes)"
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "reader"}
-
     @property
     def samples(self) -> list[tuple[str, int]]:
         """The URL of each sample and the number of its class."""
         return [(self.url + one.key, target) for one, target in zip(self._manifest.objects, self.targets, strict=True)]
-
-    @functools.cached_property
-    def reader(self) -> ObjectReader:
-        """Reads the objects, for ddlp's loader."""
-        return ObjectReader(self._storage, self._manifest, self._memory_bytes)
-
-    @functools.cached_property
-    def fingerprint(self) -> str:
-        """32 hex digits over the objects' keys, sizes and ETags."""
-        return self._manifest.fingerprint()
-
-    def image(self, index: int) -> Image.Image:
-        """Return the object's image, RGB."""
-        return _image(self.reader, range(len(self))[index])
-
-    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, Any]]:
-        """Return samples whose objects are requested all at once; torch's DataLoader asks so for a batch."""
-        if any(getattr(type(self), name) is not getattr(ImageObjects, name) for name in ("__getitem__", "image")):
-            return [self[index] for index in indices]  # a subclass makes its samples itself
-        places = [range(len(self))[index] for index in indices]
-        with at_hand(self.reader, places) as reader:
-            return [self._sample(_image(reader, place), place) for place in places]
-
-
-def _image(reader: Reader, index: int) -> Image.Image:
-    try:
-        opened = reader.open(index)
-    except SampleError as error:
-        cause = error.__cause__
-        raise (type(cause) if isinstance(cause, OSError) else OSError)(str(error)) from None
-    assert isinstance(opened, OpenFile)
-    return pillow_open(io.BytesIO(content(opened))).convert("RGB")

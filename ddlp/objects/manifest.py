@@ -1,4 +1,7 @@
-"""The list of a data set's objects: which there are, how large, of which class. It is made from a listing or an index file."""
+"""The list of a data set's objects: which there are, how large, of which class. It is made from a listing or an index file.
+
+What a reader reads by requests is a `Listing`: these objects, or parts of objects (`ddlp.objects.parts`).
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,13 @@ import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from csd_engine.data.base import Versions
 
-__all__ = ["Manifest", "Stored", "parse_index", "same_tag"]
+__all__ = ["Listing", "Manifest", "Part", "Stored", "digest_of", "mark_of", "parse_index", "same_tag"]
 
 IMAGES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's IMG_EXTENSIONS
 _LINE = re.compile(r"([0-9]{1,15}) (.+)")
@@ -30,6 +33,32 @@ class Stored(NamedTuple):
     key: str
     size: int
     tag: str
+
+
+class Part(NamedTuple):
+    """A part of an object: its bytes from ``offset`` on, ``size`` of them."""
+
+    whole: Stored
+    offset: int
+    size: int
+
+
+class Listing(Protocol):
+    """What is read by requests, by number."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Stored | Part:
+        """Return what a request brings. Raises IndexError."""
+
+    def where(self, index: int) -> str:
+        """Return the place below the data set's URL, for messages."""
+
+    def fingerprint(self) -> str:
+        """Return 32 hex digits that tell what the numbers mean."""
+
+    def versions(self, url: str) -> Versions | None:
+        """Return the versions of all, for a data set at this URL; None if an ETag is not known."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +89,16 @@ class Manifest:
         number = {label: k for k, label in enumerate(classes)}
         return cls([one for *_, one in found], [number[label] for label, *_ in found], classes)
 
+    def __len__(self) -> int:
+        return len(self.objects)
+
+    def __getitem__(self, index: int) -> Stored:
+        return self.objects[index]
+
+    def where(self, index: int) -> str:
+        """See `Listing.where`."""
+        return self.objects[index].key
+
     def fingerprint(self) -> str:
         """Return 32 hex digits that tell what the samples' numbers mean. They depend on keys, sizes and ETags alone."""
         digest = hashlib.blake2b(digest_size=16, person=b"ddlp objects")
@@ -68,11 +107,11 @@ class Manifest:
         return digest.hexdigest()
 
     def versions(self, url: str) -> Versions | None:
-        """Return the objects' versions, for a data set at this URL; None if an ETag is not known."""
+        """See `Listing.versions`."""
         if not all(one.tag for one in self.objects):
             return None
-        names = [_number(url + one.key) for one in self.objects]
-        marks = [-1 - (_number(_bare(one.tag)) >> 1) for one in self.objects]
+        names = [digest_of(url + one.key) for one in self.objects]
+        marks = [mark_of(one) for one in self.objects]
         sizes = [one.size for one in self.objects]
         return Versions(np.array(names, np.uint64), np.array(sizes, np.int64), np.array(marks, np.int64))
 
@@ -87,7 +126,12 @@ def _bare(tag: str) -> str:
     return tag.removeprefix("W/").strip('"')
 
 
-def _number(text: str) -> int:
+def mark_of(one: Stored) -> int:
+    """Return a digest of an object's ETag, negative, of 64 bits."""
+    return -1 - (digest_of(_bare(one.tag)) >> 1)
+
+
+def digest_of(text: str) -> int:
     """Return a digest of 64 bits."""
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
 

@@ -19,15 +19,15 @@ import numpy as np
 
 from csd_engine.batchfile.publishing import pwrite
 from csd_engine.data.base import Fetch, Places, Reader, Source, Versions
-from csd_engine.data.image_files import part_of
+from csd_engine.data.image_files import content, part_of
 from csd_engine.data.safe_open import OpenFile
 from csd_engine.errors import SampleError
 from csd_engine.kernels.files import Parts
-from ddlp.objects.manifest import Manifest, Stored
+from ddlp.objects.manifest import Listing, Part, Stored
 from ddlp.objects.storage import Storage
 from ddlp.objects.window import Window
 
-__all__ = ["ObjectReader"]
+__all__ = ["ObjectReader", "sample_bytes"]
 
 LOOK_UP_S = 0.05  # how often a thread that waits asks whether the samples are wanted still
 PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # before an object is asked for again; obstore tries it thrice
@@ -36,22 +36,22 @@ AHEAD = 2  # windows of samples that may be there, or on their way, before anybo
 
 
 class ObjectReader(Reader):
-    """Reads the objects of a manifest. Any thread may use it; a fork of the process may not.
+    """Reads objects, or parts of objects. Any thread may use it; a fork of the process may not.
 
     Args:
         storage: has the objects.
-        manifest: lists them.
+        listing: says which.
         most_bytes: of samples in memory that nobody has asked for yet, with all others.
     """
 
     slow = True
 
-    def __init__(self, storage: Storage, manifest: Manifest, most_bytes: int) -> None:
-        self._storage, self._manifest = storage, manifest
+    def __init__(self, storage: Storage, listing: Listing, most_bytes: int) -> None:
+        self._storage, self._listing = storage, listing
         self._requests = _Requests(storage, most_bytes)
 
     def __len__(self) -> int:
-        return len(self._manifest.objects)
+        return len(self._listing)
 
     def open(self, index: int) -> Source:
         """See `Reader.open`. It reads the whole object."""
@@ -66,7 +66,7 @@ class ObjectReader(Reader):
 
     def where(self, index: int) -> str:
         """See `Reader.where`."""
-        return self._storage.url + self._manifest.objects[index].key
+        return self._storage.url + self._listing.where(index)
 
     def versions(self, indices: list[int]) -> Versions | None:
         """See `Reader.versions`. An index file has no ETags."""
@@ -75,18 +75,31 @@ class ObjectReader(Reader):
 
     @functools.cached_property
     def _versions(self) -> Versions | None:
-        return self._manifest.versions(self._storage.url)
+        return self._listing.versions(self._storage.url)
 
     def fetch(self, indices: Sequence[int], ahead: bool = False) -> Fetch | None:
         """See `Reader.fetch`."""
         self._storage.get_ready()
         each = list(dict.fromkeys(indices))
-        one = _ObjectFetch(self, self._requests, each, [self._manifest.objects[index] for index in each])
+        one = _ObjectFetch(self, self._requests, each, [self._listing[index] for index in each])
         return one if self._requests.begin(one, ahead) else None
 
 
+def sample_bytes(reader: Reader, index: int, told: Callable[[SampleError], str] = str) -> bytes:
+    """Return the bytes of a storage's sample. Raises OSError, of the kind that the same file would give. ``told``: its text."""
+    try:
+        opened = reader.open(index)
+    except SampleError as error:
+        cause = error.__cause__
+        raise (type(cause) if isinstance(cause, OSError) else OSError)(told(error)) from None
+    assert isinstance(opened, OpenFile)
+    return content(opened)
+
+
 class _ObjectFetch(Fetch):
-    def __init__(self, reader: ObjectReader, requests: _Requests, indices: list[int], objects: list[Stored]) -> None:
+    def __init__(
+        self, reader: ObjectReader, requests: _Requests, indices: list[int], objects: list[Stored | Part]
+    ) -> None:
         self.indices, self.objects = indices, objects
         self.sizes = np.array([one.size for one in objects], dtype=np.int64)
         self.offsets = np.cumsum(self.sizes) - self.sizes

@@ -26,13 +26,14 @@ from ddlp.datasets import ImageArrays, ImageFiles
 from ddlp.errors import Untranslatable
 from ddlp.huggingface import HUGGING_FACE, HuggingFaceImages
 from ddlp.objects.dataset import ImageObjects
+from ddlp.objects.tars import TarObjects
 from ddlp.tars import TarImages
 from ddlp.translate.arrays import fer2013, image_arrays, qmnist
 from ddlp.translate.files import folder, image_files, same_size_folder
 from ddlp.translate.huggingface import hugging_face_images
 from ddlp.translate.joined import JoinedFetch
 from ddlp.translate.leaf import WAYS, DictSample, Leaf, class_name, name_of
-from ddlp.translate.objects import image_objects
+from ddlp.translate.objects import stored_images
 from ddlp.translate.parts import tar_images
 from ddlp.translate.timm_sets import timm_images
 from ddlp.translate.torchvision_files import TORCHVISION_FILES
@@ -349,7 +350,8 @@ LEAVES: dict[type, Callable[[Any], Leaf]] = {
     ImageArrays: image_arrays("images", "targets"),
     HuggingFaceImages: hugging_face_images,
     TarImages: tar_images,
-    ImageObjects: image_objects,
+    ImageObjects: stored_images("ImageObjects"),
+    TarObjects: stored_images("TarObjects"),
     tv.CIFAR10: image_arrays("data", "targets"),
     tv.CIFAR100: image_arrays("data", "targets"),
     tv.MNIST: image_arrays("data", "targets", integers=True),

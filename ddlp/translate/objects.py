@@ -1,24 +1,26 @@
-"""`ddlp.ImageObjects` as a leaf: its bytes come by requests, and go to an engine with the leases."""
+"""`ddlp.ImageObjects` and `ddlp.TarObjects` as leaves: their bytes come by requests, and go to an engine with the leases."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from csd_engine.data.base import Dataset, Fetch, Reader, Source, Versions
 from csd_engine.data.carried import CarriedSet
-from ddlp.objects.dataset import ImageObjects
+from ddlp.objects.stored_images import StoredImages
 from ddlp.translate.leaf import Leaf, Upload
 
-__all__ = ["ObjectLeaf", "image_objects"]
+__all__ = ["ObjectLeaf", "stored_images"]
 
 
 @dataclass(frozen=True, eq=False)
 class ObjectLeaf(Leaf):
-    """Objects of a storage, opened as RGB.
+    """Objects of a storage, or parts of them, opened as RGB.
 
     Args:
         reader: reads them.
-        fingerprint: of their keys, sizes and ETags.
+        fingerprint: see `StoredImages.fingerprint`.
     """
 
     reader: Reader
@@ -53,10 +55,14 @@ class ObjectLeaf(Leaf):
         return CarriedSet(self.fingerprint, len(self))
 
 
-def image_objects(dataset: ImageObjects) -> ObjectLeaf:
-    """The leaf of an ImageObjects."""
+def stored_images(name: str) -> Callable[[StoredImages], ObjectLeaf]:
+    """Return what makes the leaf of data sets of this name."""
+    return functools.partial(_leaf, name)
+
+
+def _leaf(name: str, dataset: StoredImages) -> ObjectLeaf:
     targets = dataset.targets
     return ObjectLeaf(
-        "ImageObjects", dataset.transform, lambda those: [targets[k] for k in those], dataset.target_transform,
+        name, dataset.transform, lambda those: [targets[k] for k in those], dataset.target_transform,
         dataset.reader, dataset.fingerprint,
     )  # fmt: skip

@@ -6,7 +6,7 @@ from scripts.fuzz_parsers import PARSERS, fuzz
 
 INPUTS = {
     "card": 2000, "state": 60, "message": 2000, "pipeline": 800, "dataset": 800, "layout": 800, "manifest": 500, "npy": 500,
-    "batch": 500, "segment": 500, "record": 3000, "tree": 2000, "parcel": 1000, "index": 2000,
+    "batch": 500, "segment": 500, "record": 3000, "tree": 2000, "parcel": 1000, "index": 2000, "shard": 1000,
 }  # fmt: skip
 
 

@@ -42,11 +42,10 @@ def png(data: bytes) -> bytes:
     return out.getvalue()
 
 
-@pytest.fixture
-def shards(tmp_path) -> list[str]:
+def write_shards(root: Path) -> list[str]:
     """Three shards of seven samples, with other members between them: long names, PNGs, and targets of three kinds."""
-    files = write_images(tmp_path / "files", 3 * PER_SHARD)
-    paths = [str(tmp_path / f"train-{number:03d}.tar") for number in range(3)]
+    files = write_images(root / "files", 3 * PER_SHARD)
+    paths = [str(root / f"train-{number:03d}.tar") for number in range(3)]
     for number, path in enumerate(paths):
         kind = (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT)[number]
         with tarfile.open(path, "w", format=kind) as tar:
@@ -64,6 +63,11 @@ def shards(tmp_path) -> list[str]:
                 add(tar, f"{key}.txt", f"a dög {n}".encode())
                 add(tar, f"{key}.meta.json", json.dumps({"n": n, "of": ["x", n / 2]}).encode())
     return paths
+
+
+@pytest.fixture
+def shards(tmp_path) -> list[str]:
+    return write_shards(tmp_path)
 
 
 def by_webdataset(shards: list[str], target: str) -> list[Any]:
@@ -111,6 +115,8 @@ def test_how_shards_are_named(shards, tmp_path):
         TarImages(str(tmp_path / "none-*.tar"))
     with pytest.raises(FileNotFoundError):
         TarImages(str(tmp_path / "none.tar"))
+    with pytest.raises(ValueError, match=r"s3://bucket/x-0.tar is a URL.*ddlp.TarObjects"):
+        TarImages("s3://bucket/x-{0..1}.tar")
 
 
 def test_the_index_is_made_once_and_again_when_a_shard_changes(shards, tmp_path, monkeypatch, capsys):
@@ -171,10 +177,14 @@ def test_damaged_shards_are_told_by_name(shards, tmp_path):
     second = shards[1]
     whole = Path(second).read_bytes()
     at, end = header(second, "0011.cls"), header(second, "0011.JPG")
+    less = bytearray(whole[at : at + 512])
+    less[124:136], less[148:156] = b"\xff" * 12, b" " * 8  # -1 byte
+    less[148:156] = b"%06o\0 " % sum(less)
     cases = [
         (whole[: at + 512 + 1], rf"{second} breaks off: its member some/.*/0011.cls"),
         (whole[: at + 100], rf"{second}.*(damaged at byte|behind some/)"),
         (whole[:at] + b"\xff" * 512 + whole[at + 512 :], rf"{second} is damaged at byte {at}, behind some/.*/0011.JPG"),
+        (whole[:at] + bytes(less) + whole[at + 512 :], rf"{second} is damaged behind some/.*0011.JPG: .*0011.cls has -1"),
         (b"no tar at all" * 99, rf"{second} can't be read as an uncompressed tar file"),
         (b"\x1f\x8b" + whole, rf"{second} can't be read as an uncompressed tar file"),
     ]

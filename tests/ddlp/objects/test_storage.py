@@ -50,7 +50,7 @@ def test_what_is_wrong_is_told_in_one_line(server, monkeypatch):
     refused("s3://other/train/", "s3://other/train/", "bucket", config=config)
     refused("s3://forbidden/train/", "s3://forbidden/train/", "credentials", "skip_signature", config=config)
     refused(f"s3://{BUCKET}/none/", "no image in a directory", config=config)
-    refused(web, f"there is no {web}index.txt", "find .")
+    refused(web, f"There is no {web}index.txt", "find .")
     server.objects["index.txt"] = b"nonsense"
     refused(web, "line 1, 'nonsense'", "SIZE PATH")
     server.objects["index.txt"] = b"5 ../../etc/passwd"
@@ -112,6 +112,6 @@ def test_s3_by_moto(images, monkeypatch):
         client.delete_object(Bucket="photos", Key="train/class0/000.jpg")
         with pytest.raises(FileNotFoundError, match=r"s3://photos/train/class0/000.jpg"):
             dataset[0]
-        refused("s3://nowhere/train/", "there is no s3://nowhere/train/", config=config)
+        refused("s3://nowhere/train/", "There is no s3://nowhere/train/", config=config)
     finally:
         moto.stop()

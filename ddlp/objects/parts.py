@@ -1,0 +1,56 @@
+"""Parts of objects, by number: samples in shards, or the pieces in which a shard is read."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from csd_engine.data.base import Versions
+from ddlp.objects.manifest import Part, Stored, digest_of, mark_of
+
+__all__ = ["Parts"]
+
+_ODD = np.uint64(0x9E3779B97F4A7C15)  # times an odd number: offsets in one object stay apart, modulo 2**64
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Parts of objects. It is a `ddlp.objects.manifest.Listing`.
+
+    Attributes:
+        objects: the whole ones.
+        which, offsets, sizes: int64 (n,): the number of each part's object, and its bytes there.
+        where: gives a part's place below the data set's URL, for messages.
+    """
+
+    objects: list[Stored]
+    which: np.ndarray
+    offsets: np.ndarray
+    sizes: np.ndarray
+    where: Callable[[int], str]
+
+    def __len__(self) -> int:
+        return len(self.which)
+
+    def __getitem__(self, index: int) -> Part:
+        return Part(self.objects[int(self.which[index])], int(self.offsets[index]), int(self.sizes[index]))
+
+    def fingerprint(self) -> str:
+        """See `Listing.fingerprint`."""
+        digest = hashlib.blake2b(digest_size=16, person=b"ddlp parts")
+        for one in self.objects:
+            digest.update(f"{one.size} {one.tag}\0{one.key}\0".encode("utf-8", "surrogatepass"))
+        for column in (self.which, self.offsets, self.sizes):
+            digest.update(column.astype("<i8").tobytes())
+        return digest.hexdigest()
+
+    def versions(self, url: str) -> Versions | None:
+        """See `Listing.versions`. A part's mark is that of its object."""
+        if not all(one.tag for one in self.objects):
+            return None
+        names = np.array([digest_of(url + one.key) for one in self.objects], np.uint64)[self.which]
+        marks = np.array([mark_of(one) for one in self.objects], np.int64)[self.which]
+        return Versions(names + self.offsets.astype(np.uint64) * _ODD, self.sizes.astype(np.int64), marks)
