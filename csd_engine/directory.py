@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+import sys
+from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 __all__ = ["Directory", "Entry", "distrusted", "first_above"]
 
@@ -30,8 +31,9 @@ class Directory:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         self.descriptor = os.open(path, flags, dir_fd=None if above is None else above.descriptor)
 
-    def __del__(self) -> None:
-        self.close()
+    def __del__(self, ended: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not ended():  # at the interpreter's exit the imports of this module may be gone
+            self.close()
 
     def close(self) -> None:
         """Close the descriptor. It may be called again."""

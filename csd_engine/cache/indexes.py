@@ -49,7 +49,7 @@ class JpegIndexes(ABC):
 
     @abstractmethod
     def of(self, sources: np.ndarray, places: Places) -> BatchIndexes:
-        """Return the indexes of a batch. It never raises.
+        """Return the indexes of a batch. It never raises, unless this thread only reads a shelf: see `Shelf.reading`.
 
         Args:
             sources: indices, int64 (n,), which exist.

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from csd_engine.cache.shelves import Shelves
 from csd_engine.errors import CacheRefused, DamagedSegment
 from csd_engine.kernels.places import address
 
-__all__ = ["ENTRY_BYTES", "CacheCounts", "Found", "Shelf"]
+__all__ = ["ENTRY_BYTES", "CacheCounts", "Found", "NeedsWriting", "Shelf"]
 
 ENTRY_BYTES = ENTRY.itemsize + 6  # of memory that an open shelf takes for each sample of its data set
 
@@ -67,13 +67,18 @@ class Found(NamedTuple):
     arrays: Tuple[np.ndarray, ...]
 
 
+class NeedsWriting(Exception):
+    """A thread that only reads has asked for samples that others would keep, forget or remove (`Shelf.reading`)."""
+
+
 class Shelf:
     """The samples of one data set by one pipeline. Any thread may use it; a fork of the process only reads.
 
     A sample's pixels are verified when this process uses them for the first time; where they are damaged, the whole file is
     removed, and its samples are made again. Files that this process has written itself are not verified.
 
-    Nothing here raises once it is open: what fails is told in one line, and the samples are made as without a cache.
+    Nothing here raises once it is open, but in `reading`: what fails is told in one line, and the samples are made as without a
+    cache.
 
     Args:
         shelves: the cache's directory.
@@ -103,6 +108,9 @@ class Shelf:
         self.trouble = ""
         self.wanted: Callable[[], bool] = _always
         self._lock = threading.RLock()
+        self._published = threading.Condition(self._lock)
+        self._publishing = 0  # files that threads are about to end
+        self._thread = threading.local()
         self._entries = np.zeros(samples, ENTRY)
         self._segment = np.zeros(samples, np.int32)  # each sample's, as its place in _names; 0: none
         self._verified = np.zeros(samples, np.bool_)
@@ -115,6 +123,7 @@ class Shelf:
         self._known: Set[str] = set()
         self._writer: Optional[SegmentWriter] = None
         self._full = False  # no more room, or writing failed
+        self._settled = False  # since `begin` nothing was to keep that may be kept in the next epoch, or was kept
         self._told: Set[str] = set()
         self._looked_s = 0.0  # of the monotonic clock
         self._looked_at_ns = 0  # the directory's time of change then
@@ -128,13 +137,18 @@ class Shelf:
 
     @property
     def keeps(self) -> bool:
-        """Whether it takes samples now."""
-        return not self._full and os.getpid() == self._pid and self.wanted()
+        """Whether it takes samples of this thread now."""
+        return not self._full and os.getpid() == self._pid and self._reading is None and self.wanted()
 
     @property
     def full(self) -> bool:
         """Whether there is no more room, or writing failed."""
         return self._full
+
+    @property
+    def filling(self) -> bool:
+        """Whether a file is being filled, whose samples `find` does not have yet."""
+        return self._writer is not None
 
     @property
     def held(self) -> int:
@@ -143,8 +157,36 @@ class Shelf:
 
     def begin(self) -> None:
         """Begin to count anew, take up what other processes have written, and look for room again."""
-        self.counts, self._full = CacheCounts(), False
+        self.counts, self._full, self._settled = CacheCounts(), False, True
         self._look()
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[CacheCounts]:
+        """Have this thread only read, in a `with`: for samples of an epoch that may never begin. Yields counts of its own.
+
+        Nothing is kept, removed or told; `count` adds the counts to an epoch's. So `find` raises NeedsWriting where there is
+        more to do: a sample's source has changed, or its pixels are damaged. Also if a sample is missing, unless the last epoch
+        had nothing to keep: if it was made here in each epoch, none would keep it.
+
+        The shelf may be closed meanwhile.
+        """
+        counts = CacheCounts()
+        self._thread.reading = counts
+        try:
+            yield counts
+        finally:
+            self._thread.reading = None
+
+    @property
+    def _reading(self) -> Optional[CacheCounts]:
+        found: Optional[CacheCounts] = getattr(self._thread, "reading", None)
+        return found
+
+    def count(self, counts: CacheCounts) -> None:
+        """Add the hits and misses of a thread that only read to those of the epoch under way."""
+        with self._lock:
+            self.counts.hits += counts.hits
+            self.counts.misses += counts.misses
 
     def _changed(self) -> bool:
         """Return whether a file has come or gone since the last look, or that look is long ago."""
@@ -210,7 +252,20 @@ class Shelf:
         Args:
             sources: their indices, int64 (n,), which exist.
             origins: what they are made of.
+
+        Raises:
+            NeedsWriting: this thread only reads, see `reading`.
         """
+        reading = self._reading
+        found = self._find(sources, origins) if reading is None else self._read(sources, origins)
+        hits = int(np.count_nonzero(found.hit))
+        with self._lock:
+            counts = self.counts if reading is None else reading
+            counts.hits += hits
+            counts.misses += len(sources) - hits
+        return found
+
+    def _find(self, sources: np.ndarray, origins: Origins) -> Found:
         if self._changed():  # ranks and an engine's processes end their epochs at different times
             self._look()
         found, unverified = self._gather(sources, origins)
@@ -219,10 +274,18 @@ class Shelf:
                 if not self._verify(*one):
                     break
             found, unverified = self._gather(sources, origins)
-        hits = int(np.count_nonzero(found.hit))
+        return found
+
+    def _read(self, sources: np.ndarray, origins: Origins) -> Found:
+        """Find samples, and change nothing. Raises NeedsWriting."""
         with self._lock:
-            self.counts.hits += hits
-            self.counts.misses += len(sources) - hits
+            missing = ~self.has(sources, origins)
+            changed = missing & (self._segment[sources] > 0)
+            if changed.any() or (missing.any() and (self.filling or not self._settled)):
+                raise NeedsWriting
+            found, unverified = self._gather(sources, origins)
+        if not all(self._sound(*one) for one in unverified):
+            raise NeedsWriting
         return found
 
     def has(self, sources: np.ndarray, origins: Origins) -> np.ndarray:
@@ -250,18 +313,23 @@ class Shelf:
                 self._forget_changed(sources[there & ~hit], numbers[there & ~hit])
         return Found(hit, first, entries["height"], entries["width"], *in_file, arrays), unverified
 
-    def _verify(self, number: int, source: int, offset: int, size: int, wanted: int) -> bool:
-        """Compare a sample's checksum; False: look for it again, since its file is damaged and gone."""
+    def _sound(self, number: int, source: int, offset: int, size: int, wanted: int) -> bool:
+        """Compare a sample's checksum; False: it is another one, or the sample's file is used no more."""
         segment = self._open[number]
-        if segment is None:  # another thread was first
+        if segment is None or checksum(segment.pixels[offset : offset + size]) != wanted:
             return False
-        if checksum(segment.pixels[offset : offset + size]) == wanted:
-            with self._lock:
-                if self._segment[source] == number:
-                    self._verified[source] = True
+        with self._lock:
+            if self._segment[source] == number:
+                self._verified[source] = True
+        return True
+
+    def _verify(self, number: int, *sample: int) -> bool:
+        """Do as `_sound`, and remove a damaged file; False: look for the sample again."""
+        if self._sound(number, *sample):
             return True
-        self._drop(number)
-        self._remove_damaged(self._names[number], "a sample's checksum is another one")
+        if self._open[number] is not None:  # else another thread was first
+            self._drop(number)
+            self._remove_damaged(self._names[number], "a sample's checksum is another one")
         return False
 
     def _drop(self, number: int) -> None:
@@ -269,7 +337,7 @@ class Shelf:
         with self._lock:
             gone = self._segment == number
             self._segment[gone], self._verified[gone] = 0, False
-            self._open[number] = None
+            self._open[number], self._settled = None, False
 
     def _forget_changed(self, sources: np.ndarray, numbers: np.ndarray) -> None:
         """Forget samples whose sources have changed. A file with more than half of such samples is removed, for new ones."""
@@ -287,8 +355,10 @@ class Shelf:
         if not self.keeps:
             return
         settled_ns = (time.time() - _SETTLED_S) * 1e9
-        fit = (one for one in samples if -1 < one.origin.size and one.origin.mtime_ns < settled_ns and not self._has(one))
-        wanted = list({one.source: one for one in fit}.values())
+        fit = [one for one in samples if -1 < one.origin.size and one.origin.mtime_ns < settled_ns]
+        if len(fit) < len(samples):
+            self._settled = False
+        wanted = list({one.source: one for one in fit if not self._has(one)}.values())
         each_s = seconds / max(1, len(samples))
         for one in wanted:
             self._coming[one.source] = True
@@ -328,23 +398,33 @@ class Shelf:
         with self._lock:
             if self._writer is not writer:
                 return
-            self._writer = None
-        size = writer.publish()
-        if size:
+            self._writer, self._publishing = None, self._publishing + 1
+        try:
+            size = writer.publish()
+            if size:
+                with self._lock:
+                    self.counts.written_bytes += size
+                    self._settled = False
+                self._take(writer.name, verified=True)
+        finally:
             with self._lock:
-                self.counts.written_bytes += size
-            self._take(writer.name, verified=True)
+                self._publishing -= 1
+                self._published.notify_all()
 
     def flush(self) -> None:
-        """End the file that is being filled, so that its samples can be found."""
+        """End the file that is being filled, so that its samples can be found, and wait for those that other threads end."""
+        if os.getpid() != self._pid:
+            return
         writer = self._writer
-        if writer is not None and os.getpid() == self._pid:
+        if writer is not None:
             try:
                 self._finish(writer)
             except OSError as error:
                 self._full = True
                 self.tell_once(f"takes no more samples: {error.strerror}")
             self._coming[:] = False
+        with self._lock:
+            self._published.wait_for(lambda: not self._publishing)
 
     def close(self) -> None:
         """End the file that is being filled, and give up the shelf's lock. Do not use the shelf any more."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from csd_engine.batchfile.checksum import Checksum
 from csd_engine.cache.origins import origins_at
+from csd_engine.cache.shelf import CacheCounts
 from csd_engine.transforms.prefix import draw_nothing
 from ddlp.sources.base import EpochSpec, PreparedBatch
 from ddlp.sources.host.native import prepare_batch
@@ -33,18 +34,21 @@ class EarlyBatch(NamedTuple):
         batch: as `ddlp.sources.base.HostSource.prepare` returns it.
         busy_s, cpu_s: what it took a worker, in seconds and in processor seconds.
         origin: the result of `_origin` from before it was made.
+        cached: how many of its samples came from the cache; None: there is no cache.
     """
 
     batch: PreparedBatch
     busy_s: float
     cpu_s: float
     origin: bytes
+    cached: CacheCounts | None
 
 
 class EarlyBatches:
     """Makes an epoch's first batches in threads of its own, which end when there is no more room. Any thread may use it.
 
-    A batch that fails is left to the epoch, which raises its error.
+    A batch that fails is left to the epoch, which raises its error. So is one with samples that the cache is still to keep: the
+    threads only read there.
 
     Args:
         predict: returns the spec of the epoch as far as it is known; None if it can't be known. It runs in one of the threads.
@@ -91,6 +95,7 @@ class EarlyBatches:
         return (
             finished == self._finished
             and mine.gpu_transfer is spec.gpu_transfer
+            and mine.cache is spec.cache
             and (mine.shape, mine.plan.views, mine.replaces) == (spec.shape, spec.plan.views, spec.replaces)
             and mine.pipeline.digest == spec.pipeline.digest
             and mine.epilogue.does_what(spec.epilogue)
@@ -115,6 +120,8 @@ class EarlyBatches:
                 self.close()  # all are taken
         if early is None or _origin(spec, position) != early.origin:
             return None
+        if spec.cache is not None and early.cached is not None:
+            spec.cache.shelf.count(early.cached)
         return early
 
     def close(self) -> None:
@@ -158,9 +165,10 @@ class EarlyBatches:
                 early, began = None, time.monotonic()
                 with contextlib.suppress(Exception):  # the epoch's own worker makes it again, and raises the error
                     if (origin := _origin(spec, position)) is not None:
-                        batch = prepare_batch(spec, position, self._wanted, self._finished)
+                        with contextlib.nullcontext() if spec.cache is None else spec.cache.shelf.reading() as cached:
+                            batch = prepare_batch(spec, position, self._wanted, self._finished)
                         before, cpu = cpu, thread_cpu_s()
-                        early = EarlyBatch(batch, time.monotonic() - began, cpu - before, origin)
+                        early = EarlyBatch(batch, time.monotonic() - began, cpu - before, origin, cached)
                         del batch
                 with self._lock:
                     self._in_work.discard(position)

@@ -411,6 +411,8 @@ class EpochExecutor:
         if self._turn is None or ledger.free or ledger.returned or not ledger.closed:
             return
         idle, room = self._workers - ledger.host_in_work, ledger.free_host_slots
+        if self.spec.cache is not None and self.spec.cache.shelf.filling and ledger.host_in_work:
+            return  # the next epoch uses what is kept of the batches in work
         if idle > 0 and room > 0 and not self._closing:
             self._turn.grow(idle, room)
 

@@ -204,6 +204,8 @@ def _predicted(turn: weakref.ref[LoaderTurn]) -> EpochSpec | None:
         plan=plan,
         pool=MemoryPool(SPARE_BLOCKS, before.gpu_transfer is not None and before.gpu_transfer.pinned),
     )
+    if spec.cache is not None:
+        spec.cache.shelf.flush()  # what this epoch has kept can be found
     with no_forks():  # see `get_ready`
         get_ready(spec)
     return spec

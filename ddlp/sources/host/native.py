@@ -36,11 +36,13 @@ class NativeHost:
     def __init__(self, spec: EpochSpec) -> None:
         self._spec = spec
         self._ahead: FetchAhead | None = None
+        self._told: tuple[Callable[[str], None], ...] = ()  # who is told of the cache in this epoch, and who was before
         get_ready(spec)
 
     def begin(self, sink: EpochSink) -> None:
         """Have the user told what goes wrong with the cache, and bring samples of a slow storage before their turn."""
         if self._spec.cache is not None:
+            self._told = sink.warn, self._spec.cache.shelf.tell
             self._spec.cache.shelf.tell = sink.warn
         if self._spec.reader.slow:
             self._ahead = FetchAhead(self._spec, sink)
@@ -61,7 +63,10 @@ class NativeHost:
             return prepare_batch(self._spec, position, wanted, finished, reader)
 
     def close(self) -> None:
-        """Drop the samples that were brought and are not wanted any more."""
+        """Drop the samples that were brought and are not wanted any more, and have nobody of this epoch told of the cache."""
+        if self._told and self._spec.cache is not None and self._spec.cache.shelf.tell == self._told[0]:
+            self._spec.cache.shelf.tell = self._told[1]  # else the shelf, and so its mapped files, would be kept by a cycle
+        self._told = ()
         if self._ahead is not None:
             self._ahead.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import pickle
@@ -18,6 +19,7 @@ from torchvision.transforms import v2
 from ddlp import Cache, DDLPError, DDLPLoader, ImageArrays, ImageFiles, TarImages
 from ddlp.caching import opening
 from ddlp.stats.live import Life
+from tests.engine_process import until
 
 COUNT, SIDE = 60, 24
 EVALUATION = v2.Compose([v2.Resize(28), v2.CenterCrop(SIDE), v2.ToTensor(), v2.Normalize((0.5,) * 3, (0.2,) * 3)])
@@ -187,6 +189,21 @@ def test_a_loader_that_is_dropped_frees_its_shelf(files: list[str], tmp_path: Pa
     assert [one.in_use for one in shelves.summaries()] == [False]
     epoch(copy)
     assert counted(copy) == (COUNT, 0)
+
+
+def test_a_loader_that_is_dropped_frees_its_mapped_files(files: list[str], tmp_path: Path) -> None:
+    """At once: no cycle of references keeps them until the collector comes."""
+    gc.collect()
+    gc.disable()
+    try:
+        loader = make(files, cache=Cache(tmp_path / "cache", "1G"))
+        for _ in range(2):
+            epoch(loader)
+        assert str(tmp_path / "cache") in Path("/proc/self/maps").read_text()
+        del loader
+        until(lambda: str(tmp_path / "cache") not in Path("/proc/self/maps").read_text())
+    finally:
+        gc.enable()
 
 
 def test_another_cache_between_epochs(files: list[str], tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomS
 from torch.utils.data.distributed import DistributedSampler
 from torchvision import transforms
 
-from ddlp import Cache, DDLPLoader, ImageArrays, ImageFiles, TarImages, load_operators
+from ddlp import DDLPLoader, ImageArrays, ImageFiles, TarImages, load_operators
 from ddlp.epoch import early_batches, turns
 from ddlp.epoch.executor import EpochExecutor
 from ddlp.planning.controller import Controller
@@ -446,7 +446,6 @@ def test_what_makes_nothing_early(paths, tmp_path, monkeypatch):
     others = {
         "recorded": DDLPLoader(files, BATCH, num_workers=WORKERS, record=str(tmp_path / "record")),
         "a sampler of the user's": DDLPLoader(files, BATCH, sampler=list(range(20)), num_workers=WORKERS),
-        "cached": DDLPLoader(files, BATCH, num_workers=WORKERS, cache=Cache(tmp_path / "cache", "1MB")),
         "own steps": DDLPLoader(numbered(paths, steps), BATCH, num_workers=WORKERS, own_steps="threads"),
         "the user's operators": DDLPLoader(numbered(paths, mine), BATCH, num_workers=WORKERS),
         "off": DDLPLoader(files, BATCH, num_workers=WORKERS),
