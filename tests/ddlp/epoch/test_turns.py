@@ -29,8 +29,6 @@ from ddlp.epoch import early_batches, turns
 from ddlp.epoch.executor import EpochExecutor
 from ddlp.planning.controller import Controller
 from ddlp.schedule.slots import host_slots
-from ddlp.sources.engine.embedded import EmbeddedOptions
-from ddlp.sources.engine.shared_engines import acquire
 from ddlp.sources.host import native
 from tests.ddlp.dropin.small_sets import DETERMINISTIC, RANDOM, SAMPLES, numbered, write_images
 from tests.engine_process import until
@@ -471,15 +469,6 @@ SHARED: dict[str, dict[str, Any]] = {
     "mte, 2 batches": {"strategy": "mte", "ratio": 0.06},
     "mte, none": {"strategy": "mte", "ratio": 0.0},
 }
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The spool of an embedded engine."""
-    spool = tmp_path_factory.mktemp("spool")
-    held = acquire(EmbeddedOptions(spool=str(spool)))
-    yield str(spool)
-    held.release()
 
 
 def slowly(make: Callable[..., Any], *arguments: Any) -> Any:
