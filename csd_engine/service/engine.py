@@ -355,18 +355,19 @@ class Service:
     def _expire(self) -> None:
         limit = time.monotonic() - self._options.lease_timeout_s
         for peer in [peer for peer, last_s in self._hosts.items() if last_s < limit]:
-            _LOG.warning("a host has sent nothing for %g s: its jobs are dropped", self._options.lease_timeout_s)
-            self._drop_host(peer)
+            if jobs := self._drop_host(peer):
+                _LOG.warning("a host has sent nothing for %g s: its jobs (%d) are dropped", self._options.lease_timeout_s, jobs)
 
-    def _drop_host(self, peer: bytes) -> None:
-        """End all that a connection has here."""
+    def _drop_host(self, peer: bytes) -> int:
+        """End all that a connection has here; return how many jobs that were."""
         self._hosts.pop(peer, None)
         self._tell_retiring.discard(peer)
         self._file_chunks.forget(peer)
         self._streams.forget(peer)
-        self._job_service.drop_host(peer)
+        jobs = self._job_service.drop_host(peer)
         if peer in self._shared_directories:  # the host may have removed it already
             self._spool.remove_host(self._shared_directories.pop(peer))
+        return jobs
 
     def _roots_of(self, peer: bytes) -> Roots:
         """Return what a host may read: its own roots, and what hosts bring."""

@@ -147,12 +147,14 @@ class JobService:
             computer.temperature_c(sys), computer.load(), say.shorten(self.note or self._retires),
         )  # fmt: skip
 
-    def drop_host(self, peer: bytes) -> None:
-        """End all jobs of a host that is gone. Nothing is sent to it."""
+    def drop_host(self, peer: bytes) -> int:
+        """End all jobs of a host that is gone; return how many it had. Nothing is sent to it."""
         self._set_opening([one for one in self._opening if one.peer != peer], peer)
-        for job in self._queue.of(peer):
+        jobs = list(self._queue.of(peer))
+        for job in jobs:
             job.silent = True
             self._end_job(job)
+        return len(jobs)
 
     # -- jobs
 

@@ -180,6 +180,8 @@ def test_messages_wait_for_an_engine_that_does_not_read(start, recipe):
 def test_a_silent_host_loses_its_jobs(start, recipe):
     engine = start("--root", str(recipe.root), "--lease-timeout", "3")
     silent, lively = engine.link(heartbeat_s=60, heartbeat_timeout_s=100), engine.link(heartbeat_s=0.1)
+    over = engine.link(heartbeat_s=60, heartbeat_timeout_s=100)  # silent too, and nothing is lost with it
+    recipe.open(over, SimpleQueue()).close()
     events = SimpleQueue()
     job = recipe.open(silent, events)
     mine = SimpleQueue()
@@ -191,5 +193,7 @@ def test_a_silent_host_loses_its_jobs(start, recipe):
     assert "Hello" in wait_for(events, EngineLost).reason
     recipe.lease(kept, 0)
     assert wait_for(mine, LeasePublished)
+    assert engine.log.count("has sent nothing for 3 s: its jobs (1) are dropped") == engine.log.count("dropped") == 1
     silent.close()
     lively.close()
+    over.close()
