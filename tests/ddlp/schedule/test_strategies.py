@@ -43,6 +43,18 @@ def test_every_batch_exactly_once_whatever_happens(name, schedules):
     in_one()
 
 
+@pytest.mark.parametrize("name", sorted(STRATEGIES))
+def test_the_host_begins_at_the_head_where_the_strategy_says_so(name):
+    """With `csd` a device has the head, if there is one."""
+    ledger = Ledger(6, host_slots=6, fetch_slots=2)
+    strategy, claimed = STRATEGIES[name](ledger, Rates()), []
+    while len(claimed) < 3 and (position := strategy.next_claim(0.0)) is not None:
+        ledger.claim(position)
+        claimed.append(position)
+    assert claimed == [0, 1, 2]
+    assert strategy.from_head is not strategy.needs_device
+
+
 @pytest.mark.parametrize("schedules", [60, pytest.param(2000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", sorted(name for name, one in STRATEGIES.items() if one.uses_device))
 def test_every_batch_exactly_once_while_a_pools_engines_join_and_leave(name, schedules):
