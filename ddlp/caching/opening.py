@@ -177,7 +177,8 @@ def cache_line(setting: bool | str | Cache, portable: Portable) -> str | None:
     epochs = _epochs(setting)
     when = f", if measuring before the first epoch shows that it saves time in {epochs} epochs"
     sure = epochs is None or ("prefix" in points and "files" not in points)
-    return f"{told}, {where}{'' if sure else when}"
+    waits = "" if epochs is None else "; more is kept only while training waits for its data"
+    return f"{told}, {where}{'' if sure else when}{waits}"
 
 
 def point_line(setting: bool | str | Cache, marked: Marked) -> str | None:
