@@ -11,6 +11,7 @@ Signatures are not looked at. As a process of its own it prints its port:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import random
 import re
@@ -77,7 +78,8 @@ class ObjectServer:
         self._listening.close()
         with self._lock:
             for one in self._open:
-                one.shutdown(socket.SHUT_RDWR)
+                with contextlib.suppress(OSError):  # the client was faster
+                    one.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join()
 

@@ -180,11 +180,12 @@ def test_damaged_shards_are_told_by_name(shards, tmp_path):
     less = bytearray(whole[at : at + 512])
     less[124:136], less[148:156] = b"\xff" * 12, b" " * 8  # -1 byte
     less[148:156] = b"%06o\0 " % sum(less)
+    negative = rf"(behind some/.*0011.JPG: .*0011.cls has -1|at byte {at}, behind some/.*0011.JPG)"  # by Python's version
     cases = [
         (whole[: at + 512 + 1], rf"{second} breaks off: its member some/.*/0011.cls"),
         (whole[: at + 100], rf"{second}.*(damaged at byte|behind some/)"),
         (whole[:at] + b"\xff" * 512 + whole[at + 512 :], rf"{second} is damaged at byte {at}, behind some/.*/0011.JPG"),
-        (whole[:at] + bytes(less) + whole[at + 512 :], rf"{second} is damaged behind some/.*0011.JPG: .*0011.cls has -1"),
+        (whole[:at] + bytes(less) + whole[at + 512 :], rf"{second} is damaged {negative}"),
         (b"no tar at all" * 99, rf"{second} can't be read as an uncompressed tar file"),
         (b"\x1f\x8b" + whole, rf"{second} can't be read as an uncompressed tar file"),
     ]
