@@ -31,7 +31,7 @@ def train(root: str, work: str, step_s: float, epochs: int, cache: str, director
         cards: the directory of the pool's engines.
 
     Returns:
-        Of each epoch its seconds, the samples that came from the cache, and the batches from engines; the last one's notes.
+        Of each epoch its seconds, the samples that came from the cache, and the batches from engines.
     """
     torch.set_num_threads(1)
     options: dict[str, Any] = {"strategy": "cpu"}
@@ -53,7 +53,7 @@ def train(root: str, work: str, step_s: float, epochs: int, cache: str, director
         report = loader.report()
         hits.append(0 if report.cache is None else report.cache.hits)
         from_engines.append(report.batches_csd)
-    return {"seconds": seconds, "hits": hits, "from_engines": from_engines, "notes": list(report.notes)}
+    return {"seconds": seconds, "hits": hits, "from_engines": from_engines}
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from csd_engine.errors import SampleError
 from csd_engine.data.safe_open import OpenFile, open_file
 
 __all__ = [
-    "MAX_FILE_BYTES", "SampleStream", "content", "not_read", "open_image", "open_sample", "part_of", "pillow_open",
+    "MAX_FILE_BYTES", "SampleStream", "SizedStream", "content", "not_read", "open_image", "open_sample", "part_of", "pillow_open",
     "turned_upright",
 ]  # fmt: skip
 
@@ -86,12 +86,11 @@ def content(opened: OpenFile) -> bytes:
         os.close(opened.descriptor)
 
 
-class SampleStream(io.RawIOBase):
-    """The sample's bytes as a seekable file, read on demand. Closing it closes the descriptor."""
+class SizedStream(io.RawIOBase):
+    """A seekable file of ``size`` bytes. A subclass has `readinto`, which reads at ``_position`` and moves it."""
 
-    def __init__(self, opened: OpenFile) -> None:
-        self._opened = opened
-        self._position = 0
+    def __init__(self, size: int) -> None:
+        self._size, self._position = size, 0
 
     def readable(self) -> bool:
         """Return True."""
@@ -103,9 +102,17 @@ class SampleStream(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Move the position, as in any file; return the new one."""
-        from_ = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._opened.size}[whence]
+        from_ = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
         self._position = max(0, from_ + offset)
         return self._position
+
+
+class SampleStream(SizedStream):
+    """The sample's bytes as a seekable file, read on demand. Closing it closes the descriptor."""
+
+    def __init__(self, opened: OpenFile) -> None:
+        super().__init__(opened.size)
+        self._opened = opened
 
     def readinto(self, buffer: Any) -> int:
         """Fill the buffer or its beginning; return the number of bytes."""

@@ -7,7 +7,6 @@ requests as there are samples, and in one shard each has to wait for the one bef
 from __future__ import annotations
 
 import io
-import os
 from collections import deque
 from collections.abc import Iterator
 from contextlib import closing
@@ -15,6 +14,7 @@ from contextlib import closing
 import numpy as np
 
 from csd_engine.data.base import Fetch
+from csd_engine.data.image_files import SizedStream
 from csd_engine.errors import SampleError
 from ddlp.objects.manifest import Stored
 from ddlp.objects.parts import Parts
@@ -96,25 +96,12 @@ def _told(error: SampleError) -> str:
     return f"{error.where}: {error.why}."
 
 
-class _Shard(io.RawIOBase):
+class _Shard(SizedStream):
     """The bytes of a shard whose first piece has this number."""
 
     def __init__(self, pieces: _Pieces, first: int, size: int) -> None:
-        self._pieces, self._first, self._size = pieces, first, size
-        self._position = 0
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Move the position, as in any file; return the new one."""
-        self._position = max(0, offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence])
-        return self._position
+        super().__init__(size)
+        self._pieces, self._first = pieces, first
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         """Fill the buffer or its beginning; return the number of bytes."""
