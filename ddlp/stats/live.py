@@ -6,7 +6,9 @@ moment, so that they belong together.
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -78,11 +80,13 @@ class Life:
 
     _LEAST = 4  # batches, until it is known whether training waits
     _NO_WAITING = 0.02  # of the time
+    _JUDGED_S = 0.1  # so long a judgement holds: one takes as long as a sample
     _KEPT = 8  # epochs whose counts may still change: their threads are about to end, or several run at once
 
     def __init__(self) -> None:
         self.rates = Rates()
         self.ceiling: Ceiling | None = None
+        self._slow, self._judged_s = True, -math.inf
         self._lock = threading.RLock()  # a signal's handler may ask for a report in the midst of it
         self._ended = Sums()
         self._counts: deque[Counts] = deque()
@@ -123,7 +127,13 @@ class Life:
         return batches < self._LEAST or waited_s > self._NO_WAITING * (total.seconds - first_s)
 
     def host_is_slow(self) -> bool:
-        """Whether training waits, or would wait without the devices that make a part of its batches."""
+        """Whether training waits, or would wait without the devices that make a part of its batches. It may be asked often."""
+        now = time.monotonic()
+        if now >= self._judged_s + self._JUDGED_S:
+            self._slow, self._judged_s = self._judge(), now
+        return self._slow
+
+    def _judge(self) -> bool:
         if self.waits():
             return True
         host, training = self.rates.host.per_s, self.rates.training

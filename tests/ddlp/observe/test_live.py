@@ -355,3 +355,13 @@ def test_devices_may_hide_that_the_host_is_slow(host_s: float, by_devices: bool,
     assert not life.waits()
     life.last.sides[Side.CSD] += by_devices
     assert life.host_is_slow() is slow
+
+
+def test_a_judgement_holds_for_a_moment(monkeypatch):
+    life = life_of(*[(1.0, 0.0)] * 4)
+    assert not life.host_is_slow()
+    life.last.waiting["host"] += 1.0
+    life.last.ended_s += 1.0
+    assert life.waits() and not life.host_is_slow()
+    monkeypatch.setattr(Life, "_JUDGED_S", 0.0)
+    assert life.host_is_slow()
