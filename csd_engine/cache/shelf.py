@@ -161,25 +161,29 @@ class Shelf:
         self._look()
 
     @contextlib.contextmanager
-    def reading(self) -> Iterator[CacheCounts]:
+    def reading(self, last: CacheCounts) -> Iterator[CacheCounts]:
         """Have this thread only read, in a `with`: for samples of an epoch that may never begin. Yields counts of its own.
 
         Nothing is kept, removed or told; `count` adds the counts to an epoch's. So `find` raises NeedsWriting where there is
         more to do: a sample's source has changed, or its pixels are damaged. Also if a sample is missing, unless the last epoch
         had nothing to keep: if it was made here in each epoch, none would keep it.
 
-        The shelf may be closed meanwhile.
+        The shelf may be closed meanwhile. Also the epoch may begin: what it has to keep is not known then.
+
+        Args:
+            last: `counts` of the epoch before.
         """
         counts = CacheCounts()
-        self._thread.reading = counts
+        self._thread.reading = counts, last
         try:
             yield counts
         finally:
             self._thread.reading = None
 
     @property
-    def _reading(self) -> Optional[CacheCounts]:
-        found: Optional[CacheCounts] = getattr(self._thread, "reading", None)
+    def _reading(self) -> Optional[Tuple[CacheCounts, CacheCounts]]:
+        """Counts of this thread and of the epoch before, if it only reads."""
+        found: Optional[Tuple[CacheCounts, CacheCounts]] = getattr(self._thread, "reading", None)
         return found
 
     def count(self, counts: CacheCounts) -> None:
@@ -257,10 +261,10 @@ class Shelf:
             NeedsWriting: this thread only reads, see `reading`.
         """
         reading = self._reading
-        found = self._find(sources, origins) if reading is None else self._read(sources, origins)
+        found = self._find(sources, origins) if reading is None else self._read(sources, origins, reading[1])
         hits = int(np.count_nonzero(found.hit))
         with self._lock:
-            counts = self.counts if reading is None else reading
+            counts = self.counts if reading is None else reading[0]
             counts.hits += hits
             counts.misses += len(sources) - hits
         return found
@@ -276,12 +280,12 @@ class Shelf:
             found, unverified = self._gather(sources, origins)
         return found
 
-    def _read(self, sources: np.ndarray, origins: Origins) -> Found:
-        """Find samples, and change nothing. Raises NeedsWriting."""
+    def _read(self, sources: np.ndarray, origins: Origins, last: CacheCounts) -> Found:
+        """Find samples, and change nothing. ``last``: as for `reading`. Raises NeedsWriting."""
         with self._lock:
             missing = ~self.has(sources, origins)
             changed = missing & (self._segment[sources] > 0)
-            if changed.any() or (missing.any() and (self.filling or not self._settled)):
+            if changed.any() or (missing.any() and (self.filling or not self._settled or self.counts is not last)):
                 raise NeedsWriting
             found, unverified = self._gather(sources, origins)
         if not all(self._sound(*one) for one in unverified):

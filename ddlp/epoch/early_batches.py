@@ -53,11 +53,12 @@ class EarlyBatches:
     Args:
         predict: returns the spec of the epoch as far as it is known; None if it can't be known. It runs in one of the threads.
         finished: as for `ddlp.sources.base.HostSource.prepare`.
+        counts: of the loader's cache in the epoch before; None: it has none.
     """
 
-    def __init__(self, predict: Callable[[], EpochSpec | None], finished: bool) -> None:
+    def __init__(self, predict: Callable[[], EpochSpec | None], finished: bool, counts: CacheCounts | None) -> None:
         self._predict: Callable[[], EpochSpec | None] | None = predict
-        self._finished = finished
+        self._finished, self._counts = finished, counts
         self._spec: EpochSpec | None = None
         self._lock = threading.RLock()  # used itself in `with`, see `ddlp.epoch.conditions`
         self._changed = threading.Condition(self._lock)
@@ -165,7 +166,7 @@ class EarlyBatches:
                 early, began = None, time.monotonic()
                 with contextlib.suppress(Exception):  # the epoch's own worker makes it again, and raises the error
                     if (origin := _origin(spec, position)) is not None:
-                        with contextlib.nullcontext() if spec.cache is None else spec.cache.shelf.reading() as cached:
+                        with self._reading(spec) as cached:
                             batch = prepare_batch(spec, position, self._wanted, self._finished)
                         before, cpu = cpu, thread_cpu_s()
                         early = EarlyBatch(batch, time.monotonic() - began, cpu - before, origin, cached)
@@ -180,6 +181,11 @@ class EarlyBatches:
                 self._running -= 1
                 if self._closing and not self._running:
                     self._free()
+
+    def _reading(self, spec: EpochSpec) -> contextlib.AbstractContextManager[CacheCounts | None]:
+        if spec.cache is None or self._counts is None:
+            return contextlib.nullcontext()
+        return spec.cache.shelf.reading(self._counts)
 
     def _predicted(self) -> EpochSpec | None:
         """Make the spec, and have the other threads started."""

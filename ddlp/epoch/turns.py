@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from csd_engine.cache.shelf import CacheCounts
 from ddlp.epoch.early_batches import EarlyBatches
 from ddlp.process.finalizers import when_dropped
 from ddlp.process.forks import no_forks
@@ -81,6 +82,7 @@ class LoaderTurn:
         self._misses = self._rests = 0
         self._late = False  # training draws from the generators, so a prediction holds only from the epoch's end on
         self._spec: EpochSpec | None = None
+        self._counts: CacheCounts | None = None
         self._finished, self._slots = False, 0
         self._base_seed: int | None = None
         self._sampler_epoch: int | None = None
@@ -129,6 +131,7 @@ class LoaderTurn:
             base_seed: torch's base seed, if the next epoch has the same.
         """
         self._spec, self._finished, self._slots, self._base_seed = spec, finished, batches, base_seed
+        self._counts = None if spec.cache is None else spec.cache.shelf.counts
         epoch, before = getattr(sampler_of(loader), "epoch", None), self._sampler_epoch
         if isinstance(epoch, int):
             self._epochs = 1 if before is None else epoch - before
@@ -159,7 +162,7 @@ class LoaderTurn:
         if self._rests:
             self._rests -= 1
             return None
-        self.early = EarlyBatches(functools.partial(_predicted, weakref.ref(self)), self._finished)
+        self.early = EarlyBatches(functools.partial(_predicted, weakref.ref(self)), self._finished, self._counts)
         self._close = when_dropped(self, self.early.close)
         _process.served, _process.guesser = weakref.ref(self), weakref.ref(guesser)
         return self.early

@@ -178,18 +178,18 @@ def test_a_thread_that_only_reads(opened: Callable[..., Shelf], tmp_path: Path) 
     """It counts apart, and leaves to others what is changed, damaged, or missing and may be kept."""
     told: list[str] = []
     one = opened(told=told)
-    with one.reading() as counts:
+    with one.reading(one.counts) as counts:
         assert not one.keeps
         assert not one.find(ALL[:9], origins(ALL[:9])).hit.any()  # this epoch has kept nothing so far
         one.keep([Sample(0, origins(ALL).one(0), image(0))], 0.01)
     assert one.keeps and not one.filling and (one.counts, counts) == (CacheCounts(), CacheCounts(misses=9))
     one.keep([Sample(k, origins(ALL).one(k), image(k)) for k in range(100)], 0.01)
-    with one.reading(), pytest.raises(NeedsWriting):  # a file is being filled
+    with one.reading(one.counts), pytest.raises(NeedsWriting):  # a file is being filled
         one.find(ALL[:9], origins(ALL[:9]))
     one.flush()
-    with one.reading(), pytest.raises(NeedsWriting):  # others may be kept
+    with one.reading(one.counts), pytest.raises(NeedsWriting):  # others may be kept
         one.find(ALL[95:105], origins(ALL[95:105]))
-    with one.reading() as counts:
+    with one.reading(one.counts) as counts:
         found = one.find(ALL[:9], origins(ALL[:9]))
         with pytest.raises(NeedsWriting):
             one.find(ALL[:9], origins(ALL[:9], mtime_ns=LONG_AGO + 1))
@@ -199,16 +199,23 @@ def test_a_thread_that_only_reads(opened: Callable[..., Shelf], tmp_path: Path) 
     one.count(counts)
     assert one.counts == CacheCounts(before.hits + 9, before.misses, before.written_bytes)
     one.begin()
-    with one.reading() as counts:  # the epoch has nothing to keep, so what is missing can't be kept
+    with one.reading(one.counts) as counts:  # the epoch has nothing to keep, so what is missing can't be kept
         assert one.find(ALL[95:105], origins(ALL[95:105])).hit.sum() == 5
     assert counts == CacheCounts(5, 5)
+    last = one.counts
+    one.begin()
+    with one.reading(last) as counts:  # this epoch has begun by now, and may keep what is missing
+        assert one.find(ALL[:9], origins(ALL[:9])).hit.all()
+        with pytest.raises(NeedsWriting):
+            one.find(ALL[95:105], origins(ALL[95:105]))
+    assert counts == CacheCounts(9)
 
     (file,) = files(tmp_path)
     content = bytearray(file.read_bytes())
     content[4096 + 7 * IMAGE_BYTES + 100] ^= 4
     file.write_bytes(content)
     other = opened(told=told)
-    with other.reading():
+    with other.reading(other.counts):
         assert other.find(ALL[:7], origins(ALL[:7])).hit.all()
         with pytest.raises(NeedsWriting):
             other.find(ALL[:9], origins(ALL[:9]))
@@ -222,15 +229,15 @@ def test_what_makes_an_epoch_leave_something_to_keep(opened: Callable[..., Shelf
     new = origins(ALL, mtime_ns=int((time.time() + 1000) * 1e9))
     one = opened()
     one.keep([Sample(0, new.one(0), image(0))], 0.01)
-    with one.reading(), pytest.raises(NeedsWriting):
+    with one.reading(one.counts), pytest.raises(NeedsWriting):
         one.find(ALL[:1], new)
     fill(one, ALL[:10])
     one.begin()
-    with one.reading():
+    with one.reading(one.counts):
         one.find(ALL[10:20], origins(ALL[10:20]))
     changed = origins(ALL[:10], mtime_ns=LONG_AGO + 5)
     assert not one.find(ALL[:10], changed).hit.any()
-    with one.reading(), pytest.raises(NeedsWriting):
+    with one.reading(one.counts), pytest.raises(NeedsWriting):
         one.find(ALL[10:20], origins(ALL[10:20]))
 
 

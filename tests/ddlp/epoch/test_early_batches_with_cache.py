@@ -170,6 +170,31 @@ def test_a_sample_that_is_missing_is_kept_by_its_epoch(paths, tmp_path, monkeypa
         assert (loader.report().early, counted(loader)) == ((ROOM, (SAMPLES, 0)) if kept else (ROOM - 1, (SAMPLES - 1, 1)))
 
 
+def test_an_epoch_that_begins_while_a_sample_of_it_is_looked_for_keeps_it(paths, tmp_path, monkeypatch):
+    """The sample is missing, and the epoch has kept nothing so far, but that it will is not for the early thread to know."""
+    os.utime(paths[1], (4e9, 4e9))  # in the year 2096: too new to be kept
+    find, begin, begun = Shelf.find, Shelf.begin, []
+
+    def once_it_has_begun(self: Shelf, *given: Any) -> Any:
+        if self._reading is not None:
+            until(lambda: len(begun) > 1)
+        return find(self, *given)
+
+    def noted(self: Shelf) -> None:
+        begin(self)
+        begun.append(True)
+
+    loader = make(paths, tmp_path)
+    monkeypatch.setattr(Shelf, "begin", noted)
+    monkeypatch.setattr(Shelf, "find", once_it_has_begun)
+    list(loader)
+    monkeypatch.setattr(shelf_file, "_SETTLED_S", -3e9)
+    epoch(loader)
+    assert counted(loader) == (SAMPLES - 1, 1)
+    epoch(loader)
+    assert counted(loader) == (SAMPLES, 0)
+
+
 @pytest.mark.parametrize("keeps", ("auto", "indexes"))
 def test_a_file_that_changes(paths, tmp_path, plain, keeps):
     """Between the early batch and its epoch, and while its sample lies on the shelf."""
