@@ -77,7 +77,9 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="PATH[=DEVICE_PATH]",
         action="append",
         default=[],
-        help="a directory that jobs may read, as the host names it, and what it is called here; may be repeated",
+        help="a directory that jobs may read, as the host names it, and what it is called here; may be repeated. Or a URL: "
+        "s3://bucket/prefix/, gs://, az:// or https://server/directory/. The engine requests its objects itself, by obstore, "
+        "with the settings and credentials of its environment (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID ...)",
     )
     add("--spool", metavar="DIR", help="for batch files, and for ddlp alone: new or empty at first; one engine a spool")
     add("--keys", metavar="DIR", help="key directory, see above")

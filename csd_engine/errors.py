@@ -23,6 +23,7 @@ __all__ = [
     "SampleError",
     "SpoolError",
     "SpoolFull",
+    "StorageRefused",
     "WrongPixels",
     "quote",
 ]
@@ -53,6 +54,10 @@ class OperatorFailed(EngineError):
 
 class DatasetError(EngineError):
     """A data set's description or its manifest is malformed, or its files are not as described."""
+
+
+class StorageRefused(DatasetError):
+    """An object storage can't be used: a wrong URL, or obstore is missing."""
 
 
 class RootNotAllowed(DatasetError):

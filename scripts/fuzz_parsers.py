@@ -44,6 +44,7 @@ from csd_engine.data.files import FileSet
 from csd_engine.data.image_files import content as file_content
 from csd_engine.data.kinds import parse_dataset
 from csd_engine.data.manifest import Manifest, write_manifest
+from csd_engine.data.objects.dataset import ObjectSet
 from csd_engine.data.parts import PartSet
 from csd_engine.data.safe_open import OpenFile
 from csd_engine.directory import Directory
@@ -198,8 +199,10 @@ def _read_pipeline(_: Path, data: Any) -> None:
 def _datasets(_: Path) -> list[Any]:
     files = FileSet("/data/images", _HEX, 7)
     array, table = ArraySet("/data/a.npy", _HEX, (5, 32, 32, 3)), ArraySet("/data/t.npy", _HEX, (9, 1, 24))
+    objects = ObjectSet("s3://bucket/train/", files, ArraySet("/data/o.npy", _HEX, (7, 1, 16)), table)
     sets = (
         files, array, table, PartSet(files, table, True), ConcatSet((files, array, PartSet(files, table))), CarriedSet(_HEX, 7),
+        objects, ConcatSet((files, objects)),
     )  # fmt: skip
     return [one.to_data() for one in sets]
 

@@ -3,8 +3,10 @@
 The server (`tests/object_server.py`) is a process of its own, with latency and a limited rate. "The bound" is the smaller of
 that rate and ddlp's with the files. Peers run the same transform on the same objects: torch's DataLoader with a data set that
 opens each object by fsspec's HTTP file system, or by s3fs. With `--shards` the same images come from tar shards as well, a
-range each, from a server of their own with the same limits. Both sides have `--workers` workers; the peers are measured with
-1 to 16 as well. Rates are medians of rounds in turn, in images a second, each behind a start of some batches.
+range each, from a server of their own with the same limits. With `--engine` an engine makes all batches: of files that it
+sees, of objects that it requests itself, and of objects whose bytes the host requests and sends it. All sides have `--workers`
+workers; the peers are measured with 1 to 16 as well. Rates are medians of rounds in turn, in images a second, each behind a
+start of some batches.
 
     python -m scripts.objects_check                         # some minutes; pip install fsspec aiohttp s3fs
     python -m scripts.objects_check --latency 0.1 --rounds 1 --peers
@@ -32,8 +34,9 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision import transforms as T
 from torchvision.datasets import ImageFolder
 
-from ddlp import DDLPLoader, ImageObjects, TarObjects
+from ddlp import DDLPLoader, Device, ImageObjects, TarObjects
 from ddlp.sampledata import make_imagefolder
+from tests.engine_process import EngineProcess
 
 BATCH = 32
 START = 4  # batches before the clock starts
@@ -54,6 +57,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0, help="of a measurement of a peer (%(default)s)")
     parser.add_argument("--faults", type=float, default=0.0, help="part of requests answered by 503, and as many resets")
     parser.add_argument("--shards", type=int, default=0, help="tar shards with the same images, beside the objects (none)")
+    parser.add_argument("--engine", action="store_true", help="also the rates of an engine with --workers workers")
     parser.add_argument("--root", type=Path, help="an ImageFolder's directory; made by default")
     parser.add_argument("--peers", nargs="*", choices=("fsspec", "s3fs"), default=["fsspec", "s3fs"], help="(all)")
     options = parser.parse_args()
@@ -89,6 +93,8 @@ class Check:
             parts = [ours / bound for ours, bound in zip(found["objects"], bounds, strict=True)]
             if o.shards:
                 self._sharded(files, rate)
+            if o.engine:
+                self._by_engine(files, rate)
             print(
                 f"{1000 * self._latency:.0f} ms, {f'{rate:.0f} a second at most' if rate else 'any rate'}: files "
                 f"{statistics.median(found['files']):.0f}, objects {statistics.median(found['objects']):.0f} images/s, of the "
@@ -112,6 +118,26 @@ class Check:
             f"{1000 * self._latency:.0f} ms, {f'{rate:.0f} a second at most' if rate else 'any rate'}: {o.shards} shards "
             f"{statistics.median(ours for ours, _ in each):.0f} images/s, of single objects' {statistics.median(parts):.3f} "
             f"({min(parts):.3f} .. {max(parts):.3f}); both lists took {index_s:.1f} s", flush=True,
+        )  # fmt: skip
+
+    def _by_engine(self, files: ImageFolder, rate: float) -> None:
+        o = self._options
+        with tempfile.TemporaryDirectory() as home, served(self._root, self._latency, rate, o.faults) as url:
+            engine = EngineProcess(Path(home), "--root", str(self._root), "--root", url, workers=o.workers)
+            try:
+                there, carried = (Device(engine.address, str(engine.keys), data=data) for data in ("there", "carried"))
+                objects = ImageObjects(url, TRAIN)
+                ways = (files, there), (objects, there), (objects, carried)
+                each = [[_ours(dataset, 0, o.images, device) for dataset, device in ways] for _ in range(o.rounds)]
+            finally:
+                engine.end()
+        local, own, sent = map(statistics.median, zip(*each, strict=True))
+        parts = [found / min(here, rate or here) for here, found, _ in each]
+        print(
+            f"{1000 * self._latency:.0f} ms, {f'{rate:.0f} a second at most' if rate else 'any rate'}: an engine with "
+            f"{o.workers} worker(s), files {local:.0f}, objects that it requests {own:.0f} images/s, of the bound "
+            f"{statistics.median(parts):.3f} ({min(parts):.3f} .. {max(parts):.3f}); objects from the host {sent:.0f}",
+            flush=True,
         )  # fmt: skip
 
     def _beside(self, o: argparse.Namespace) -> None:
@@ -161,10 +187,14 @@ def served(root: Path, latency: float, rate: float, faults: float) -> Iterator[s
         process.communicate()
 
 
-def _ours(dataset: Any, workers: int, images: int) -> float:
-    """ddlp's rate. All of the order is known ahead, as of shuffle=True; of a sampler of one's own only the next batches are."""
+def _ours(dataset: Any, workers: int, images: int, device: Device | None = None) -> float:
+    """ddlp's rate, or that of a device alone.
+
+    All of the order is known ahead, as of shuffle=True; of a sampler of one's own only the next batches are.
+    """
     order = [k % len(dataset) for k in range(images + START * BATCH)]
-    loader = DDLPLoader(Subset(dataset, order), BATCH, num_workers=workers, seed=1, strategy="cpu")
+    strategy = "cpu" if device is None else "csd"
+    loader = DDLPLoader(Subset(dataset, order), BATCH, num_workers=workers, seed=1, strategy=strategy, csd=device)
     return _rate(loader, lambda _: False)
 
 

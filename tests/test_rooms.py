@@ -20,7 +20,8 @@ FACE = "ddlp/__init__.py"
 # From bottom to top. CONTRIBUTING.md shows the same, with a line for each room.
 FLOORS = (
     ("csd_engine", "csd_engine.errors", "csd_engine.directory", "csd_engine.rng", "csd_engine.kernels"),
-    ("csd_engine.keyed", "csd_engine.machine", "csd_engine.data", "csd_engine.batchfile"),
+    ("csd_engine.keyed", "csd_engine.machine", "csd_engine.batchfile"),
+    ("csd_engine.data",),
     ("csd_engine.transforms", "csd_engine.protocol", "csd_engine.cache", "csd_engine.census"),
     ("csd_engine.prepare", "csd_engine.bare"),
     ("csd_engine.service", "csd_engine.parity"),

@@ -126,6 +126,10 @@ class Dataset(ABC):
         """
         return []
 
+    def urls(self) -> List[str]:
+        """Return the URLs of storages that the device must be allowed to read."""
+        return []
+
     @property
     def carried(self) -> bool:
         """Whether the host sends the bytes of some of its samples with each lease (`csd_engine.data.carried`)."""

@@ -8,8 +8,9 @@ from typing import Any, Callable, ClassVar, Dict, List, Optional, Sequence, Tupl
 
 import numpy as np
 
-from csd_engine.data.base import Dataset, PathLike, Places, Reader, Source, fingerprint
+from csd_engine.data.base import Dataset, Fetch, PathLike, Places, Reader, Source, fingerprint
 from csd_engine.data.checks import bad, check_countable, checked_fields
+from csd_engine.data.joined import fetch_parts
 from csd_engine.kernels.pixels import Pixels
 
 __all__ = ["ConcatSet"]
@@ -59,6 +60,10 @@ class ConcatSet(Dataset):
         """See `Dataset.uploads`."""
         return [one for part in self.parts for one in part.uploads(arrays)]
 
+    def urls(self) -> List[str]:
+        """See `Dataset.urls`."""
+        return [url for part in self.parts for url in part.urls()]
+
     @property
     def carried(self) -> bool:
         """See `Dataset.carried`."""
@@ -91,6 +96,7 @@ class _ConcatReader(Reader):
     def __init__(self, readers: List[Reader], beneath: Optional[Sequence[str]]) -> None:
         self._readers = readers
         self.beneath = beneath
+        self.slow = any(reader.slow for reader in readers)
         self._starts = [0]
         for reader in readers:
             self._starts.append(self._starts[-1] + len(reader))
@@ -98,11 +104,21 @@ class _ConcatReader(Reader):
     def __len__(self) -> int:
         return self._starts[-1]
 
-    def _part(self, index: int) -> Tuple[Reader, int]:
+    def _place(self, index: int) -> Tuple[int, int]:
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of a data set of {len(self)}")
         part = bisect.bisect_right(self._starts, index) - 1
-        return self._readers[part], index - self._starts[part]
+        return part, index - self._starts[part]
+
+    def _part(self, index: int) -> Tuple[Reader, int]:
+        part, own = self._place(index)
+        return self._readers[part], own
+
+    def fetch(self, indices: Sequence[int], ahead: bool = False) -> Optional[Fetch]:
+        if not self.slow:
+            return None
+        slow = [reader.slow for reader in self._readers]
+        return fetch_parts(self, self._place, lambda number, some: self._readers[number].fetch(some, ahead), slow, indices)
 
     def open(self, index: int) -> Source:
         reader, own = self._part(index)

@@ -10,11 +10,14 @@ from csd_engine.data.carried import CarriedSet
 from csd_engine.data.checks import bad
 from csd_engine.data.concat import ConcatSet
 from csd_engine.data.files import FileSet
+from csd_engine.data.objects.dataset import ObjectSet
 from csd_engine.data.parts import PartSet
 
 __all__ = ["KINDS", "parse_dataset"]
 
-KINDS: Dict[str, Type[Dataset]] = {kind.type: kind for kind in (FileSet, ArraySet, ConcatSet, PartSet, CarriedSet)}
+KINDS: Dict[str, Type[Dataset]] = {
+    kind.type: kind for kind in (FileSet, ArraySet, ConcatSet, PartSet, ObjectSet, CarriedSet)
+}
 
 
 def parse_dataset(data: Any) -> Dataset:

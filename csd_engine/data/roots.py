@@ -1,11 +1,12 @@
-"""The directories that the engine may read, with their paths on the host and here."""
+"""The directories that the engine may read, with their paths on the host and here, and the URLs of object storages."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Dict, List, Optional, Tuple
 
+from csd_engine.data.objects.urls import below, checked_url, is_url
 from csd_engine.errors import EngineError, RootNotAllowed
 
 __all__ = ["Roots"]
@@ -13,24 +14,30 @@ __all__ = ["Roots"]
 
 @dataclass(frozen=True)
 class Roots:
-    """Pairs of (path on the host, real path on the device).
+    """Pairs of (path on the host, real path on the device), and URLs.
 
     With `trust` every absolute path is allowed as it is. This is only for an engine whose one client is the process that
-    started it, as the same user and over a private socket. That process could read the files itself.
+    started it, as the same user and over a private socket. That process could read the files itself. URLs are not: that process
+    may have other credentials.
     """
 
     pairs: Tuple[Tuple[str, str], ...]
     trust: bool = False
+    urls: Tuple[str, ...] = ()
 
     @staticmethod
     def parse(arguments: List[str], trust: bool = False) -> "Roots":
-        """Make roots from `HOST_PATH` or `HOST_PATH=DEVICE_PATH` arguments.
+        """Make roots from `HOST_PATH`, `HOST_PATH=DEVICE_PATH` or `URL` arguments.
 
         Raises:
-            EngineError: a path is not absolute, or the directory does not exist here.
+            EngineError: a path is not absolute, or the directory does not exist here. Or a URL is none of objects, or obstore
+                is missing.
         """
-        pairs = []
+        pairs, urls = [], []
         for argument in arguments:
+            if is_url(argument):
+                urls.append(checked_url(argument))
+                continue
             host, _, device = argument.partition("=")
             device = device or host
             if not host.startswith("/") or not device.startswith("/"):
@@ -38,25 +45,33 @@ class Roots:
             if not os.path.isdir(device):
                 raise EngineError(f"--root {argument}: {device} is not a directory here. Mount it or correct the path.")
             pairs.append((os.path.normpath(host), os.path.realpath(device)))
-        return Roots(tuple(pairs), trust)
+        return Roots(tuple(pairs), trust, tuple(urls))
 
     def with_files(self, host: str, device: str) -> Roots:
         """Return these roots and one more, for the arrays that hosts put below the spool."""
-        return Roots(self.pairs + ((os.path.normpath(host), os.path.realpath(device)),), self.trust)
+        return replace(self, pairs=self.pairs + ((os.path.normpath(host), os.path.realpath(device)),))
 
     def of_host(self, own: Optional[Tuple[Tuple[str, str], ...]]) -> Roots:
         """Return those of these roots that are a host's own, given as (path on the host, path here); None: all of them."""
         if own is None:
             return self
-        mine = {(os.path.normpath(host), os.path.realpath(device)) for host, device in own}
-        return Roots(tuple(pair for pair in self.pairs if pair in mine), self.trust)
+        mine = {(os.path.normpath(host), os.path.realpath(device)) for host, device in own if not is_url(host)}
+        urls = tuple(url for url in self.urls if (url, url) in own)
+        return replace(self, pairs=tuple(pair for pair in self.pairs if pair in mine), urls=urls)
 
     def resolve(self, path: str) -> str:
-        """Return the path on the device for a path on the host.
+        """Return the path on the device for a path on the host, or a URL as it is.
 
         Raises:
             RootNotAllowed: it is below none of the roots.
         """
+        if is_url(path):
+            if below(path, self.urls):
+                return path
+            raise RootNotAllowed(
+                f"{path} is below none of the URLs that the engine may read for this host ({', '.join(self.urls) or 'none'}). "
+                f"Start the engine with --root {path}, and with credentials for it."
+            )
         normal = os.path.normpath(path)
         if os.path.isabs(normal):
             for host, device in self.pairs:
@@ -80,9 +95,9 @@ class Roots:
 
     def to_data(self) -> Dict[str, Any]:
         """Return plain data for a worker's command."""
-        return {"pairs": [list(pair) for pair in self.pairs], "trust": self.trust}
+        return {"pairs": [list(pair) for pair in self.pairs], "trust": self.trust, "urls": list(self.urls)}
 
     @staticmethod
     def from_data(data: Dict[str, Any]) -> "Roots":
         """Make roots from `to_data`'s result."""
-        return Roots(tuple((host, device) for host, device in data["pairs"]), bool(data["trust"]))
+        return Roots(tuple((host, device) for host, device in data["pairs"]), bool(data["trust"]), tuple(data["urls"]))

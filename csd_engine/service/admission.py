@@ -57,6 +57,8 @@ def check_job(
             f"a batch file takes {size_text(layout.file_bytes)}. Where the samples' bytes come with the leases it may take "
             f"half of the engine's quota, {size_text(spool.quota_bytes)}. Raise --quota-bytes or make batches smaller."
         )
+    for url in dataset.urls():
+        roots.resolve(url)
     for place in dataset.host_paths(spool.arrays):
         if f"{os.path.normpath(place)}/".startswith(f"{spool.arrays}/"):
             raise RootNotAllowed(f"{place} is no array that a host has sent. Nothing else below {spool.arrays} may be read.")

@@ -312,10 +312,14 @@ class Service:
         self._hosts[peer] = time.monotonic()
         spool = self._spool
         quotas = (spool.quota_batches, spool.quota_bytes)
-        # It answers AskSensors and AskRetires, marks rows that it can't make, takes samples' bytes, and seals parts.
+        # It answers AskSensors and AskRetires, marks rows that it can't make, takes samples' bytes, seals parts, and says which
+        # object storages it may read.
         features = {"sensors": "1", "bad_rows": "1", "retires": "1", "parcels": "1"}
         if self._options.cache is not None:
             features["cache"] = "1"
+        urls = self._roots_of(peer).urls
+        if urls:
+            features["urls"] = " ".join(urls)
         known = {**versions(), **features, **self._streams.offer}
         self._socket.send(peer, say.Welcome(known, *quotas, str(spool.directory), self._options.workers))
 

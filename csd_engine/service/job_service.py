@@ -277,6 +277,8 @@ class JobService:
             if worker.lease is not None and worker.lease[0] is job and not worker.lease[1].cancelled:
                 worker.lease[1].cancelled = True
                 worker.cancel()
+            elif worker.probe is not None and worker.probe[0] is job and not worker.cancelled:
+                worker.cancel()
         if job.working or any(worker.probe is not None and worker.probe[0] is job for worker in self._workers):
             return
         for work in job.work.values():

@@ -18,7 +18,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Tuple, Union
+from typing import Any, Callable, Deque, Dict, Generator, Iterator, List, Optional, Tuple, Union
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from csd_engine.batchfile.checksum import READ_BYTES, Checksum
 from csd_engine.batchfile.reader import Layout
 from csd_engine.batchfile.writer import BatchWriter
 from csd_engine.cache.shelf import Shelf
-from csd_engine.data.base import Reader, open_reader
+from csd_engine.data.base import Fetch, Reader, open_reader
 from csd_engine.data.carried import CarriedReader
 from csd_engine.data.concat import ConcatSet
 from csd_engine.data.kinds import parse_dataset
@@ -50,6 +50,8 @@ _CHUNK_BYTES = 1 << 20  # memory for samples that are made at once: it stays in 
 _MOST_PARTS = 4096  # of open jobs: each part has an open file or a mapping, of which Linux allows a process 65,530
 _LEAST_MEMORY_BYTES = 384 << 20
 _FIRST_TO_END = 500  # of 1000
+_PATIENCE_S = 20  # with a storage: less than after which a worker is replaced
+_BROUGHT = 32  # samples of an object storage that are waited for together, while the next ones are on their way
 _SLEEP_AT_LEAST_S = 0.002  # shorter sleeps are mostly timer slack
 
 
@@ -165,10 +167,14 @@ class WrittenRows(Destination):
     Args:
         writer: the batch file's writer; it stays open.
         before_writing: called between making samples and writing them.
+
+    Attributes:
+        first: the row in the file at which the samples that are made begin.
     """
 
     def __init__(self, writer: BatchWriter, before_writing: Callable[[], None] = lambda: None) -> None:
         layout = writer.layout
+        self.first = 0
         self._writer, self._before_writing = writer, before_writing
         self._images, self._boxes = _sample_memory(layout, max(1, min(layout.batch, _CHUNK_BYTES // layout.row_bytes)))
 
@@ -180,7 +186,7 @@ class WrittenRows(Destination):
     def done(self, part: slice) -> None:
         """See `Destination.done`. Raises as `BatchWriter.write_rows`."""
         self._before_writing()
-        self._writer.write_rows(part.start, *self.place(part))
+        self._writer.write_rows(self.first + part.start, *self.place(part))
 
     def leave_out(self, row: int) -> None:
         """Mark the next row as one whose sample could not be prepared. Its bytes are 0."""
@@ -189,7 +195,7 @@ class WrittenRows(Destination):
             if memory is not None:
                 memory[:] = 0
         self.done(part)
-        self._writer.mark_bad(row)
+        self._writer.mark_bad(self.first + row)
 
 
 class _OneRow(Destination):
@@ -383,27 +389,74 @@ class Worker:
             writer.abort()
 
     def _fill(self, job: _OpenJob, writer: BatchWriter, command: Dict[str, Any]) -> None:
-        reported, samples = time.monotonic(), len(command["items"])
+        reported = time.monotonic()
         rows = WrittenRows(writer, self._large_image_lock.release)
-        with self._start(job, command) as batch:
-            done = 0
-            while done < samples:
-                try:
-                    done = self._make(batch, done, rows)
-                except SampleError as error:
-                    if not (writer.layout.bad_rows and is_bad_image(error)):
-                        raise
-                    rows.leave_out(done)  # the host makes this row
-                    done += 1
-                self._throttle(command["lease"])
-                if time.monotonic() - reported >= PROGRESS_S:
-                    reported = time.monotonic()
-                    self._channel.send("progress", job=command["job"], lease=command["lease"], samples=done)
-
-    def _start(self, job: _OpenJob, command: Dict[str, Any]) -> StartedBatch:
         items = np.array(command["items"], dtype=np.int64).reshape(-1, 2)
+        with contextlib.closing(self._brought(job, items[:, 0], command["lease"])) as brought:
+            for part, reader in brought:
+                rows.first, samples, done = part.start, part.stop - part.start, 0
+                with self._start(job, command, items[part], reader) as batch:
+                    while done < samples:
+                        try:
+                            done = self._make(batch, done, rows)
+                        except SampleError as error:
+                            if not (writer.layout.bad_rows and is_bad_image(error)):
+                                raise
+                            rows.leave_out(done)  # the host makes this row
+                            done += 1
+                        self._throttle(command["lease"])
+                        if time.monotonic() - reported >= PROGRESS_S:
+                            reported, made = time.monotonic(), part.start + done
+                            self._channel.send("progress", job=command["job"], lease=command["lease"], samples=made)
+
+    def _brought(
+        self, job: _OpenJob, sources: np.ndarray, lease: Optional[int]
+    ) -> Generator[Tuple[slice, Optional[Reader]], None, None]:
+        """Yield the parts of a lease whose samples are at hand, in their order, with a reader of them until the next part.
+
+        Samples of an object storage are requested a few parts ahead. All others need no bringing: the lease is one part, and
+        the reader None. ``lease``: None for a probe.
+
+        Raises:
+            _Cancelled: the lease or probe was cancelled.
+            SampleError: the storage does not answer.
+        """
+        if not job.reader.slow:
+            yield slice(0, len(sources)), None
+            return
+        parts = [slice(first, min(first + _BROUGHT, len(sources))) for first in range(0, len(sources), _BROUGHT)]
+        coming: Deque[Fetch] = deque()
+        begun = 0
+        try:
+            for part in parts:
+                while begun < len(parts):
+                    fetch = job.reader.fetch(sources[parts[begun]].tolist(), ahead=bool(coming))
+                    if fetch is None:
+                        break
+                    coming.append(fetch)
+                    begun += 1
+                coming[0].hurry()
+                until = time.monotonic() + _PATIENCE_S
+                reader = coming[0].wait(lambda: self._goes_on(lease, until))  # noqa: B023  it is called here alone
+                if reader is None:
+                    why = f"its storage has not answered for {_PATIENCE_S} s"
+                    raise SampleError(job.reader.where(int(sources[part.start])), why)
+                yield part, reader
+                coming.popleft().close()
+        finally:
+            for fetch in coming:
+                fetch.close()
+
+    def _goes_on(self, lease: Optional[int], until: float) -> bool:
+        """Return whether it is not that late. Raises _Cancelled."""
+        self._receive(lease, 0)
+        return time.monotonic() < until
+
+    def _start(
+        self, job: _OpenJob, command: Dict[str, Any], items: np.ndarray, reader: Optional[Reader]
+    ) -> StartedBatch:
         large = self._large_image_lock.large_bytes, self._large_image_lock.acquire
-        return job.maker.start(items[:, 0], items[:, 1], command["seed"], command["epoch"], *large)
+        return job.maker.start(items[:, 0], items[:, 1], command["seed"], command["epoch"], *large, reader=reader)
 
     def _make(self, batch: StartedBatch, first: int, rows: Destination) -> int:
         """Make samples. A large image waits until no other worker decodes one."""
@@ -414,22 +467,32 @@ class Worker:
 
     def _probe(self, command: Dict[str, Any]) -> None:
         job = self._job(command["job"])
-        digests = []
-        for item in command["items"]:
-            try:
-                if isinstance(job, EngineError):
-                    raise job
-                row = _OneRow(job.layout)
-                with _with_parcel(job, command["parcel"]), self._start(job, {**command, "items": [item]}) as batch:
-                    self._make(batch, 0, row)
-                digests.append(sample_digest(*row.sample()))
-            except EngineError as error:
-                by_operator = isinstance(error, OperatorFileError) or (isinstance(error, SampleError) and error.by_operator)
-                digests.append(f"{'refused' if by_operator else 'error'}: {error}")
-            except Exception as error:
-                digests.append(f"error: {_unforeseen('the sample cannot be made', error)}")
-            self._receive(None, 0)
+        digests: List[str] = []
+        with contextlib.suppress(_Cancelled):
+            for item in command["items"]:
+                digests.append(self._digest(job, command, item))
+                self._receive(None, 0)
+        digests += ["error: the probe was cancelled"] * (len(command["items"]) - len(digests))
         self._report("probed", job=command["job"], digests=digests)
+
+    def _digest(self, job: Union[_OpenJob, EngineError], command: Dict[str, Any], item: List[int]) -> str:
+        """Make a sample of a probe, and return its digest, or why there is none. Raises _Cancelled."""
+        try:
+            if isinstance(job, EngineError):
+                raise job
+            row, items = _OneRow(job.layout), np.array([item], dtype=np.int64)
+            with _with_parcel(job, command["parcel"]), contextlib.closing(self._brought(job, items[:, 0], None)) as brought:
+                for _, reader in brought:
+                    with self._start(job, command, items, reader) as batch:
+                        self._make(batch, 0, row)
+            return sample_digest(*row.sample())
+        except _Cancelled:
+            raise
+        except EngineError as error:
+            by_operator = isinstance(error, OperatorFileError) or (isinstance(error, SampleError) and error.by_operator)
+            return f"{'refused' if by_operator else 'error'}: {error}"
+        except Exception as error:
+            return f"error: {_unforeseen('the sample cannot be made', error)}"
 
 
 def _cached(job: _OpenJob) -> Tuple[int, int]:

@@ -78,6 +78,11 @@ class WorkerProcess:
         """Whether it can be given work."""
         return self.ready and self.lease is None and self.probe is None
 
+    @property
+    def cancelled(self) -> bool:
+        """Whether it was told to stop what it does."""
+        return self._cancelled_s is not None
+
     def is_ready(self, kernel: str) -> None:
         """Note that it has started. `kernel`: the kernel's variant, or "none"."""
         self.ready, self.kernel, self._start_took_s = True, kernel, time.monotonic() - self._started_s
@@ -91,7 +96,7 @@ class WorkerProcess:
         now = time.monotonic()
         if self.lease is None and self.probe is None:
             return False
-        ignored = self.lease is not None and self._cancelled_s is not None and now - self._cancelled_s > cancelled_s
+        ignored = self._cancelled_s is not None and now - self._cancelled_s > cancelled_s
         return ignored or now - self._last_report_s > silent_s
 
     def kill(self) -> None:
@@ -140,17 +145,17 @@ class WorkerProcess:
 
     def begin_probe(self, job: Job, probe: Probe) -> None:
         """Give it a probe."""
-        self.probe = (job, probe)
+        self.probe, self._cancelled_s = (job, probe), None
         self._last_report_s = self._begun_s = time.monotonic()
         self._send_job(job)
         self._send(do="probe", job=job.key, seed=probe.seed, epoch=probe.epoch, items=probe.items,
                    parcel=_told(job.probe_parcel))  # fmt: skip
 
     def cancel(self) -> None:
-        """Stop its lease between two samples. It answers `cancelled`, or `published` if it was faster."""
-        if self.lease is not None:
+        """Stop its lease or probe between two samples. It answers `cancelled`, or `published` or `probed` if it was faster."""
+        if self.lease is not None or self.probe is not None:
             self._cancelled_s = time.monotonic()
-            self._send(do="cancel", lease=self.lease[1].lease.lease)
+            self._send(do="cancel", lease=None if self.lease is None else self.lease[1].lease.lease)
 
     def forget(self, job: Job) -> None:
         """Let it close the job's reader."""

@@ -11,13 +11,13 @@ import numpy as np
 
 from csd_engine.data.base import Reader, at_hand
 from csd_engine.data.image_files import content, open_image
+from csd_engine.data.objects.window import LEAST
 from csd_engine.data.safe_open import OpenFile
 from csd_engine.errors import SampleError
 from csd_engine.prepare.cached_batch import RowReader
 from csd_engine.prepare.sample import prepare_any_size, prepare_sample
 from csd_engine.transforms.pipeline import CHANNELS
 from csd_engine.transforms.prefix import CachePoint
-from ddlp.objects.window import LEAST
 from ddlp.planning.cache_point import between_requests_s
 from ddlp.translate.portable import Portable
 

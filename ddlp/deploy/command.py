@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from csd_engine.cache.place import cache_directory
+from csd_engine.data.objects.urls import is_url
 from ddlp.deploy.deployment import deploy
 from ddlp.deploy.findings import Level
 from ddlp.deploy.install import make_bundle
@@ -221,6 +222,11 @@ def _roots(options: argparse.Namespace, before: DeviceRecord | None) -> tuple[tu
         if options.host_root:
             raise DDLPError("--host-root without --root: give both, in pairs.")
         return before.roots if before else ()
+    if any(is_url(root) for root in options.root):
+        raise DDLPError(
+            "--root with a URL: a deployed engine gets the bytes of object storage from this host. Engines that read a storage "
+            "themselves are started with python -m csd_engine --root URL, or by RayPool(roots=)."
+        )
     here: Sequence[str] = options.host_root or options.root
     if len(here) != len(options.root):
         raise DDLPError(

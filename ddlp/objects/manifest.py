@@ -1,7 +1,4 @@
-"""The list of a data set's objects: which there are, how large, of which class. It is made from a listing or an index file.
-
-What a reader reads by requests is a `Listing`: these objects, or parts of objects (`ddlp.objects.parts`).
-"""
+"""The list of a data set's objects: which there are, how large, of which class. It is made from a listing or an index file."""
 
 from __future__ import annotations
 
@@ -9,56 +6,16 @@ import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from csd_engine.data.base import Versions
+from csd_engine.data.objects.stored import Stored, digest_of, mark_of
 
-__all__ = ["Listing", "Manifest", "Part", "Stored", "digest_of", "mark_of", "parse_index", "same_tag"]
+__all__ = ["Manifest", "parse_index"]
 
 IMAGES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's IMG_EXTENSIONS
 _LINE = re.compile(r"([0-9]{1,15}) (.+)")
-
-
-class Stored(NamedTuple):
-    """An object.
-
-    Attributes:
-        key: its path below the data set's URL.
-        size: bytes.
-        tag: its ETag; "" if that is not known.
-    """
-
-    key: str
-    size: int
-    tag: str
-
-
-class Part(NamedTuple):
-    """A part of an object: its bytes from ``offset`` on, ``size`` of them."""
-
-    whole: Stored
-    offset: int
-    size: int
-
-
-class Listing(Protocol):
-    """What is read by requests, by number."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> Stored | Part:
-        """Return what a request brings. Raises IndexError."""
-
-    def where(self, index: int) -> str:
-        """Return the place below the data set's URL, for messages."""
-
-    def fingerprint(self) -> str:
-        """Return 32 hex digits that tell what the numbers mean."""
-
-    def versions(self, url: str) -> Versions | None:
-        """Return the versions of all, for a data set at this URL; None if an ETag is not known."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +53,7 @@ class Manifest:
         return self.objects[index]
 
     def where(self, index: int) -> str:
-        """See `Listing.where`."""
+        """See `csd_engine.data.objects.stored.Listing.where`."""
         return self.objects[index].key
 
     def fingerprint(self) -> str:
@@ -107,33 +64,13 @@ class Manifest:
         return digest.hexdigest()
 
     def versions(self, url: str) -> Versions | None:
-        """See `Listing.versions`."""
+        """See `csd_engine.data.objects.stored.Listing.versions`."""
         if not all(one.tag for one in self.objects):
             return None
         names = [digest_of(url + one.key) for one in self.objects]
-        marks = [mark_of(one) for one in self.objects]
+        marks = [mark_of(one.tag) for one in self.objects]
         sizes = [one.size for one in self.objects]
         return Versions(np.array(names, np.uint64), np.array(sizes, np.int64), np.array(marks, np.int64))
-
-
-def same_tag(one: str, other: str) -> bool:
-    """Whether two ETags are the same. One that is not known is like any other. Azure lists them without their quotes."""
-    one, other = _bare(one), _bare(other)
-    return not one or not other or one == other
-
-
-def _bare(tag: str) -> str:
-    return tag.removeprefix("W/").strip('"')
-
-
-def mark_of(one: Stored) -> int:
-    """Return a digest of an object's ETag, negative, of 64 bits."""
-    return -1 - (digest_of(_bare(one.tag)) >> 1)
-
-
-def digest_of(text: str) -> int:
-    """Return a digest of 64 bits."""
-    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
 
 
 def parse_index(content: bytes, name: str) -> list[Stored]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from csd_engine.data.base import Versions
-from ddlp.objects.manifest import Part, Stored, digest_of, mark_of
+from csd_engine.data.objects.stored import Part, Stored, digest_of, mark_of
 
 __all__ = ["Parts"]
 
@@ -18,7 +18,7 @@ _ODD = np.uint64(0x9E3779B97F4A7C15)  # times an odd number: offsets in one obje
 
 @dataclass(frozen=True)
 class Parts:
-    """Parts of objects. It is a `ddlp.objects.manifest.Listing`.
+    """Parts of objects. It is a `csd_engine.data.objects.stored.Listing`.
 
     Attributes:
         objects: the whole ones.
@@ -52,5 +52,5 @@ class Parts:
         if not all(one.tag for one in self.objects):
             return None
         names = np.array([digest_of(url + one.key) for one in self.objects], np.uint64)[self.which]
-        marks = np.array([mark_of(one) for one in self.objects], np.int64)[self.which]
+        marks = np.array([mark_of(one.tag) for one in self.objects], np.int64)[self.which]
         return Versions(names + self.offsets.astype(np.uint64) * _ODD, self.sizes.astype(np.int64), marks)

@@ -15,10 +15,10 @@ import numpy as np
 
 from csd_engine.data.base import Fetch
 from csd_engine.data.image_files import SizedStream
+from csd_engine.data.objects.requests import ObjectReader, Requests, sample_bytes
+from csd_engine.data.objects.stored import Stored
 from csd_engine.errors import SampleError
-from ddlp.objects.manifest import Stored
 from ddlp.objects.parts import Parts
-from ddlp.objects.requests import ObjectReader, sample_bytes
 from ddlp.objects.storage import Storage
 from ddlp.tars import OpenedShard
 
@@ -44,7 +44,7 @@ def shard_streams(storage: Storage, shards: list[Stored], most_bytes: int) -> It
     ends = np.array([shard.size for shard in shards], np.int64)[which]
     sizes = np.minimum(PIECE_BYTES, ends - offsets)
     parts = Parts(shards, which, offsets, sizes, lambda piece: shards[int(which[piece])].key)
-    with closing(_Pieces(ObjectReader(storage, parts, most_bytes))) as pieces:
+    with closing(_Pieces(ObjectReader(Requests(storage, most_bytes), parts))) as pieces:
         for number, shard in enumerate(shards):
             stream = io.BufferedReader(_Shard(pieces, int(first[number]), shard.size))
             yield OpenedShard(storage.url + shard.key, stream, shard.size)

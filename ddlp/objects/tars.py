@@ -7,10 +7,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from csd_engine.data.objects.urls import check_url
 from ddlp.errors import DDLPError
 from ddlp.objects.parts import Parts
 from ddlp.objects.shard_streams import shard_streams
-from ddlp.objects.storage import Storage, check_url
+from ddlp.objects.storage import Storage
 from ddlp.objects.stored_images import StoredImages
 from ddlp.tars import IMAGES, TarTargets, expand_numbers, find_index
 
@@ -90,7 +91,7 @@ def _directory(urls: Sequence[str]) -> str:
     if not urls:
         raise DDLPError(f"TarObjects: no shards in {urls!r}. Give a URL, or a list of them.")
     for url in urls:
-        check_url(url)
+        check_url(url, DDLPError)
         if "*" in url:
             raise DDLPError(f"TarObjects: {url}: a storage is not searched for names. Write numbers as train-{{000..146}}.tar.")
     directory = os.path.commonprefix(list(urls)).rpartition("/")[0] + "/"

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from csd_engine.data.objects.urls import is_url
 from csd_engine.errors import EngineError
 from csd_engine.service.worker_process import child_environment
 from ddlp.caching.settings import Cache
@@ -59,7 +60,8 @@ class RayPool:
         address: of a Ray cluster that runs, as for ``ray.init``; "auto": $RAY_ADDRESS, else the one on this machine.
         num_cpus: CPUs of each engine, for Ray's placement. Each has as many worker processes, at least one.
         roots: the directories that the engines may read: a path of this host, or "/PATH HERE=/PATH THERE". Default: all that
-            Ray's user may read, by the paths that they have here.
+            Ray's user may read, by the paths that they have here. Also URLs of object storages, such as "s3://bucket/train/",
+            which the engines read with obstore and the credentials of their nodes (docs/objects.md).
         resources: further resources of each engine for Ray's placement, such as ``{"storage": 1}``.
         runtime_env: Ray's runtime environment of the actors, such as ``{"pip": ["pillow", "pyzmq"]}``.
         data: "there": the engines see the data set's files, below ``roots``. "carried": this host sends the files of each
@@ -101,8 +103,9 @@ class RayPool:
         self.min, self.max, self.address, self.user_code = min, max, address, user_code
         self._cpus, self._data = num_cpus, data
         self._roots = (roots,) if isinstance(roots, str) else tuple(roots)
-        if not self._roots or not all(side.startswith("/") for one in self._roots for side in one.split("=", 1)):
-            raise ValueError(f'roots={roots!r}: directories such as "/data" or "/data=/mnt/data"')
+        sides = [side for one in self._roots if not is_url(one) for side in one.split("=", 1)]
+        if not self._roots or not all(side.startswith("/") for side in sides):
+            raise ValueError(f'roots={roots!r}: directories such as "/data" or "/data=/mnt/data", or URLs such as "s3://bucket/"')
         self._cache = "" if cache is None else _place(cache, self._roots, data)
         self._more = {"resources": dict(resources or {}), "runtime_env": dict(runtime_env or {})}
         try:
@@ -304,7 +307,7 @@ def _place(cache: Cache, roots: Sequence[str], data: Data) -> str:
         raise ValueError("cache= with data='carried': an engine keeps nothing of what this host sends. Leave out one of them")
     if not os.path.isabs(directory):
         raise ValueError(f"cache={cache!r}: give a directory of the nodes that begins with /")
-    for root in (one.rpartition("=")[2] for one in roots):
+    for root in (one.rpartition("=")[2] for one in roots if not is_url(one)):
         if os.path.commonpath((root, directory)) == os.path.normpath(root):
             raise ValueError(f"cache={cache!r} lies below the root {root}, which hosts may read: give roots= without it")
     return f"{directory}:{cache.bytes}"

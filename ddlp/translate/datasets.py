@@ -20,6 +20,7 @@ from torch.utils.data import ConcatDataset, Subset
 from torchvision import datasets as tv
 
 from csd_engine.data.base import Fetch, Places, Reader, Source, Versions
+from csd_engine.data.joined import fetch_parts
 from csd_engine.errors import SampleError
 from csd_engine.kernels.pixels import Pixels
 from ddlp.datasets import ImageArrays, ImageFiles
@@ -31,7 +32,6 @@ from ddlp.tars import TarImages
 from ddlp.translate.arrays import fer2013, image_arrays, qmnist
 from ddlp.translate.files import folder, image_files, same_size_folder
 from ddlp.translate.huggingface import hugging_face_images
-from ddlp.translate.joined import JoinedFetch
 from ddlp.translate.leaf import WAYS, DictSample, Leaf, class_name, name_of
 from ddlp.translate.objects import stored_images
 from ddlp.translate.parts import tar_images
@@ -197,22 +197,8 @@ class _PartReader(Reader):
             return None
         if len(parts) == 1:
             return parts[0].fetch(list(indices), ahead)
-        own: dict[int, list[int]] = {}
-        for number, index in map(self._portable.place, indices):
-            if parts[number].slow:
-                own.setdefault(number, []).append(index)
-        fetches: dict[int, Fetch] = {}
-        joined = JoinedFetch(self, self._portable.place, fetches)
-        try:
-            for number, some in own.items():
-                if (fetch := parts[number].fetch(some, ahead)) is None:
-                    joined.close()
-                    return None
-                fetches[number] = fetch
-        except BaseException:
-            joined.close()
-            raise
-        return joined
+        slow = [part.slow for part in parts]
+        return fetch_parts(self, self._portable.place, lambda number, some: parts[number].fetch(some, ahead), slow, indices)
 
     def pixels(self, indices: np.ndarray) -> Pixels | None:
         def of(part: int, own: np.ndarray) -> Pixels | None:

@@ -59,12 +59,14 @@ class Upload(NamedTuple):
         files: takes paths, and returns the description of these files once their manifest is ready to be sent.
         array: takes images, uint8 (n, h, w) or (n, h, w, 3), and returns their description once they are put on the SSD or
             are ready to be sent.
+        reads: whether the device may read the storage at a URL itself.
 
-    Both raise OSError if the directory for the data to send can't be written.
+    The first two raise OSError if the directory for the data to send can't be written.
     """
 
     files: Callable[[Sequence[str | os.PathLike[str]]], FileSet]
     array: Callable[[np.ndarray], ArraySet]
+    reads: Callable[[str], bool]
 
 
 @dataclass(frozen=True, eq=False)

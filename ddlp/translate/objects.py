@@ -1,4 +1,4 @@
-"""`ddlp.ImageObjects` and `ddlp.TarObjects` as leaves: their bytes come by requests, and go to an engine with the leases."""
+"""`ddlp.ImageObjects` and `ddlp.TarObjects` as leaves: their bytes come by requests, of this host or of an engine that may."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from csd_engine.data.base import Dataset, Fetch, Reader, Source, Versions
 from csd_engine.data.carried import CarriedSet
+from csd_engine.data.objects.dataset import ObjectSet
 from ddlp.objects.stored_images import StoredImages
 from ddlp.translate.leaf import Leaf, Upload
 
@@ -19,12 +20,15 @@ class ObjectLeaf(Leaf):
     """Objects of a storage, or parts of them, opened as RGB.
 
     Args:
-        reader: reads them.
-        fingerprint: see `StoredImages.fingerprint`.
+        dataset: has them.
     """
 
-    reader: Reader
-    fingerprint: str
+    dataset: StoredImages
+
+    @property
+    def reader(self) -> Reader:
+        """Reads them."""
+        return self.dataset.reader
 
     def __len__(self) -> int:
         return len(self.reader)
@@ -51,8 +55,13 @@ class ObjectLeaf(Leaf):
         return self.reader.fetch(indices, ahead)
 
     def describe(self, upload: Upload) -> Dataset:
-        """See `Leaf.describe`. No URL: an engine gets the bytes from this host, which alone has the credentials."""
-        return CarriedSet(self.fingerprint, len(self))
+        """See `Leaf.describe`. An engine that may not read the URL itself gets the bytes from this host with the leases."""
+        dataset = self.dataset
+        tables = dataset.tables if upload.reads(dataset.directory) else None
+        if tables is None:
+            return CarriedSet(dataset.fingerprint, len(self))
+        parts = None if tables.parts is None else upload.array(tables.parts)
+        return ObjectSet(dataset.directory, upload.files(dataset.names), upload.array(tables.objects), parts)
 
 
 def stored_images(name: str) -> Callable[[StoredImages], ObjectLeaf]:
@@ -62,7 +71,4 @@ def stored_images(name: str) -> Callable[[StoredImages], ObjectLeaf]:
 
 def _leaf(name: str, dataset: StoredImages) -> ObjectLeaf:
     targets = dataset.targets
-    return ObjectLeaf(
-        name, dataset.transform, lambda those: [targets[k] for k in those], dataset.target_transform,
-        dataset.reader, dataset.fingerprint,
-    )  # fmt: skip
+    return ObjectLeaf(name, dataset.transform, lambda those: [targets[k] for k in those], dataset.target_transform, dataset)

@@ -27,6 +27,7 @@ from csd_engine.data.base import Dataset
 from csd_engine.data.concat import ConcatSet
 from csd_engine.data.files import FileSet
 from csd_engine.data.manifest import write_manifest
+from csd_engine.data.objects.urls import below
 from csd_engine.directory import Directory
 from csd_engine.machine.file_locks import fcntl
 from csd_engine.protocol.codec import MAX_PART_BYTES
@@ -168,10 +169,13 @@ class DatasetUpload:
         os.close(self._lock)
         self._lock = -1
 
-    def describe(self, portable: PortableSet) -> Dataset:
-        """Return the description of the data set for the engine. Raises DDLPError if the directory can't be written."""
+    def describe(self, portable: PortableSet, urls: Sequence[str] = ()) -> Dataset:
+        """Return the description of the data set for the engine, which may read object storages below these URLs itself.
+
+        Raises DDLPError if the directory can't be written.
+        """
         arrays: dict[str, _ArrayFile] = {}
-        upload = Upload(self._files, partial(self._array, arrays))
+        upload = Upload(self._files, partial(self._array, arrays), lambda url: below(url, urls))
         try:
             parts = tuple(part.describe(upload) for part in portable.parts)
         except OSError as error:

@@ -302,7 +302,7 @@ class EngineSource:
             file_transfer = spec.gpu_transfer.open(place.link.spool, place.mapped)
         if place.operators is not None:
             put_operators(files, place.operators)
-        dataset = place.upload.describe(spec.dataset)
+        dataset = place.upload.describe(spec.dataset, () if place.carried else welcome.versions.get("urls", "").split())
         if place.carried:
             dataset = carried(dataset)
         if dataset.carried and "parcels" not in welcome.versions:

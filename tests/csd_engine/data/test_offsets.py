@@ -128,7 +128,7 @@ def test_a_kind_in_the_table_is_parsed(scene):
     assert parse_dataset(both.to_data()) == both and len(both) == 2 * len(scene.names)
     with pytest.raises(DatasetError, match="expected at most"):
         parse_dataset({**scene.joined.to_data(), "sizes": [-1]})
-    with pytest.raises(DatasetError, match="expected type files, array, concat, parts, carried or joined"):
+    with pytest.raises(DatasetError, match="expected type files, array, concat, parts, objects, carried or joined"):
         parse_dataset({"type": "tar"})
 
 

@@ -128,6 +128,7 @@ def test_the_command_that_corrects_a_root_keeps_the_others() -> None:
         (("board", "--root", "/d"), "board needs --spool DIR"),
         (("board", "--root", "/d", "--host-root", "/a", "--host-root", "/b", "--spool", "/s"), "one --host-root for each"),
         (("board", "--host-root", "/a", "--spool", "/s"), "--host-root without --root"),
+        (("board", "--root", "s3://bucket/", "--spool", "/s"), "--root with a URL"),
         (("board", "--root", "d", "--spool", "/s"), "absolute paths"),
         (("board", "--root", "/d=e", "--spool", "/s"), "without '='"),
         (("board", "--root", "/d", "--spool", "/s", "--quota-bytes", "lots"), "does not take --quota-bytes lots"),

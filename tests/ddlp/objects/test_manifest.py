@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from torchvision.datasets import ImageFolder
 
-from ddlp.objects.manifest import Manifest, Stored, parse_index, same_tag
+from csd_engine.data.objects.stored import Stored, same_tag
+from ddlp.objects.manifest import Manifest, parse_index
 
 KEYS = [
     "dog/9.jpg", "dog/10.JPEG", "cat/b/1.png", "cat/b.jpg", "cat/a/z.webp", "cat/a-b/1.jpg", "cat/a/b/c.jpg", "Cow/ü 1.jpg",
@@ -49,7 +50,7 @@ def test_tags():
 
 def test_an_index():
     text = b"12 cat/1.jpg\r\n\n0 dog/a b \xc3\xbc.jpg\n7 x.jpg"
-    assert parse_index(text, "i") == [("cat/1.jpg", 12, ""), ("dog/a b ü.jpg", 0, ""), ("x.jpg", 7, "")]
+    assert parse_index(text, "i") == [Stored("cat/1.jpg", 12, ""), Stored("dog/a b ü.jpg", 0, ""), Stored("x.jpg", 7, "")]
     assert parse_index(b"", "i") == []
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlp.objects.manifest import Part, Stored
+from csd_engine.data.objects.stored import Part, Stored
 from ddlp.objects.parts import Parts
 
 SHARDS = [Stored("a.tar", 9000, '"one"'), Stored("b.tar", 9000, '"two"')]

@@ -11,10 +11,10 @@ import pytest
 
 from csd_engine.data.base import Fetch
 from csd_engine.data.image_files import content
+from csd_engine.data.objects.requests import ObjectReader
+from csd_engine.data.objects.window import MOST
 from csd_engine.errors import SampleError
 from ddlp import DDLPError, ImageObjects
-from ddlp.objects.requests import ObjectReader
-from ddlp.objects.window import MOST
 from tests.object_server import BUCKET, ObjectServer
 from tests.open_files import open_files
 
@@ -97,7 +97,7 @@ def test_a_bad_object_is_an_error_of_its_own(server):
 
 
 def test_a_storage_that_is_gone_is_no_fault_of_the_object(images, monkeypatch):
-    monkeypatch.setattr("ddlp.objects.requests.PAUSES_S", (0.01,))
+    monkeypatch.setattr("csd_engine.data.objects.requests.PAUSES_S", (0.01,))
     with ObjectServer(images) as server:
         reader = reader_of(server)
     reader._storage._store = reader._storage._make({"max_retries": 0})

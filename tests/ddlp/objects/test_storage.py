@@ -75,7 +75,7 @@ def test_credentials_are_in_no_text_and_no_pickle(server, monkeypatch):
     assert dataset.fingerprint == other.fingerprint
     told = [repr(dataset), repr(vars(dataset)), str(dataset.reader.where(0)), pickle.dumps(dataset).decode("latin-1")]
     error = ValueError(f"GET https://x/y?X-Amz-Signature=12&b=3 {SECRETS} of the environment\nmore")
-    told.append(dataset._storage._plain(error))
+    told.append(dataset._storage.plain(error))
     for text in told:
         assert not [secret for secret in (*SECRETS, "of the environment", "Amz", "more") if secret in text], text
     again = pickle.loads(pickle.dumps(dataset))

@@ -291,7 +291,7 @@ def test_ctrl_c_while_the_data_set_is_made(served, forks, monkeypatch, hard_limi
     served.hanging = {LAST}
     code = SCRIPT
     if hanging == "the pass":
-        code = "import ddlp.objects.storage as s\nfrom ddlp.objects.manifest import Stored\n" + (
+        code = "import ddlp.objects.storage as s\nfrom csd_engine.data.objects.stored import Stored\n" + (
             f"s.Storage.stored = lambda self, keys: [Stored(key, {len(served.objects[LAST])}, '') for key in keys]\n"
         ) + SCRIPT
     environment = {**os.environ, "URL": f"{served.url}/{BUCKET}/{LAST}", "PYTHONWARNINGS": "ignore"}

@@ -138,6 +138,15 @@ def test_a_cache_that_the_engines_would_refuse(directory: str, options: dict[str
         RayPool(cache=Cache(directory, "1G"), **options)
 
 
+@with_ray
+def test_roots_may_be_urls() -> None:
+    pool = RayPool(roots=["/here=/there", "s3://bucket/a=b/"], cache=Cache("/mnt/cache", "1G"))
+    assert pool._roots == ("/here=/there", "s3://bucket/a=b/")
+    for roots in ("here", ["/here=there"], [], "/here=s3://bucket/"):
+        with pytest.raises(ValueError, match="s3://bucket/"):
+            RayPool(roots=roots)
+
+
 @pytest.mark.slow
 @with_ray
 def test_each_sample_once_with_the_hosts_bits_and_no_secret_passes_ray(cluster, pool, data, truth, told):

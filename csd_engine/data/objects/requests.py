@@ -11,23 +11,22 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
 from contextlib import closing
-from typing import Any
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 from csd_engine.batchfile.publishing import pwrite
 from csd_engine.data.base import Fetch, Places, Reader, Source, Versions
 from csd_engine.data.image_files import content, part_of
+from csd_engine.data.objects.store import ObjectStore
+from csd_engine.data.objects.stored import Listing, Part, Stored
+from csd_engine.data.objects.window import Window
 from csd_engine.data.safe_open import OpenFile
 from csd_engine.errors import SampleError
 from csd_engine.kernels.files import Parts
-from ddlp.objects.manifest import Listing, Part, Stored
-from ddlp.objects.storage import Storage
-from ddlp.objects.window import Window
 
-__all__ = ["ObjectReader", "sample_bytes"]
+__all__ = ["ObjectReader", "Requests", "sample_bytes"]
 
 LOOK_UP_S = 0.05  # how often a thread that waits asks whether the samples are wanted still
 PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # before an object is asked for again; obstore tries it thrice
@@ -39,16 +38,14 @@ class ObjectReader(Reader):
     """Reads objects, or parts of objects. Any thread may use it; a fork of the process may not.
 
     Args:
-        storage: has the objects.
+        requests: bring them.
         listing: says which.
-        most_bytes: of samples in memory that nobody has asked for yet, with all others.
     """
 
     slow = True
 
-    def __init__(self, storage: Storage, listing: Listing, most_bytes: int) -> None:
-        self._storage, self._listing = storage, listing
-        self._requests = _Requests(storage, most_bytes)
+    def __init__(self, requests: Requests, listing: Listing) -> None:
+        self._requests, self._storage, self._listing = requests, requests.storage, listing
 
     def __len__(self) -> int:
         return len(self._listing)
@@ -68,16 +65,16 @@ class ObjectReader(Reader):
         """See `Reader.where`."""
         return self._storage.url + self._listing.where(index)
 
-    def versions(self, indices: list[int]) -> Versions | None:
+    def versions(self, indices: List[int]) -> Optional[Versions]:
         """See `Reader.versions`. An index file has no ETags."""
         all_of_them = self._versions
         return None if all_of_them is None else Versions(*(column[indices] for column in all_of_them))
 
     @functools.cached_property
-    def _versions(self) -> Versions | None:
+    def _versions(self) -> Optional[Versions]:
         return self._listing.versions(self._storage.url)
 
-    def fetch(self, indices: Sequence[int], ahead: bool = False) -> Fetch | None:
+    def fetch(self, indices: Sequence[int], ahead: bool = False) -> Optional[Fetch]:
         """See `Reader.fetch`."""
         self._storage.get_ready()
         each = list(dict.fromkeys(indices))
@@ -98,13 +95,13 @@ def sample_bytes(reader: Reader, index: int, told: Callable[[SampleError], str] 
 
 class _ObjectFetch(Fetch):
     def __init__(
-        self, reader: ObjectReader, requests: _Requests, indices: list[int], objects: list[Stored | Part]
+        self, reader: ObjectReader, requests: Requests, indices: List[int], objects: List[Union[Stored, Part]]
     ) -> None:
         self.indices, self.objects = indices, objects
         self.sizes = np.array([one.size for one in objects], dtype=np.int64)
         self.offsets = np.cumsum(self.sizes) - self.sizes
         self.bytes = int(self.sizes.sum())
-        self.errors: dict[int, OSError] = {}  # by place
+        self.errors: Dict[int, OSError] = {}  # by place
         self.urgent = False
         self.asked = 0  # requests begun
         self.over = threading.Event()  # it is closed
@@ -121,7 +118,7 @@ class _ObjectFetch(Fetch):
         if not self._left:
             self._there.set()
 
-    def put(self, place: int, data: Any, error: OSError | None) -> None:
+    def put(self, place: int, data: Any, error: Optional[OSError]) -> None:
         """Take an object's bytes, or the reason why there are none."""
         with self._lock:
             if self.over.is_set():
@@ -145,7 +142,7 @@ class _ObjectFetch(Fetch):
         """See `Fetch.hurry`."""
         self._requests.hurry(self)
 
-    def wait(self, wanted: Callable[[], bool]) -> Reader | None:
+    def wait(self, wanted: Callable[[], bool]) -> Optional[Reader]:
         """See `Fetch.wait`."""
         while not self._there.wait(LOOK_UP_S):
             if not wanted():
@@ -186,7 +183,7 @@ class _Fetched(Reader):
         opened = OpenFile(self.where(index), os.dup(self._descriptor), self._fetch.bytes)
         return part_of(opened, None, int(self._fetch.offsets[place]), int(self._fetch.sizes[place]))
 
-    def places(self, indices: list[int]) -> Places | None:
+    def places(self, indices: List[int]) -> Optional[Places]:
         fetch = self._fetch
         try:
             found = [self._places[index] for index in indices]
@@ -202,18 +199,23 @@ class _Fetched(Reader):
         return self._outer.where(index)
 
 
-class _Requests:
-    """What is asked of one storage: the fetches in their order, and the threads that make their requests."""
+class Requests:
+    """What is asked of one storage: the fetches in their order, and the threads that make their requests.
 
-    def __init__(self, storage: Storage, most_bytes: int) -> None:
-        self._storage, self._most_bytes = storage, most_bytes
+    Args:
+        storage: has the objects.
+        most_bytes: of objects in memory that nobody has asked for yet, with all others.
+    """
+
+    def __init__(self, storage: ObjectStore, most_bytes: int) -> None:
+        self.storage, self._most_bytes = storage, most_bytes
         self._window = Window()
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
-        self._open: dict[_ObjectFetch, None] = {}  # all that hold memory, in the order in which they began
-        self._unasked: dict[_ObjectFetch, None] = {}  # those of them with requests that were not made yet
+        self._open: Dict[_ObjectFetch, None] = {}  # all that hold memory, in the order in which they began
+        self._unasked: Dict[_ObjectFetch, None] = {}  # those of them with requests that were not made yet
         self._threads = self._idle = self._running = 0
-        self._spare: list[int] = []  # descriptors of memory that is used again: fresh pages cost as much as the bytes in them
+        self._spare: List[int] = []  # descriptors of memory that is used again: fresh pages cost as much as the bytes in them
 
     def begin(self, fetch: _ObjectFetch, ahead: bool) -> bool:
         """Queue the requests. False: ``ahead``, and enough is there or on its way."""
@@ -270,7 +272,7 @@ class _Requests:
 
     # -- under the lock
 
-    def _next(self) -> tuple[_ObjectFetch, int] | None:
+    def _next(self) -> Optional[Tuple[_ObjectFetch, int]]:
         """Take the next request, if one may be made now."""
         if self._running >= self._window.size or not self._unasked:
             return None
@@ -318,16 +320,16 @@ class _Requests:
     def _answer(self, fetch: _ObjectFetch, place: int) -> bool:
         """Bring one object, or the reason why it can't be brought. True if it was brought."""
         data: Any = None
-        error: OSError | None = None
+        error: Optional[OSError] = None
         for pause_s in (*PAUSES_S, 0.0):
             if fetch.over.is_set():
                 return False
             try:
-                data = self._storage.read(fetch.objects[place])
+                data = self.storage.read(fetch.objects[place])
                 error = None
                 break
             except Exception as failed:
-                error = self._storage.os_error(failed)
+                error = self.storage.os_error(failed)
                 if not isinstance(error, ConnectionError):
                     break
                 with self._lock:

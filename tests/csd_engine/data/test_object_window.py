@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ddlp.objects.window import LEAST, MOST, Window
+from csd_engine.data.objects.window import LEAST, MOST, Window
 
 
 def simulate(

@@ -1,0 +1,179 @@
+"""A prefix of an object storage, or a directory of a web server, by obstore. It is imported when it is needed.
+
+Credentials stay in the process: they are in no message, repr or pickle.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from datetime import timedelta
+from types import ModuleType
+from typing import Any, Callable, ClassVar, Dict, Iterator, Mapping, Optional, Tuple, Type, Union
+
+from csd_engine.data.objects.stored import Part, Stored, mark_of, same_tag
+from csd_engine.data.objects.urls import check_url, is_web
+from csd_engine.errors import StorageRefused
+
+__all__ = ["REFUSED", "ObjectChanged", "ObjectStore", "obstore_module"]
+
+REFUSED = ("PermissionDeniedError", "UnauthenticatedError")  # obstore's errors
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")  # obstore reads them too
+_LONGEST = 240  # characters of a storage's own message
+_SECRET = re.compile(r"secret|token|password|account_key|access_key|sas|credential|service_account|authorization", re.I)
+PATIENCE = {"max_retries": 2, "retry_timeout": timedelta(seconds=60)}  # who asks goes on, as long as the object is wanted
+_SHORTER = ("416 Range Not Satisfiable", "Wanted range starting at")  # a part is behind the object's end
+
+
+class ObjectChanged(Exception):
+    """An object is not the listed one any more. Says how it differs."""
+
+
+class ObjectStore:
+    """Objects below one URL, which are read.
+
+    Args:
+        url: of a bucket and prefix, or of a web server's directory.
+        config: obstore's settings of this kind of storage, such as {"region": "eu-north-1"}.
+        client_options: obstore's ``ClientConfig``, such as {"proxy_url": ...}.
+        credential_provider: obstore's, called for credentials.
+
+    Attributes:
+        raises: the kind of errors that it raises on purpose.
+
+    Raises:
+        StorageRefused: the URL is of an unknown kind, or has credentials in it; or obstore is missing.
+    """
+
+    raises: ClassVar[Type[Exception]] = StorageRefused
+
+    def __init__(
+        self,
+        url: str,
+        config: Optional[Mapping[str, Any]] = None,
+        client_options: Optional[Mapping[str, Any]] = None,
+        credential_provider: Optional[Callable[[], Any]] = None,
+    ) -> None:
+        check_url(url, self.raises)
+        self.url = url.rstrip("/") + "/"
+        self.web = is_web(url)
+        self._config, self._client_options = dict(config or {}), dict(client_options or {})
+        self._credential_provider = credential_provider
+        self._store: Any = None
+        self._pid = os.getpid()
+        obstore_module(self.raises)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+    def __deepcopy__(self, memo: Any) -> ObjectStore:
+        return self
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        """Pickle without credentials: another process has those of its environment."""
+        config = {name: value for name, value in self._config.items() if not _SECRET.search(name)}
+        options = {name: value for name, value in self._client_options.items() if name != "default_headers"}
+        return type(self), (self.url, config, options)
+
+    def get_ready(self) -> None:
+        """Connect, if that is still to be done. Raises `raises` in a fork of the process: obstore's threads are not there."""
+        if os.getpid() != self._pid:
+            raise self.raises(
+                f"{self.url} can't be read in a forked process, since obstore does not survive a fork. Give the loader "
+                'multiprocessing_context="forkserver" or "spawn", or transforms that ddlp knows, which need no processes.'
+            )
+        if self._store is None:
+            self._store = self._make(PATIENCE)
+
+    def read(self, wanted: Union[Stored, Part]) -> Any:
+        """Return the bytes of an object or of a part, as a buffer. Any thread may call this, after `get_ready`.
+
+        Raises:
+            ObjectChanged: it is not the listed one any more.
+            Exception: obstore's own; `os_error` translates it.
+        """
+        listed, options = (wanted.whole, _options(wanted)) if isinstance(wanted, Part) else (wanted, None)
+        if options is not None and not wanted.size:
+            return b""
+        result = obstore_module(self.raises).get(self._store, listed.key, options=options)
+        found = result.meta
+        if found["size"] != listed.size:
+            raise ObjectChanged(f"it had {listed.size} bytes and has {found['size']}")
+        tag = found["e_tag"] or ""
+        if not same_tag(listed.tag, tag):
+            raise ObjectChanged(f"its ETag was {listed.tag} and is {tag}")
+        if listed.mark and tag and mark_of(tag) != listed.mark:
+            raise ObjectChanged(f"its ETag is another one, {tag}")
+        data = result.bytes()
+        if len(data) != wanted.size:
+            raise ConnectionError(f"it broke off at byte {len(data)} of {wanted.size}")
+        return data
+
+    def os_error(self, error: Exception) -> OSError:
+        """Return what obstore raised as the error that the same file would give, without credentials."""
+        kind = type(error).__name__
+        if kind == "PreconditionError":
+            error = ObjectChanged("its ETag is another one")
+        elif any(words in str(error) for words in _SHORTER):
+            error = ObjectChanged("it is shorter")
+        if isinstance(error, ObjectChanged):
+            return OSError(f"it has changed since it was listed: {error}. Make the data set anew")
+        if kind == "NotSupportedError":
+            return OSError("its server sends whole files alone, and no ranges of their bytes")
+        if isinstance(error, FileNotFoundError):
+            return FileNotFoundError("there is no such object any more")
+        if kind in REFUSED:
+            return PermissionError("it may not be read with these credentials")
+        return ConnectionError(self.plain(error))
+
+    def _make(self, retry: Mapping[str, Any]) -> Any:
+        obstore = obstore_module(self.raises)
+        try:
+            if self.web:
+                options = {"allow_http": self.url.startswith("http:"), **self._client_options}
+                return obstore.store.HTTPStore(self.url[:-1], client_options=options, retry_config=retry)
+            given: Dict[str, Any] = {"client_options": self._client_options, "retry_config": retry}
+            endpoints = (self._config.get("endpoint"), *map(os.environ.get, _ENDPOINTS))
+            if str(next(filter(None, endpoints), "")).startswith("http:"):
+                given["client_options"] = {"allow_http": True, **self._client_options}
+            if self._credential_provider is not None:
+                given["credential_provider"] = self._credential_provider
+            return obstore.store.from_url(self.url, config=self._config, **given)
+        except Exception as error:
+            raise self.raises(f"{self.url}: {self.plain(error)}. Correct config= or client_options=.") from None
+
+    def plain(self, error: Exception) -> str:
+        """Return an error's first line, without credentials and without URLs' queries, which may be signed."""
+        text = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        for value in self._secrets():
+            text = text.replace(value, "***")
+        return re.sub(r"\?[^\s\"')]*=[^\s\"')]*", "?...", text)[:_LONGEST].rstrip(". ")
+
+    def _secrets(self) -> Iterator[str]:
+        headers = self._client_options.get("default_headers") or {}
+        named = [value for name, value in (*self._config.items(), *os.environ.items()) if _SECRET.search(name)]
+        for value in (*named, *headers.values()):
+            text = value.decode("latin-1") if isinstance(value, bytes) else str(value)
+            if len(text) > 3:
+                yield text
+
+
+def _options(part: Part) -> Dict[str, Any]:
+    """obstore's ``GetOptions``: these bytes, of the object as it was. Whether it still is, the answer tells as well."""
+    found: Dict[str, Any] = {"range": (part.offset, part.offset + part.size)}
+    if part.whole.tag.startswith('"'):  # a weak ETag would never match
+        found["if_match"] = part.whole.tag
+    return found
+
+
+def obstore_module(raises: Type[Exception] = StorageRefused) -> ModuleType:
+    """Return obstore. Raises such an error if it is missing."""
+    try:
+        import obstore
+        import obstore.store
+    except ImportError as error:
+        raise raises(
+            f"Object storage needs obstore, which can't be imported ({error}). Install it, on Python 3.11 or newer: "
+            "pip install 'ddlp[cloud]'."
+        ) from None
+    return obstore

@@ -1,0 +1,158 @@
+"""Descriptions of objects that an engine reads itself, hostile ones included, and which URLs it may read."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from csd_engine.data.arrays import ArraySet
+from csd_engine.data.base import fingerprint, open_reader
+from csd_engine.data.files import FileSet
+from csd_engine.data.kinds import parse_dataset
+from csd_engine.data.manifest import write_manifest
+from csd_engine.data.objects.dataset import ObjectSet, pack_objects
+from csd_engine.data.objects.stored import Part, Stored, mark_of
+from csd_engine.data.objects.urls import below
+from csd_engine.data.parts import pack_parts
+from csd_engine.data.roots import Roots
+from csd_engine.errors import DatasetError, EngineError, RootNotAllowed, StorageRefused
+from tests.open_files import descriptors
+
+pytest.importorskip("obstore")
+
+URL = "s3://bucket/train/"
+OBJECTS = [Stored("cat/1.jpg", 100, '"a"'), Stored("cat/b/2.jpg", 0, ""), Stored("dog/3.jpg", 7, 'W/"c"')]
+
+
+class Scene:
+    """Writes what a host sends."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+
+    def array(self, rows: np.ndarray) -> ArraySet:
+        name = self.home / f"{len(os.listdir(self.home))}.npy"
+        np.save(name, rows)
+        return ArraySet(str(name), f"{len(os.listdir(self.home)):032x}", rows.shape)
+
+    def names(self, keys: list[str], root: str = "/") -> FileSet:
+        digest = write_manifest(self.home / "m", keys)
+        os.replace(self.home / "m", self.home / digest)
+        return FileSet(root, digest, len(keys))
+
+    def made(self, objects: list[Stored] = OBJECTS, parts: Any = None, url: str = URL) -> ObjectSet:
+        table = None if parts is None else self.array(pack_parts(*map(np.array, zip(*parts, strict=True))))
+        return ObjectSet(url, self.names([one.key for one in objects]), self.array(pack_objects(objects)), table)
+
+    def listed(self, dataset: ObjectSet) -> Any:
+        return open_reader(dataset, str, lambda digest: self.home / digest)._listing  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+def test_the_description_goes_round(scene):
+    for parts in (None, [(0, 10, 20), (2, 0, 7)]):
+        made = scene.made(parts=parts)
+        assert parse_dataset(made.to_data()) == made and len(made) == (3 if parts is None else 2)
+        assert made.urls() == [URL] and not made.carried and URL not in made.content() and len(fingerprint(made)) == 32
+        assert len(made.host_paths("/a")) == (1 if parts is None else 2)  # the tables; the names are no files
+        assert [kind for kind, _ in made.uploads("/a")] == ["manifest"]
+
+
+def test_the_objects_are_the_hosts(scene):
+    scene.listed(scene.made()).close()  # obstore has some descriptors of its own from now on
+    before = descriptors()
+    listed = scene.listed(scene.made())
+    assert [listed[k] for k in range(3)] == [
+        Stored("cat/1.jpg", 100, "", mark_of('"a"')), Stored("cat/b/2.jpg", 0, ""), Stored("dog/3.jpg", 7, "", mark_of('"c"')),
+    ]  # fmt: skip
+    assert listed.where(2) == "dog/3.jpg" and "9" in listed.where(9)
+    listed.close()
+    parts = scene.listed(scene.made(parts=[(0, 10, 20), (2, 0, 7)]))
+    assert parts[0] == Part(Stored("cat/1.jpg", 100, "", mark_of('"a"')), 10, 20) and "cat/1.jpg, 20 bytes from 10" in parts.where(0)
+    with pytest.raises(IndexError):
+        parts[2]
+    parts.close()
+    assert descriptors() == before
+
+
+def test_names_that_have_one_directory(scene):
+    dataset = ObjectSet(URL, scene.names(["1.jpg"], "/cat/b"), scene.array(pack_objects(OBJECTS[:1])))
+    assert scene.listed(dataset)[0].key == "cat/b/1.jpg"
+
+
+WRONG: dict[str, Callable[[Scene], ObjectSet]] = {
+    "an object of other sizes": lambda scene: scene.made([Stored("a", -1, "")]),
+    "an object too large": lambda scene: scene.made([Stored("a", 1 << 40, "")]),
+    "a part of no object": lambda scene: scene.made(parts=[(3, 0, 1)]),
+    "a part before the object": lambda scene: scene.made(parts=[(0, -1, 1)]),
+    "a part behind the object": lambda scene: scene.made(parts=[(0, 90, 11)]),
+    "a part of negative size": lambda scene: scene.made(parts=[(0, 0, -1)]),
+    "a part that goes round": lambda scene: scene.made(parts=[(0, (1 << 63) - 1, 100)]),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_numbers_that_can_not_be(scene, what):
+    listed = scene.listed(WRONG[what](scene))
+    with pytest.raises(DatasetError, match="Describe the data set again"):
+        listed[0]
+    listed.close()
+
+
+def test_more_or_fewer_names_than_told(scene):
+    made = scene.made()
+    fewer = ObjectSet(URL, FileSet("/", made.names.manifest, 2), scene.array(pack_objects(OBJECTS[:2])))
+    with pytest.raises(DatasetError, match="names 3 objects"):
+        scene.listed(fewer)
+
+
+def test_fields_are_checked(scene):
+    data = scene.made(parts=[(0, 10, 20)]).to_data()
+    arrays = data["table"], data["parts"]
+    for wrong in (
+        {"url": 7}, {"url": "s3://bucket/\n"}, {"url": "file:///etc/"}, {"url": "https://me:pass@server/"}, {"url": "/etc"},
+        {"names": arrays[0]}, {"table": data["names"]}, {"parts": data}, {"names": None}, {"table": None},
+        {"table": {**arrays[0], "shape": [2, 1, 16]}}, {"parts": {**arrays[1], "shape": [1, 1, 16]}}, {"more": 1},
+    ):  # fmt: skip
+        with pytest.raises(DatasetError):
+            parse_dataset({**data, **wrong})
+
+
+def test_urls_below_the_roots():
+    roots = ("s3://bucket/train/", "https://server:8443/")
+    for url in ("s3://bucket/train", "s3://bucket/train/", "s3://bucket/train/a b/c/", "https://server:8443/x"):
+        assert below(url, roots), url
+    for url in (
+        "s3://bucket/trainer/", "s3://bucket/", "s3://other/train/", "gs://bucket/train/", "https://server/", "https://server:84431/",
+        "s3://bucket/train/../secret/", "s3://bucket/train/./", "s3://bucket/train//x/", "s3://bucket/train/%2e%2e/x/",
+        "s3://bucket/train/a?b=c", "s3://bucket/train/a#b", "s3://bucket/train/..\\x/", "s3://bucket/train/\u2025/",
+    ):  # fmt: skip
+        assert not below(url, roots), url
+
+
+def test_roots_with_urls(tmp_path, monkeypatch):
+    roots = Roots.parse(["s3://bucket/train", str(tmp_path)])
+    assert roots.urls == (URL,) and roots.resolve(URL + "x/") == URL + "x/" and roots.resolve(f"{tmp_path}/a")
+    assert Roots.from_data(roots.to_data()) == roots and roots.of_host(None) == roots
+    assert roots.of_host(((str(tmp_path), str(tmp_path)),)).urls == ()
+    assert roots.of_host(((URL, URL),)).urls == (URL,) and roots.of_host(((URL, URL),)).pairs == ()
+    assert roots.with_files("/a", "/b").urls == (URL,)
+    with pytest.raises(RootNotAllowed, match=r"below none of the URLs.*\(s3://bucket/train/\)"):
+        roots.resolve("s3://bucket/")
+    with pytest.raises(RootNotAllowed, match="none"):
+        Roots((), trust=True).resolve(URL)
+    with pytest.raises(EngineError, match="--root: .*no URL of objects"):
+        Roots.parse(["file:///etc"])
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(StorageRefused, match="pip install obstore"):
+        Roots.parse([URL])

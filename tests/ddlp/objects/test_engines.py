@@ -1,0 +1,201 @@
+"""Engines that request the objects of a storage themselves: the same bits, by their own settings, and only where they may."""
+
+from __future__ import annotations
+
+import gc
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import ConcatDataset
+from torchvision.datasets import ImageFolder
+
+from ddlp import DDLPLoader, Device, ImageObjects, TarImages, TarObjects
+from tests.ddlp.dropin.small_sets import DETERMINISTIC, RANDOM, numbered, write_images
+from tests.engine_process import EngineProcess, until
+from tests.object_server import BUCKET, ObjectServer, index_of
+
+TRAIN = f"s3://{BUCKET}/train/"
+
+
+@pytest.fixture
+def theirs(images) -> Iterator[ObjectServer]:
+    """The same objects, for the engine alone."""
+    with ObjectServer(images) as one:
+        one.objects["train/index.txt"] = index_of({key.removeprefix("train/"): body for key, body in images.items()})
+        yield one
+
+
+@pytest.fixture
+def root(images, tmp_path) -> Path:
+    """The same images as files."""
+    for key, body in images.items():
+        path = tmp_path / "files" / key.removeprefix("train/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(body)
+    return tmp_path / "files"
+
+
+@pytest.fixture
+def start(theirs, tmp_path, monkeypatch) -> Iterator[Callable[..., EngineProcess]]:
+    """Start an engine whose environment leads to its own server."""
+    for name, value in theirs.config().items():
+        monkeypatch.setenv(f"AWS_{name.upper()}", value)
+    monkeypatch.setenv("AWS_REGION", "eu-north-1")
+    started: list[EngineProcess] = []
+
+    def run(*arguments: str) -> EngineProcess:
+        home = tmp_path / f"engine{len(started)}"
+        home.mkdir()
+        started.append(EngineProcess(home, *arguments))
+        return started[-1]
+
+    yield run
+    gc.collect()
+    for one in started:
+        one.end()
+
+
+def loader_of(dataset: Any, engine: EngineProcess, strategy: str = "csd", **options: Any) -> DDLPLoader:
+    device = Device(engine.address, str(engine.keys))
+    return DDLPLoader(dataset, 4, shuffle=True, seed=3, strategy=strategy, csd=device, **options)
+
+
+def objects(server: ObjectServer, transform: Any = RANDOM) -> ImageObjects:
+    return ImageObjects(TRAIN, transform, config=server.config())
+
+
+def content(batch: list[torch.Tensor]) -> tuple[list[int], bytes]:
+    return batch[1].tolist(), batch[0].numpy().tobytes()
+
+
+def check(loader: DDLPLoader, dataset: Any, epochs: int = 2) -> None:
+    plain = DDLPLoader(dataset, 4, shuffle=True, seed=3)
+    for _ in range(epochs):
+        torch.manual_seed(1)
+        found = list(loader)
+        torch.manual_seed(1)
+        expected = list(plain)
+        assert sorted(map(content, found)) == sorted(map(content, expected))
+
+
+def keys(server: ObjectServer) -> list[str]:
+    """Of the images that were asked for."""
+    return [line.split()[1].partition("train/")[2] for line in server.requests if ".jpg" in line.lower()]
+
+
+@pytest.mark.parametrize("transfer", [None, "stream"])
+def test_the_engine_asks_its_own_server(server, theirs, start, root, transfer):
+    engine = start("--root", TRAIN)
+    loader = loader_of(objects(server), engine, transfer=transfer)
+    check(loader, ImageFolder(str(root), RANDOM))
+    assert loader.report().batches_csd == len(loader)
+    assert len(set(keys(theirs))) == 41 and len(keys(theirs)) >= 2 * 41
+    assert len(keys(server)) < 41  # the probes' samples alone
+
+
+@pytest.mark.parametrize("allowed", ["s3://bucket/tr/", "s3://bucket/train/class0/", "s3://other/train/", "/"])
+def test_other_objects_come_from_the_host(server, theirs, start, root, allowed):
+    engine = start("--root", allowed)
+    loader = loader_of(objects(server), engine)
+    check(loader, ImageFolder(str(root), RANDOM))
+    assert loader.report().batches_csd == len(loader) and not theirs.requests
+
+
+def test_data_that_shall_be_carried_is(server, theirs, start, root):
+    engine = start("--root", TRAIN)
+    device = Device(engine.address, str(engine.keys), data="carried")
+    loader = DDLPLoader(objects(server), 4, shuffle=True, seed=3, strategy="csd", csd=device)
+    check(loader, ImageFolder(str(root), RANDOM))
+    assert loader.report().batches_csd == len(loader) and not theirs.requests
+
+
+def test_shards_and_web_servers(server, theirs, start, root, tmp_path):
+    shard = tmp_path / "train-0.tar"
+    with tarfile.open(shard, "w") as tar:
+        for number, path in enumerate(sorted(root.rglob("*.jpg"))):
+            tar.add(path, f"{number:04}.jpg")
+            target = tmp_path / "1.cls"
+            target.write_text(str(number % 10))
+            tar.add(target, f"{number:04}.cls")
+    for one in (server, theirs):
+        one.objects["train/shards/train-0.tar"] = shard.read_bytes()
+    engine = start("--root", TRAIN, "--root", f"{theirs.url}/{BUCKET}/")
+    ours = TarObjects(f"{TRAIN}shards/train-0.tar", RANDOM, config=server.config(), index_dir=tmp_path)
+    loader = loader_of(ours, engine)
+    check(loader, TarImages([str(shard)], RANDOM))
+    assert loader.report().batches_csd == len(loader)
+    assert "bytes=" in "".join(theirs.requests).lower()
+
+    web = ImageObjects(f"{theirs.url}/{BUCKET}/train", RANDOM)
+    theirs.requests.clear()
+    loader = loader_of(web, engine)
+    check(loader, ImageFolder(str(root), RANDOM))
+    assert loader.report().batches_csd == len(loader) and len(keys(theirs)) >= 2 * 41
+
+
+def test_objects_and_files_in_one_data_set(server, theirs, start, root, tmp_path):
+    more = numbered(write_images(tmp_path / "more", 9), RANDOM)
+    engine = start("--root", TRAIN, "--root", str(tmp_path / "more"))
+    loader = loader_of(ConcatDataset([more, objects(server)]), engine)
+    check(loader, ConcatDataset([more, ImageFolder(str(root), RANDOM)]))
+    assert loader.report().batches_csd == len(loader) and len(set(keys(theirs))) == 41
+
+
+def test_another_object_there_is_not_used(server, theirs, start, root):
+    """The engine's storage has other objects of the same names: of the same size, larger, and one is missing."""
+    engine = start("--root", TRAIN)
+    changed = sorted(theirs.objects)[:3]
+    theirs.objects[changed[0]] = theirs.objects[changed[0]][:-1] + b"!"
+    theirs.objects[changed[1]] += b"!"
+    del theirs.objects[changed[2]]
+    for options in ({}, {"on_error": "replace", "max_replaced": 0.0}):
+        loader = loader_of(objects(server), engine, "wrr", **options)
+        check(loader, ImageFolder(str(root), RANDOM), epochs=1)
+        assert not loader.report().replaced
+
+
+def test_faults_of_the_storage_cost_no_error(server, theirs, start, root):
+    engine = start("--root", TRAIN)
+    theirs.busy, theirs.reset = 0.1, 0.1
+    loader = loader_of(objects(server), engine)
+    check(loader, ImageFolder(str(root), RANDOM))
+    assert loader.report().batches_csd == len(loader)
+
+
+def test_each_sample_once_if_the_engine_is_killed(server, theirs, start, root):
+    engine = start("--root", TRAIN)
+    theirs.latency_s = 0.05
+    plain = DDLPLoader(ImageFolder(str(root), RANDOM), 4, shuffle=True, seed=3)
+    loader = loader_of(objects(server), engine, "wrr")
+    torch.manual_seed(1)
+    expected = list(plain)
+    torch.manual_seed(1)
+    found = []
+    with pytest.warns(UserWarning, match="is gone"):
+        for batch in loader:
+            found.append(batch)
+            if len(found) == 2:
+                engine.process.kill()
+            time.sleep(0.05)
+    assert sorted(map(content, found)) == sorted(map(content, expected))
+
+
+def test_an_epoch_that_is_broken_off_while_requests_hang(server, theirs, start):
+    """The engine drops the leases, and does the next epoch's."""
+    engine = start("--root", TRAIN)
+    dataset = objects(server, DETERMINISTIC)
+    theirs.hanging = set(sorted(theirs.objects)[8:])
+    iterator = iter(loader_of(dataset, engine, "wrr"))
+    until(lambda: theirs._now > 0, 20, "a request that hangs")
+    next(iterator)
+    del iterator
+    gc.collect()
+    until(lambda: not list(engine.spool.glob("job-*")), 20, "an empty spool")
+    theirs.hanging = set()
+    loader = loader_of(dataset, engine)
+    assert len(list(loader)) == loader.report().batches_csd == 11
