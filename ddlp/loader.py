@@ -558,6 +558,7 @@ class DDLPLoader(DataLoader):
                     most_replaced=config.most_replaced,
                     cache=cache,
                     hooks=hooks,
+                    decisions=self._decisions(controller),
                     controller=controller,
                     turn=turn,
                     early=early,
@@ -644,6 +645,19 @@ class DDLPLoader(DataLoader):
                 self._handles.append(SharedHandle())
                 when_dropped(self._handles[-1], self._gpu_transfer.close)
         return self._gpu_transfer
+
+    def _decisions(self, controller: Controller | None) -> tuple[tuple[str, str], ...]:
+        """Return what was decided for the epoch that begins, as `EpochHooks.decided` takes it."""
+        found = []
+        if self._auto_workers is not None:
+            found.append(("workers", self._auto_workers.line))
+        if self._cache is not None:
+            found.append(("cache", self._cache.line))
+        if controller is not None:
+            found.append(("devices", controller.note()))
+            if controller.scaler is not None:
+                found.append(("engines", f"{controller.engines} wanted"))
+        return tuple(found)
 
     def _cache_for(self, config: LoaderConfig, now: Portable) -> SampleCache | None:
         """Return what the host keeps of samples, for an epoch. All epochs share it."""

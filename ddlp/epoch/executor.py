@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import _utils
 
+from csd_engine.cache.shelf import Shelf
 from csd_engine.errors import WrongPixels
 from ddlp.epoch.conditions import Conditions
 from ddlp.epoch.device_state import DeviceState
@@ -150,6 +151,7 @@ class EpochExecutor:
         self.counts = Counts(ledger, spec.epoch, replaced=replaced)
         self.counts.early_dropped = (0 if turn is None else turn.dropped) + (0 if early is None else early.begun)
         self.handing: int | None = None  #: the last delivered batch, until the iterator gives it to the training loop
+        self._keeps = spec.cache is None or spec.cache.shelf.wanted()
         self._came_early: set[int] = set()  # positions of batches that were made before the epoch
         self._given: tuple[float, float] | None = None  # training's last batch: when it got it, and its part of a full batch
         self._closing = False
@@ -226,6 +228,8 @@ class EpochExecutor:
             self.counts.delivered(position, side, samples, began, now)
             if self._controller is not None:
                 self._decide(self._controller, now - began, step, position in self._came_early)
+            if self.spec.cache is not None:
+                self._tell_keeping(self.spec.cache.shelf)
             if self._clock is not None:
                 self._clock.begins()
             if batch.replaced:
@@ -260,11 +264,23 @@ class EpochExecutor:
 
     def _decide(self, controller: Controller, waited_s: float, step: tuple[float | None, float], early: bool) -> None:
         """Let the controller note a batch, and tell what it has decided."""
-        engines = controller.engines
-        if (news := controller.delivered(waited_s, *step, early)) is not None:
+        engines, before = controller.engines, controller.offloads
+        news = controller.delivered(waited_s, *step, early)
+        if news is not None:
             self._messages.warn(news)
+        if news is not None or controller.offloads != before:
+            self.hooks.decided("devices", news or controller.note())
         if controller.scaler is not None and controller.engines != engines:
-            self.counts.changed("pool", f"{controller.engines} wanted instead of {engines}: {controller.scaler.why}")
+            why = f"{controller.engines} wanted instead of {engines}: {controller.scaler.why}"
+            self.counts.changed("pool", why)
+            self.hooks.decided("engines", why)
+
+    def _tell_keeping(self, shelf: Shelf) -> None:
+        """Tell if samples that the cache lacks are kept from now on, or are not any more."""
+        if (keeps := shelf.wanted()) != self._keeps:
+            self._keeps = keeps
+            why = "samples are kept: training waits" if keeps else "no more samples are kept: training does not wait"
+            self.hooks.decided("cache", why)
 
     def _counted(self, position: int, batch: PreparedBatch) -> PreparedBatch:
         """Count the replaced samples of a delivered batch. Returns the batch; a failed one if they are too many by now."""

@@ -84,6 +84,9 @@ class EpochHooks:
     def lost(self, device: str, reason: str) -> None:
         """A device is gone."""
 
+    def decided(self, about: str, text: str) -> None:
+        """ddlp has decided by itself: ``about`` ``"devices"``, ``"engines"`` (of a pool), ``"cache"`` or ``"workers"``."""
+
     def assembled(self, delivered: Delivered, batch: Any) -> None:
         """The training thread has joined images and targets; the user's batch_transform comes after this."""
 

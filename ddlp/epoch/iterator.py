@@ -127,6 +127,7 @@ class EpochArguments:
         most_replaced: the share of the samples that may be replaced, if their images are bad; None: a bad image raises.
         cache: what the host keeps of samples; None: nothing.
         hooks: watch the epoch.
+        decisions: that hold as it begins, as `EpochHooks.decided` takes them.
         controller: decides which sources take part, for a strategy that wants that.
         turn: the loader's turn among those of this process; None: the epoch is made aside.
         early: the host's first batches may be made before the epoch begins.
@@ -152,6 +153,7 @@ class EpochArguments:
     most_replaced: float | None
     cache: SampleCache | None
     hooks: EpochHooks
+    decisions: tuple[tuple[str, str], ...]
     controller: Controller | None
     turn: LoaderTurn | None
     early: bool
@@ -256,6 +258,8 @@ class EpochIterator(_BaseDataLoaderIter):
                 "cpu" if given.target is None else str(given.target), tuple(ledger.delivered.ranges()),
             )
         )  # fmt: skip
+        for decision in given.decisions:
+            given.hooks.decided(*decision)
 
     def _read_plan(self, loader: Any, start: SamplerStart, given: EpochArguments) -> tuple[States | None, RangeSet]:
         """Read the sampler. Returns the states that make its order again, and the positions delivered before a resume."""

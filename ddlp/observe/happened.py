@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ddlp.observe.run import EpochTrace
-from ddlp.recording.events import Fetched, HostBatch, Joined, LeaseCancelled, LeaseFailed, Lost, Retires, Step
+from ddlp.recording.events import Decided, Fetched, HostBatch, Joined, LeaseCancelled, LeaseFailed, Lost, Retires, Step
 from ddlp.schedule.ledger import RETIRED
 
 __all__ = ["Happened", "happened"]
@@ -17,7 +17,7 @@ class Happened(NamedTuple):
     """A moment (seconds since the epoch's beginning), and what it was."""
 
     at: float
-    kind: str  # joined, retires, lost, taken back, failed, not used, not needed
+    kind: str  # joined, retires, lost, decided, taken back, failed, not used, not needed
     text: str
 
 
@@ -37,6 +37,8 @@ def happened(trace: EpochTrace) -> Iterator[Happened]:
             yield Happened(event.at, "retires", f"{event.device} retires: {event.reason}")
         elif isinstance(event, Lost):
             yield Happened(event.at, "lost", f"{event.device} {'gone' if event.reason == RETIRED else 'lost'}: {event.reason}")
+        elif isinstance(event, Decided):
+            yield Happened(event.at, "decided", f"{event.about}: {event.text}")
         elif isinstance(event, Fetched) and event.trouble and delivered.get(event.position, math.inf) < event.ended_at:
             # The host's copy was delivered while this one was being fetched, so its file was released.
             text = f"batch {event.position} of {event.device} was not needed any more: the host's was first"

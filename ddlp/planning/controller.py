@@ -259,6 +259,13 @@ class Controller:
             return False
         return window.batches >= HOST_LEAST and window.times.known(HOST_ERROR, HOST_WINDOW)
 
+    @property
+    def offloads(self) -> tuple[str, ...] | None:
+        """The sources that should take part, by the decision of now; None: it is not taken yet."""
+        if self.decision is None:
+            return None
+        return () if self.stopped else tuple(path.source for path in self.decision.chosen.paths)
+
     def note(self) -> str:
         """Return a line for the report."""
         if self.decision is None and self.agreement is not None and self.agreement.offered is not None:

@@ -13,6 +13,7 @@ from csd_engine.protocol.fields import MAX_INT, Check, count, integer, list_of, 
 from ddlp.schema import checked_fields, one_of, text_of
 
 __all__ = [
+    "Decided",
     "EpochBegan",
     "EpochEnded",
     "Event",
@@ -151,6 +152,17 @@ class Lost(NamedTuple):
     reason: str
 
 
+class Decided(NamedTuple):
+    """ddlp has decided by itself. What holds when the epoch begins is its first decision.
+
+    ``about``: devices (which take part), engines (how many of a pool), cache (what is kept) or workers (how many of the host).
+    """
+
+    about: str
+    text: str
+    at: float
+
+
 class Fetched(NamedTuple):
     """A device's batch was brought into memory: read and verified until ``read_at``, converted until ``ended_at``."""
 
@@ -210,14 +222,14 @@ class EpochEnded(NamedTuple):
 
 
 Event = (
-    EpochBegan | HostBatch | Rested | Joined | LeaseGiven | LeaseCancelled | LeaseFailed | Published | Retires | Lost | Fetched
-    | Step | Exhausted | GpuUse | EpochEnded
+    EpochBegan | HostBatch | Rested | Joined | LeaseGiven | LeaseCancelled | LeaseFailed | Published | Retires | Lost | Decided
+    | Fetched | Step | Exhausted | GpuUse | EpochEnded
 )  # fmt: skip
 _KINDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
-        EpochBegan, HostBatch, Rested, Joined, LeaseGiven, LeaseCancelled, LeaseFailed, Published, Retires, Lost, Fetched,
-        Step, Exhausted, GpuUse, EpochEnded,
+        EpochBegan, HostBatch, Rested, Joined, LeaseGiven, LeaseCancelled, LeaseFailed, Published, Retires, Lost, Decided,
+        Fetched, Step, Exhausted, GpuUse, EpochEnded,
     )
 }  # fmt: skip
 _MOMENTS = {name: [field == "at" or field.endswith("_at") for field in kind._fields] for name, kind in _KINDS.items()}
@@ -239,7 +251,7 @@ _OWN_CHECKS: dict[str, Check] = {
     "position": integer(-1, MAX_INT), "workers": _lanes, "fetchers": _lanes, "ranks": integer(1, MAX_INT),
     "epoch": integer(-MAX_INT, MAX_INT), "outcome": one_of("made", "dropped", "failed"), "who": one_of("host", "transfer"),
     "side": one_of("cpu", "csd"), "prepared_by": one_of("ddlp", "torch's workers", "training thread"),
-    "busy_percent": integer(0, 100),
+    "busy_percent": integer(0, 100), "about": one_of("devices", "engines", "cache", "workers"),
 }  # fmt: skip
 _CHECKS_BY_TYPE: dict[Any, Check] = {
     int: count, float: number(0, _MOST_S), str: _text, bool: truth, list[str]: _texts,

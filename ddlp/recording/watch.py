@@ -15,6 +15,7 @@ from ddlp.process.ranks import here
 from ddlp.process.version import __version__
 from ddlp.recording.events import (
     FORMAT,
+    Decided,
     EpochBegan,
     Event,
     Exhausted,
@@ -170,6 +171,10 @@ class Watch(EpochHooks):
     def lost(self, device: str, reason: str) -> None:
         """As `EpochHooks.lost`."""
         self._saw(Lost(device, time.monotonic(), reason))
+
+    def decided(self, about: str, text: str) -> None:
+        """As `EpochHooks.decided`."""
+        self._saw(Decided(about, text, time.monotonic()))
 
     def assembled(self, delivered: Delivered, batch: Any) -> None:
         """As `EpochHooks.assembled`."""

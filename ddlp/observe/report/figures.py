@@ -13,9 +13,12 @@ from ddlp.observe.report import series, svg
 from ddlp.observe.report.series import DEVICE, GPU, HOST, TRAINING, TRANSFER, UNUSED, Curve, Track
 from ddlp.observe.report.words import Cell, bar, number, percent, seconds, table
 from ddlp.observe.run import EpochTrace
-from ddlp.recording.events import Joined, Lost, Retires
+from ddlp.recording.events import Decided, Joined, Lost, Retires
 
-__all__ = ["FAR", "KINDS", "NO_GPU", "QUOTA_FAR", "at_work", "buffers", "engines", "prongs", "rates", "resources", "timeline"]
+__all__ = [
+    "FAR", "KINDS", "NO_GPU", "QUOTA_FAR", "at_work", "buffers", "decisions", "engines", "prongs", "rates", "resources",
+    "timeline",
+]  # fmt: skip
 
 KINDS = {
     HOST: "host makes a batch",
@@ -101,6 +104,30 @@ def timeline(trace: EpochTrace) -> str:
         "timeline", "Who was at work when", says, keys, drawing,
         table(["track", "doing", "time", "of the epoch"], rows), "Time at work of each track",
     )  # fmt: skip
+
+
+def decisions(trace: EpochTrace) -> str:
+    """What ddlp has decided by itself, and how long each decision held."""
+    found = trace.of(Decided)
+    if not found:
+        return ""
+    x = svg.time_axis(trace.wall_s)
+    names = list(dict.fromkeys(one.about for one in found))
+    marks: list[str] = []
+    rows: list[list[Cell]] = []
+    for lane, about in enumerate(names):
+        of_it = [one for one in found if one.about == about]
+        ends = [*(one.at for one in of_it[1:]), trace.wall_s]
+        for turn, (one, end) in enumerate(zip(of_it, ends, strict=True)):
+            style = f"box decision{' other' * (turn % 2)}"
+            marks.append(svg.boxes([(max(0.0, one.at), end)], x.limit, lane * _LANE + _GAP / 2, _LANE - _GAP, style))
+        rows += [[about, f"{max(0.0, one.at):.1f} s", one.text] for one in of_it[:_CHANGES]]
+    says = "Each box is a decision, from when it was taken to the next one about the same."
+    label = f"{len(found)} decisions about {', '.join(names)}."
+    drawing = svg.plot(marks, height=_LANE * len(names), x=x, rows=names, label=label)
+    told = table(["about", "from", "decision"], rows, "wrapped")
+    keys = [("box decision", "a decision"), ("box decision other", "the next one about the same")]
+    return figure("decisions", "What was decided when", says, keys, drawing, told, "Each decision in words")
 
 
 def at_work(

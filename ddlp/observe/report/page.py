@@ -70,6 +70,7 @@ def _epoch(report: RunReport, summary: EpochSummary, trace: EpochTrace) -> Itera
     yield f'<ul class="notes">{"".join(f"<li>{escape(note)}</li>" for note in notes)}</ul>' if notes else ""
     yield figures.prongs(trace)
     yield figures.timeline(trace)
+    yield figures.decisions(trace)
     no_gpu = "" if series.gpus(trace) else figures.NO_GPU
     yield figures.at_work("work", "At work over time", [(trace, report.profile)], trace.wall_s, no_gpu)
     yield figures.engines(trace, analysis)

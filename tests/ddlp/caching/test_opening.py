@@ -18,6 +18,8 @@ from torchvision.transforms import v2
 
 from ddlp import Cache, DDLPError, DDLPLoader, ImageArrays, ImageFiles, TarImages
 from ddlp.caching import opening
+from ddlp.observe import read_run
+from ddlp.recording.events import Decided
 from ddlp.stats.live import Life
 from tests.engine_process import until
 
@@ -345,6 +347,22 @@ def test_auto_keeps_nothing_while_training_does_not_wait(
     slow = False  # what is kept is used all the same
     epoch(loader)
     assert counted(loader) == (COUNT, 0)
+
+
+@pytest.mark.filterwarnings("ignore:.*20 % of the free")
+def test_a_recording_has_what_was_decided(files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    slow = True
+    monkeypatch.setattr(Life, "host_is_slow", lambda _: slow)
+    loader = make(files, cache="auto", record=tmp_path / "run", num_workers="auto")
+    for number, _ in enumerate(loader):
+        slow = number % 2 == 0
+    (trace,) = read_run(tmp_path / "run")
+    (workers,) = [one for one in trace.of(Decided) if one.about == "workers"]
+    assert workers.text.startswith("num_workers='auto': ")
+    first, *later = [one.text for one in trace.of(Decided) if one.about == "cache"]
+    assert first == f"pixels after Resize -> CenterCrop, in {tmp_path}/ddlp/samples"
+    assert later[:2] == ["no more samples are kept: training does not wait", "samples are kept: training waits"]
 
 
 @pytest.mark.parametrize("size_alone", (True, False))

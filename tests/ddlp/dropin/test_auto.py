@@ -17,7 +17,9 @@ from torchvision import transforms
 import ddlp.bench.standin
 from csd_engine.prepare.operator_file import content_hash
 from ddlp import DDLPLoader, Device, Goal, ImageArrays, Power, load_operators
+from ddlp.observe import read_run
 from ddlp.planning.controller import HOST_LEAST, WARM_UP, WINDOW
+from ddlp.recording.events import Decided
 from tests.engine_process import EngineProcess
 
 BATCHES = 300
@@ -99,9 +101,13 @@ def test_in_front_of_steps_of_ones_own_a_device_makes_a_prefix(engine: EnginePro
     assert "board by spool (uint8, prefix of the pipeline)" in [str(one) for one in loader.decision.estimates]  # type: ignore
 
 
-def test_it_rests_where_training_does_not_wait(engine: EngineProcess) -> None:
-    loader = make_loader(engine, 0.01)
+def test_it_rests_where_training_does_not_wait(engine: EngineProcess, tmp_path: Path) -> None:
+    loader = make_loader(engine, 0.01, record=tmp_path / "run")
     train(loader, 2 * HOST_S)
+    (trace,) = read_run(tmp_path / "run")
+    first, last = (one for one in trace.of(Decided) if one.about == "devices")
+    assert first.text.startswith("auto measures the host alone") and "Training does not wait for data" in last.text
+    assert first.at < last.at
     assert loader.report().batches_csd == 0 and loader.decision is not None and not loader.decision.offloads
     assert any("Training does not wait for data" in note for note in loader.report().notes)
 

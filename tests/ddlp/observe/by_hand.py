@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ddlp.recording.events import (
     FORMAT,
+    Decided,
     EpochBegan,
     EpochEnded,
     Exhausted,
@@ -56,6 +57,12 @@ A_POOL = [
     Retires("pool engine 1", 6.0, "it is not in the pool any more"), Lost("pool engine 1", 7.0, "it has retired"),
     Lost("pool engine 2", 9.0, "<killed>"), Lost("pool engine 2", 10.0, "it has left the pool"),
     Joined("pool engine 1", 12.0, 1, 2, 1, "node7"), TWO_SIDES[-1],
+]  # fmt: skip
+
+# The same with decisions: two that hold from the beginning, and one that is changed twice.
+DECIDED = [
+    Decided("cache", "pixels after decoding, in /tmp", -0.01), Decided("devices", "auto measures the host alone", 0.0),
+    *TWO_SIDES[:-1], Decided("devices", "auto: with <d>", 6.0), Decided("devices", "auto: it rests", 12.0), TWO_SIDES[-1],
 ]  # fmt: skip
 
 GB = 10**9

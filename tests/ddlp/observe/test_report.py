@@ -31,7 +31,7 @@ from ddlp.recording.events import (
     Published,
     Step,
 )
-from tests.ddlp.observe.by_hand import A_POOL, BEGAN, TWO_SIDES, WITH_GPUS, written
+from tests.ddlp.observe.by_hand import A_POOL, BEGAN, DECIDED, TWO_SIDES, WITH_GPUS, written
 from tests.ddlp.observe.html_page import Page
 
 RUNS = ("wrr", "mte", "alone", "taken back", "lost", "broken off")
@@ -166,6 +166,19 @@ def test_engines_over_time(tmp_path: Path) -> None:
     assert analysis.counts["devices retired"] == 1 and analysis.counts["devices lost"] == 2
     assert "pool engine 1 retired after 6.0 s: it is not in the pool any more" in analysis.notes
     assert series.engines(read_epoch(written(tmp_path / "one.jsonl", TWO_SIDES))) == []  # one device, which stays
+
+
+def test_decisions_over_time(tmp_path: Path) -> None:
+    written(tmp_path / "0000.jsonl", DECIDED)
+    page = Page(write_report(tmp_path))
+    assert page.tables["What was decided when"][1:] == [
+        ["cache", "0.0 s", "pixels after decoding, in /tmp"], ["devices", "0.0 s", "auto measures the host alone"],
+        ["devices", "6.0 s", "auto: with <d>"], ["devices", "12.0 s", "auto: it rests"],
+    ]  # fmt: skip
+    assert ["6.000 s", "devices: auto: with <d>"] in page.tables["Events"]
+    assert ("decisions", "box decision") in page.paths and ("decisions", "box decision other") in page.paths
+    written(tmp_path / "0000.jsonl", TWO_SIDES)
+    assert "What was decided when" not in Page(write_report(tmp_path)).text
 
 
 def test_events_of_every_kind(tmp_path: Path) -> None:

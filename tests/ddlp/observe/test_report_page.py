@@ -11,7 +11,7 @@ import pytest
 from ddlp.cli import main
 from ddlp.observe.report import read_comparison, write_comparison, write_report
 from tests.ddlp.observe.browser import CHROMIUM, DRIVER, Browser
-from tests.ddlp.observe.by_hand import A_POOL, WITH_GPUS, written
+from tests.ddlp.observe.by_hand import A_POOL, DECIDED, WITH_GPUS, written
 
 if not os.environ.get("CI"):  # in CI, selenium must be there
     pytest.importorskip("selenium", reason="selenium is not installed: pip install 'ddlp[test]'")
@@ -36,8 +36,10 @@ def test_it_can_be_read(browser: Browser, recorded: Path, tmp_path: Path, run: s
             assert browser.look(page, width, scheme) == [], (width, scheme)
 
 
-@pytest.mark.parametrize(("events", "shown"), [(A_POOL, 'data-plot="engines"'), (WITH_GPUS, 'class="curve gpu"')])
-def test_pools_and_gpus_can_be_read(browser: Browser, tmp_path: Path, events: list, shown: str) -> None:
+@pytest.mark.parametrize(("events", "shown"), [
+    (A_POOL, 'data-plot="engines"'), (WITH_GPUS, 'class="curve gpu"'), (DECIDED, 'data-plot="decisions"'),
+])  # fmt: skip
+def test_pools_gpus_and_decisions_can_be_read(browser: Browser, tmp_path: Path, events: list, shown: str) -> None:
     written(tmp_path / "0000.jsonl", events)
     page = write_report(tmp_path, tmp_path)
     assert shown in page.read_text()
