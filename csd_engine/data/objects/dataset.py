@@ -75,14 +75,11 @@ class ObjectSet(Dataset):
         if not isinstance(url, str) or len(url) > 4096 or not url.isprintable():
             raise bad("expected a URL", url)
         check_url(url)
-        for one, kind in ((names, FileSet), (table, ArraySet), (parts, ArraySet)):  # not parsed before: it may be nested
-            if not isinstance(one, dict) or one.get("type") != kind.type:
-                if one is not parts or parts is not None:
-                    raise bad(f"expected {kind.type} in {cls.type}", one)
-        found = ObjectSet(
-            url, FileSet.parse(names, parse_part), ArraySet.parse(table, parse_part),
-            None if parts is None else ArraySet.parse(parts, parse_part),
-        )  # fmt: skip
+        arrays = [table] if parts is None else [table, parts]
+        for one, kind in ((names, FileSet.type), *((one, ArraySet.type) for one in arrays)):  # not parsed before: may be nested
+            if not isinstance(one, dict) or one.get("type") != kind:
+                raise bad(f"expected {kind} in {cls.type}", one)
+        found = ObjectSet(url, FileSet.parse(names, parse_part), *(ArraySet.parse(one, parse_part) for one in arrays))
         if found.table.shape != (len(found.names), 1, OBJECT_BYTES):
             raise bad(f"expected a table of shape ({len(found.names)}, 1, {OBJECT_BYTES})", list(found.table.shape))
         if found.parts is not None and found.parts.shape[1:] != (1, PART_BYTES):

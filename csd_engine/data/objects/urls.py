@@ -29,7 +29,10 @@ def is_web(url: str) -> bool:
 
 def check_url(url: str, raises: Type[Exception] = StorageRefused) -> None:
     """Raise such an error unless it is a URL of a bucket or web server, without credentials."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:  # brackets without an address in them
+        raise raises(f"{url!r} is no URL of objects: {error}. Correct it.") from None
     if "@" in parts.netloc and parts.scheme not in ("abfs", "abfss") or parts.query or parts.fragment:
         shown = f"{parts.scheme}://...{parts.path}"
         raise raises(

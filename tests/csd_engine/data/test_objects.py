@@ -121,6 +121,7 @@ def test_fields_are_checked(scene):
     arrays = data["table"], data["parts"]
     for wrong in (
         {"url": 7}, {"url": "s3://bucket/\n"}, {"url": "file:///etc/"}, {"url": "https://me:pass@server/"}, {"url": "/etc"},
+        {"url": "s3://[bucket/"},
         {"names": arrays[0]}, {"table": data["names"]}, {"parts": data}, {"names": None}, {"table": None},
         {"table": {**arrays[0], "shape": [2, 1, 16]}}, {"parts": {**arrays[1], "shape": [1, 1, 16]}}, {"more": 1},
     ):  # fmt: skip
