@@ -179,6 +179,11 @@ class Ledger:
         """Yield the batches that are leased to a device and not published."""
         return (self._open[p] for account in self.devices.values() for p in account.outstanding.values())
 
+    def on_their_way(self) -> Iterator[Entry]:
+        """Yield the batches that are being fetched, in the order in which that began, and of which the host has no copy yet."""
+        entries = map(self._fetched, self.fetching)
+        return (entry for entry in entries if entry is not None and entry.host is HostCopy.NONE)
+
     def is_ready(self, position: int) -> bool:
         """True if a verified copy waits in memory."""
         entry = self._open.get(position)

@@ -134,7 +134,7 @@ class Strategy:
             # A batch is not made before others that are due earlier: such batches would fill the slots until their turn, and
             # the host could make only one batch at a time.
             return back if turn is None or free is None else self.first(RangeSet(((back, back + 1), (free, free + 1))))
-        return free if free is not None else self._take_back()
+        return free if free is not None else self._take_back(now)
 
     def next_lease(self, device: str) -> int | None:
         """Return the batch to lease to a device now."""
@@ -242,13 +242,19 @@ class Strategy:
         left = (1.0 - entry.progress) * device.seconds - idle
         return left > host.seconds or idle > 2 * device.seconds
 
-    def _take_back(self) -> int | None:
+    def _take_back(self, now: float) -> int | None:
         """Return the batch of the least advanced lease, for a host with nothing else to claim. The first verified copy wins.
 
-        Without such a lease, return the published batch that is fetched last, if the host would be ready with it before.
+        Without such a lease, return the published batch that is fetched last, or of those on their way the one that comes last,
+        if the host would be ready with it before.
         """
         leases = [e for e in self.ledger.leased() if e.host is HostCopy.NONE]
-        return min(leases, key=lambda e: e.progress).position if leases else self._fetched_last()
+        if leases:
+            return min(leases, key=lambda e: e.progress).position
+        if (position := self._fetched_last()) is not None:
+            return position
+        late = [entry for entry in self.ledger.on_their_way() if self._arrives_late(entry, now)]
+        return late[-1].position if late else None
 
     def _fetched_last(self) -> int | None:
         spool, host = self.ledger.in_spool, self.rates.host

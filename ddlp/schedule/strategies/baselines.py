@@ -35,7 +35,7 @@ class Csd(Strategy):
             return turn in self.ledger.returned or not self.ledger.devices_there
         return entry.csd is CsdCopy.LEASED and self._stalled(entry, now)
 
-    def _take_back(self) -> int | None:
+    def _take_back(self, now: float) -> int | None:
         return None
 
     def free_for_device(self, device: str) -> int | None:

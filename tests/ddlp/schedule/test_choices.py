@@ -290,7 +290,7 @@ def test_csd_leaves_all_to_the_device_but_what_it_can_not_make():
     lease = ledger.lease("d", 0, 0.0)
     assert strategy.next_lease("d") == 1
     assert strategy.next_claim(8.0) is None and strategy.next_claim(8.1) == 0, "it is stalled"
-    assert strategy._take_back() is None
+    assert strategy._take_back(0.0) is None
     ledger.failed("d", lease)
     assert strategy.next_claim(0.0) == 0
     publish(ledger, 1)
@@ -787,22 +787,39 @@ def test_a_host_with_nothing_to_claim_takes_what_arrives_last_over_a_slow_networ
     ledger, strategy = scene("wrr", 4, host_slots=8, host_s=1.0, device_s=1.0)
     publish(ledger, 3, 2, 1, 0)
     ledger.fetch(0, 0.0)
-    assert strategy.next_claim(9.0) is None, "how long a fetch takes is not known"
+    assert strategy.next_claim(0.9) is None, "how long a fetch takes is not known"
     for _ in range(3):
         strategy.rates.fetched("d", 3.0, 1.0, 2)
     strategy.rates.trained(0.1)
     for expected in (3, 2, 1):
         assert strategy.next_claim(0.0) == expected
         claim = ledger.claim(expected)
-    assert strategy.next_claim(0.0) is None
+    assert strategy.next_claim(2.0) is None, "the last one comes in a second"
     ledger.effects.clear()
     assert ledger.made(claim) and [type(one) for one in ledger.effects] == [Release]
+    assert strategy.next_claim(1.9) == 0
+    assert ledger.made(ledger.claim(0)) and strategy.next_claim(1.9) is None
+
+
+def test_of_those_on_their_way_a_host_with_nothing_to_claim_takes_the_one_that_comes_last():
+    ledger, strategy = scene("wrr", 3, host_slots=8, host_s=1.0, device_s=1.0)
+    publish(ledger, 2, 1, 0)
+    strategy.rates.trained(0.1)
+    for position, at in ((0, 0.0), (2, 0.5), (1, 0.7)):
+        ledger.fetch(position, at)
+    assert strategy.next_claim(0.9) is None, "how long a fetch takes is not known"
+    for _ in range(3):
+        strategy.rates.fetched("d", 3.0, 1.0, 3)
+    for expected in (1, 2, 0):
+        assert strategy.next_claim(1.9) == expected
+        ledger.claim(expected)
+    assert strategy.next_claim(1.9) is None
 
 
 @pytest.mark.parametrize("host_s, takes", [(None, False), (2.9, True), (3.0, False)])
 def test_a_host_takes_nothing_that_arrives_before_it_has_made_it(host_s, takes):
     ledger, strategy = scene("wrr", 2, host_s=host_s, device_s=1.0)
-    assert host_s is None or strategy._take_back() is None, "nothing is published"
+    assert host_s is None or strategy._take_back(0.0) is None, "nothing is published"
     strategy.rates.trained(0.1)
     for _ in range(3):
         strategy.rates.fetched("d", 3.0, 1.0, 2)
