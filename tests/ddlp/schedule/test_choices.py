@@ -707,7 +707,7 @@ def test_a_batch_is_leased_where_it_has_come_before_the_host_has_made_the_others
     assert strategy.rates.arriving_per_s(["d"]) == 0.25 and strategy.rates.csd_per_s(["d"]) == 1.0
 
 
-@pytest.mark.parametrize("fetched_at, late", [(None, [True, True, True]), (4.0, [True, False, False])])
+@pytest.mark.parametrize("fetched_at, late", [(None, [True] * 5), (4.0, [True, False, False, False, True])])
 def test_a_batch_whose_turn_it_is_comes_late_over_a_slow_network(fetched_at, late):
     ledger, strategy = scene("ordered", 10, host_s=1.0, device_s=1.0)
     strategy.rates.trained(0.1)
@@ -717,7 +717,7 @@ def test_a_batch_whose_turn_it_is_comes_late_over_a_slow_network(fetched_at, lat
     assert strategy.next_claim(4.0) == 1, "how long a fetch takes is not known"
     for _ in range(3):
         strategy.rates.fetched("d", 3.0, 1.0, 2)
-    assert [strategy.next_claim(now) == 0 for now in (5.9, 6.0, 6.1)] == late
+    assert [strategy.next_claim(now) == 0 for now in (5.9, 6.0, 6.1, 8.0, 8.1)] == late, "in 7.0 it is expected"
     strategy.rates.training.seconds = 1.6
     assert strategy.next_claim(5.9) == 1, "two fetches at a time bring a batch in 1.5 s"
 
