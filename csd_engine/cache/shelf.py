@@ -94,6 +94,7 @@ class Shelf:
         tell: the argument, which may be replaced.
         wanted: whether more samples should be kept; asked often, by any thread. It may be replaced.
         trouble: the last thing that went wrong; "": nothing.
+        given_up: how many files are used no more, since their samples were damaged or are others now.
 
     Raises:
         CacheRefused: it can't be made, or another user may write there.
@@ -105,7 +106,7 @@ class Shelf:
     ) -> None:  # fmt: skip
         self.key, self.channels, self.counts, self._by_descriptor = key, channels, CacheCounts(), by_descriptor
         self._shelves, self.tell, self._pid = shelves, tell, os.getpid()
-        self.trouble = ""
+        self.trouble, self.given_up = "", 0
         self.wanted: Callable[[], bool] = _always
         self._lock = threading.RLock()
         self._published = threading.Condition(self._lock)
@@ -342,6 +343,7 @@ class Shelf:
             gone = self._segment == number
             self._segment[gone], self._verified[gone] = 0, False
             self._open[number], self._settled = None, False
+            self.given_up += 1
 
     def _forget_changed(self, sources: np.ndarray, numbers: np.ndarray) -> None:
         """Forget samples whose sources have changed. A file with more than half of such samples is removed, for new ones."""

@@ -35,6 +35,7 @@ class EarlyBatch(NamedTuple):
         busy_s, cpu_s: what it took a worker, in seconds and in processor seconds.
         origin: the result of `_origin` from before it was made.
         cached: how many of its samples came from the cache; None: there is no cache.
+        given_up: files that the cache had given up before; 0: there is no cache.
     """
 
     batch: PreparedBatch
@@ -42,6 +43,7 @@ class EarlyBatch(NamedTuple):
     cpu_s: float
     origin: bytes
     cached: CacheCounts | None
+    given_up: int
 
 
 class EarlyBatches:
@@ -109,7 +111,8 @@ class EarlyBatches:
     def take(self, spec: EpochSpec, position: int, wanted: Callable[[], bool]) -> EarlyBatch | None:
         """Return a batch for the epoch that has begun, once. A batch in work is waited for while ``wanted`` returns True.
 
-        None if it was not begun, has failed, or if its files or rows have changed since.
+        None if it was not begun, has failed, or if its files or rows have changed since. Also if the cache has given up a file
+        since: then the epoch makes its samples again, and keeps them.
         """
         if self._closing:  # the usual case: saves taking the lock
             return None
@@ -119,7 +122,7 @@ class EarlyBatches:
             early = self._made.pop(position, None)
             if not (self._made or self._in_work):
                 self.close()  # all are taken
-        if early is None or _origin(spec, position) != early.origin:
+        if early is None or _origin(spec, position) != early.origin or _given_up(spec) != early.given_up:
             return None
         if spec.cache is not None and early.cached is not None:
             spec.cache.shelf.count(early.cached)
@@ -163,13 +166,13 @@ class EarlyBatches:
                 return
             cpu = thread_cpu_s()
             while (position := self._next()) is not None:
-                early, began = None, time.monotonic()
+                early, began, given_up = None, time.monotonic(), _given_up(spec)
                 with contextlib.suppress(Exception):  # the epoch's own worker makes it again, and raises the error
                     if (origin := _origin(spec, position)) is not None:
                         with self._reading(spec) as cached:
                             batch = prepare_batch(spec, position, self._wanted, self._finished)
                         before, cpu = cpu, thread_cpu_s()
-                        early = EarlyBatch(batch, time.monotonic() - began, cpu - before, origin, cached)
+                        early = EarlyBatch(batch, time.monotonic() - began, cpu - before, origin, cached, given_up)
                         del batch
                 with self._lock:
                     self._in_work.discard(position)
@@ -220,6 +223,10 @@ class EarlyBatches:
             self._spec.reader.close()
             self._spec.pool.close()
             self._spec = None
+
+
+def _given_up(spec: EpochSpec) -> int:
+    return 0 if spec.cache is None else spec.cache.shelf.given_up
 
 
 def _origin(spec: EpochSpec, position: int) -> bytes | None:

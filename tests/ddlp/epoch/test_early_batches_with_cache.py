@@ -256,6 +256,22 @@ def test_damage_is_told_and_repaired_by_the_epoch(paths, tmp_path):
     assert counted(loader) == (20, 0)
 
 
+def test_damage_that_is_found_after_the_early_batches(paths, tmp_path, plain):
+    """What was made of the file that is gone is made and kept again, though the batches are there."""
+    expected, loader = plain(make(paths, tmp_path, cache=False), 1)[0], make(paths, tmp_path)
+    epoch(loader)
+    assert ready(loader) == ROOM
+    (file,) = (tmp_path / "cache").rglob("*.safetensors")
+    shelf = loader._cache._open.shelf
+    shelf._drop(1)
+    shelf._remove_damaged(file.name, "for a test")
+    with pytest.warns(UserWarning, match="damaged"):
+        assert same(expected, epoch(loader))
+    assert (loader.report().early, counted(loader)) == (0, (0, SAMPLES))
+    assert same(expected, epoch(loader))
+    assert counted(loader) == (SAMPLES, 0)
+
+
 def test_another_cache_or_none_between_epochs(paths, tmp_path, plain):
     expected, loader = plain(make(paths, tmp_path, cache=False), 1)[0], make(paths, tmp_path)
     assert same(expected, epoch(loader))
