@@ -149,12 +149,15 @@ def test_objects_and_files_in_one_data_set(server, theirs, start, root, tmp_path
 def test_another_object_there_is_not_used(server, theirs, start, root):
     """The engine's storage has other objects of the same names: of the same size, larger, and one is missing."""
     engine = start("--root", TRAIN)
-    changed = sorted(theirs.objects)[:3]
-    theirs.objects[changed[0]] = theirs.objects[changed[0]][:-1] + b"!"
-    theirs.objects[changed[1]] += b"!"
-    del theirs.objects[changed[2]]
+    changed = sorted(key for key in theirs.objects if key.endswith(".jpg"))[:8]
+    for key in changed[:6]:
+        body = bytearray(theirs.objects[key])
+        body[len(body) // 2] ^= 0x55  # other pixels
+        theirs.objects[key] = bytes(body)
+    theirs.objects[changed[6]] += b"!"
+    del theirs.objects[changed[7]]
     for options in ({}, {"on_error": "replace", "max_replaced": 0.0}):
-        loader = loader_of(objects(server), engine, "wrr", **options)
+        loader = loader_of(objects(server), engine, **options)
         check(loader, ImageFolder(str(root), RANDOM), epochs=1)
         assert not loader.report().replaced
 
