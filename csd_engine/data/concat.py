@@ -96,7 +96,8 @@ class _ConcatReader(Reader):
     def __init__(self, readers: List[Reader], beneath: Optional[Sequence[str]]) -> None:
         self._readers = readers
         self.beneath = beneath
-        self.slow = any(reader.slow for reader in readers)
+        self._slow = [reader.slow for reader in readers]
+        self.slow = any(self._slow)
         self._starts = [0]
         for reader in readers:
             self._starts.append(self._starts[-1] + len(reader))
@@ -117,8 +118,7 @@ class _ConcatReader(Reader):
     def fetch(self, indices: Sequence[int], ahead: bool = False) -> Optional[Fetch]:
         if not self.slow:
             return None
-        slow = [reader.slow for reader in self._readers]
-        return fetch_parts(self, self._place, lambda number, some: self._readers[number].fetch(some, ahead), slow, indices)
+        return fetch_parts(self, self._place, lambda number, some: self._readers[number].fetch(some, ahead), self._slow, indices)
 
     def open(self, index: int) -> Source:
         reader, own = self._part(index)

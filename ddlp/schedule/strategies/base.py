@@ -203,10 +203,11 @@ class Strategy:
             return False
         if fetch_s := self.rates.link_s(entry.device):
             since = ledger.fetching[entry.lease][1] if entry.csd is CsdCopy.FETCHING else now
-            # The time is infinite if the batch has been read: what is left to do is the host's. A fetch that takes longer than
-            # they usually do may take as long again.
+            # The time is infinite if the batch has been read: what is left to do is the host's.
             left_s = fetch_s + since - now
-            return self._slow_network(entry.device) and abs(left_s) > host.seconds and left_s < math.inf
+            if left_s < 0:  # it takes longer than they usually do, and may take as long again
+                left_s = -left_s
+            return self._slow_network(entry.device) and host.seconds < left_s < math.inf
         begun = min((since for device, since in ledger.fetching.values() if device == entry.device), default=now)
         return now - begun > max(host.seconds, 10 * SLOW_FETCH_S)  # the first fetches take longer than the host would
 
