@@ -198,7 +198,7 @@ class JobService:
         meter = Meter(time.monotonic())
         job = Job(peer, host, message.job, directory.name, layout, len(dataset), files, command, meter, description_bytes)
         job.member = Member(message.run, message.rank, message.after_lower)
-        job.carried = dataset.carried
+        job.carried, job.requested = dataset.carried, bool(dataset.urls()) and not dataset.carried
         self._queue.add(job)
         _LOG.info("job %s opened: %d samples, batches of %d", directory.name, len(dataset), layout.batch)
         self._send(peer, say.JobOpen(message.job, directory.name))
@@ -427,10 +427,11 @@ class JobService:
         for job, lease, reason in self._parcels.ask(carried, len(self._workers) + 1):
             self._without_parcel(job, lease, reason)
         self.note = ""
-        for worker in () if self._retires else self._workers:
+        for number, worker in enumerate(() if self._retires else self._workers):
             if not worker.idle:
                 continue
             probe = self._queue.next_probe(in_turn=True)
+            self._bring_forward(number)
             taken = self._next_lease() if probe is None else None
             if taken is not None:
                 begun = self._spool.begin_batch(self._file(*taken), taken[1].file_bytes)
@@ -438,8 +439,26 @@ class JobService:
                 continue
             probe = probe or self._queue.next_probe(in_turn=False)
             if probe is None:
-                return
+                break
             worker.begin_probe(*probe)
+        self._announce()
+
+    def _bring_forward(self, number: int) -> None:
+        """Make the lease that a worker expects the next one; without it, one that no other worker expects."""
+        expected = [worker.following for worker in self._workers]
+        for job in self._queue.of():
+            if job.requested and (work := job.next_for(expected, number)) is not None:
+                job.bring_forward(work)
+
+    def _announce(self) -> None:
+        """Have busy workers request the samples of the leases that come next, each of another one."""
+        for number, worker in enumerate(() if self._retires else self._workers):
+            if worker.lease is None or not worker.lease[0].requested:
+                continue
+            job = worker.lease[0]
+            work = job.next_for([one.following for one in self._workers], number)
+            if work is not None and work is not worker.following:
+                worker.expect(job, work)
 
     def _next_lease(self) -> Optional[Tuple[Job, Work]]:
         """Return the next lease to begin, if one may be begun, and note why leases are held back."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from csd_engine.batchfile.reader import Layout
 from csd_engine.protocol.codec import Lease, Probe
@@ -141,6 +141,7 @@ class Job:
     used_s: float = 0.0  # workers' time beside the host's other jobs; the time in which it wanted nothing counts as used
     held_back: str = ""  # why its next lease was not begun when a worker was free
     carried: bool = False  # its host sends the samples' bytes with each lease
+    requested: bool = False  # its workers request samples from a storage
     probe_parcel: Optional[Parcel] = None
 
     items: int = 0  # of its leases that are not yet published: samples to make
@@ -178,6 +179,24 @@ class Job:
         self.work[work.lease.lease] = work
         self.queue.append(work.lease.lease)
         self._count(work, 1)
+
+    def next_for(self, expected: Sequence[Optional[Work]], worker: int) -> Optional[Work]:
+        """Return the lease of the queue that a worker should get: the one that it expects, else the first that nobody expects.
+
+        Args:
+            expected: what each worker expects: it has been told of this lease, and has requested its samples.
+            worker: its place there.
+        """
+        own = expected[worker]
+        if own is not None and own.state is LeaseState.QUEUED and self.work.get(own.lease.lease) is own:
+            return own
+        told = set(map(id, expected))
+        return next((work for work in map(self.work.__getitem__, self.queue) if id(work) not in told), None)
+
+    def bring_forward(self, work: Work) -> None:
+        """Make a lease of the queue the next one."""
+        self.queue.remove(work.lease.lease)
+        self.queue.appendleft(work.lease.lease)
 
     def step(self, work: Work, state: LeaseState) -> None:
         """Set a lease's state. A lease that goes back to QUEUED is the next one. One that leaves QUEUED is off the queue.

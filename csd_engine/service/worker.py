@@ -26,7 +26,7 @@ from csd_engine.batchfile.checksum import READ_BYTES, Checksum
 from csd_engine.batchfile.reader import Layout
 from csd_engine.batchfile.writer import BatchWriter
 from csd_engine.cache.shelf import Shelf
-from csd_engine.data.base import Fetch, Reader, open_reader
+from csd_engine.data.base import Reader, open_reader
 from csd_engine.data.carried import CarriedReader
 from csd_engine.data.concat import ConcatSet
 from csd_engine.data.kinds import parse_dataset
@@ -40,6 +40,7 @@ from csd_engine.prepare.large_image_lock import LargeImageLock, most_bytes
 from csd_engine.prepare.operator_file import OperatorDirectory
 from csd_engine.prepare.sample import is_bad_image, sample_digest
 from csd_engine.service.channel import WorkerChannel
+from csd_engine.service.lease_fetches import LeaseFetches
 from csd_engine.service.worker_shelves import WorkerShelves
 from csd_engine.transforms import Pipeline
 
@@ -51,7 +52,6 @@ _MOST_PARTS = 4096  # of open jobs: each part has an open file or a mapping, of 
 _LEAST_MEMORY_BYTES = 384 << 20
 _FIRST_TO_END = 500  # of 1000
 _PATIENCE_S = 20  # with a storage: less than after which a worker is replaced
-_BROUGHT = 32  # samples of an object storage that are waited for together, while the next ones are on their way
 _SLEEP_AT_LEAST_S = 0.002  # shorter sleeps are mostly timer slack
 
 
@@ -232,6 +232,9 @@ class Worker:
         self._jobs: Dict[str, Union[_OpenJob, EngineError]] = {}  # the least recently used first
         self._inbox: Deque[Dict[str, Any]] = deque()
         self._charged_until = time.monotonic()  # the time before was idle, or a report has told of it
+        self._reported_s = 0.0  # when the progress of the lease at work was told
+        self._fetches: Optional[LeaseFetches] = None  # of the lease at work
+        self._ahead: Optional[LeaseFetches] = None  # of the lease that is probably the next one
 
     def run(self) -> None:
         """Work until the pipe closes."""
@@ -239,6 +242,7 @@ class Worker:
             "job": self._note_job,
             "forget": self._forget,
             "lease": self._lease,
+            "next": self._note_next,
             "probe": self._probe,
             "cancel": self._ignore_cancel,
         }
@@ -324,6 +328,8 @@ class Worker:
             self._close(job)
 
     def _close(self, job: _OpenJob) -> None:
+        if self._ahead is not None and self._ahead.reader is job.reader:
+            self._drop_ahead()
         job.reader.close()
         job.directory.close()
         if self._shelves is not None and job.shelf is not None:
@@ -332,8 +338,11 @@ class Worker:
     def _receive(self, lease: Optional[int], timeout_s: float) -> None:
         """Take in the service's commands, waiting at most `timeout_s`. Raises _Cancelled or EOFError."""
         self._inbox.extend(self._channel.receive(timeout_s))
-        for command in self._inbox:
-            if command["do"] == "cancel" and command["lease"] == lease:
+        for command in list(self._inbox):
+            if command["do"] == "next":
+                self._inbox.remove(command)
+                self._note_next(command)
+            elif command["do"] == "cancel" and command["lease"] == lease:
                 self._inbox.remove(command)
                 raise _Cancelled
 
@@ -389,33 +398,40 @@ class Worker:
             writer.abort()
 
     def _fill(self, job: _OpenJob, writer: BatchWriter, command: Dict[str, Any]) -> None:
-        reported = time.monotonic()
+        """Make a lease's samples. Raises _Cancelled, or as `StartedBatch.make` and `BatchWriter.write_rows` do."""
         rows = WrittenRows(writer, self._large_image_lock.release)
         items = np.array(command["items"], dtype=np.int64).reshape(-1, 2)
+        self._reported_s = time.monotonic()
         with contextlib.closing(self._brought(job, items[:, 0], command["lease"])) as brought:
             for part, reader in brought:
-                rows.first, samples, done = part.start, part.stop - part.start, 0
+                rows.first = part.start
                 with self._start(job, command, items[part], reader) as batch:
-                    while done < samples:
-                        try:
-                            done = self._make(batch, done, rows)
-                        except SampleError as error:
-                            if not (writer.layout.bad_rows and is_bad_image(error)):
-                                raise
-                            rows.leave_out(done)  # the host makes this row
-                            done += 1
-                        self._throttle(command["lease"])
-                        if time.monotonic() - reported >= PROGRESS_S:
-                            reported, made = time.monotonic(), part.start + done
-                            self._channel.send("progress", job=command["job"], lease=command["lease"], samples=made)
+                    self._fill_part(batch, part, rows, writer, command)
+
+    def _fill_part(
+        self, batch: StartedBatch, part: slice, rows: WrittenRows, writer: BatchWriter, command: Dict[str, Any]
+    ) -> None:
+        done = 0
+        while done < part.stop - part.start:
+            try:
+                done = self._make(batch, done, rows)
+            except SampleError as error:
+                if not (writer.layout.bad_rows and is_bad_image(error)):
+                    raise
+                rows.leave_out(done)  # the host makes this row
+                done += 1
+            self._throttle(command["lease"])
+            if time.monotonic() - self._reported_s >= PROGRESS_S:
+                self._reported_s = time.monotonic()
+                self._channel.send("progress", job=command["job"], lease=command["lease"], samples=part.start + done)
 
     def _brought(
         self, job: _OpenJob, sources: np.ndarray, lease: Optional[int]
     ) -> Generator[Tuple[slice, Optional[Reader]], None, None]:
         """Yield the parts of a lease whose samples are at hand, in their order, with a reader of them until the next part.
 
-        Samples of an object storage are requested a few parts ahead. All others need no bringing: the lease is one part, and
-        the reader None. ``lease``: None for a probe.
+        Samples of an object storage are requested a few parts ahead, and then those of the next lease. All others need no
+        bringing: the lease is one part, and the reader None. ``lease``: None for a probe.
 
         Raises:
             _Cancelled: the lease or probe was cancelled.
@@ -424,28 +440,52 @@ class Worker:
         if not job.reader.slow:
             yield slice(0, len(sources)), None
             return
-        parts = [slice(first, min(first + _BROUGHT, len(sources))) for first in range(0, len(sources), _BROUGHT)]
-        coming: Deque[Fetch] = deque()
-        begun = 0
+        fetches = self._fetches = self._next_fetches(job, sources)
         try:
-            for part in parts:
-                while begun < len(parts):
-                    fetch = job.reader.fetch(sources[parts[begun]].tolist(), ahead=bool(coming))
-                    if fetch is None:
-                        break
-                    coming.append(fetch)
-                    begun += 1
-                coming[0].hurry()
+            while fetches.left:
+                self._request()
+                part, fetch = fetches.first()
+                fetch.hurry()
                 until = time.monotonic() + _PATIENCE_S
-                reader = coming[0].wait(lambda: self._goes_on(lease, until))  # noqa: B023  it is called here alone
+                reader = fetch.wait(lambda: self._goes_on(lease, until))  # noqa: B023  it is called here alone
                 if reader is None:
                     why = f"its storage has not answered for {_PATIENCE_S} s"
                     raise SampleError(job.reader.where(int(sources[part.start])), why)
                 yield part, reader
-                coming.popleft().close()
+                fetches.done()
         finally:
-            for fetch in coming:
-                fetch.close()
+            self._fetches = None
+            fetches.close()
+
+    def _next_fetches(self, job: _OpenJob, sources: np.ndarray) -> LeaseFetches:
+        """Return the fetches of these samples. They may have begun while the lease before was at work."""
+        found, self._ahead = self._ahead, None
+        if found is not None:
+            if found.reader is job.reader and np.array_equal(found.sources, sources):
+                return found
+            found.close()
+        return LeaseFetches(job.reader, sources)
+
+    def _note_next(self, command: Dict[str, Any]) -> None:
+        """Request the samples of the lease that is probably the next one, once all of the lease at work are requested."""
+        job = self._jobs.get(command["job"])
+        if isinstance(job, _OpenJob) and job.reader.slow:
+            self._drop_ahead()
+            self._ahead = LeaseFetches(job.reader, np.array(command["sources"], dtype=np.int64))
+            self._request()
+
+    def _request(self) -> None:
+        """Request what the lease at work needs, then what the next one needs. Raises DatasetError for the one at work."""
+        if (self._fetches is None or self._fetches.begin(ahead=False)) and self._ahead is not None:
+            try:
+                self._ahead.begin(ahead=True)
+            except Exception:  # the lease itself will tell
+                self._drop_ahead()
+
+    def _drop_ahead(self) -> None:
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
 
     def _goes_on(self, lease: Optional[int], until: float) -> bool:
         """Return whether it is not that late. Raises _Cancelled."""

@@ -65,6 +65,7 @@ class WorkerProcess:
         self._start_took_s = 0.0
         self.lease: Optional[Tuple[Job, Work]] = None
         self.probe: Optional[Tuple[Job, Probe]] = None
+        self.following: Optional[Work] = None  # the lease that it has been told to expect
         self._last_report_s = time.monotonic()
         self._cancelled_s: Optional[float] = None
 
@@ -134,7 +135,7 @@ class WorkerProcess:
 
     def begin(self, job: Job, work: Work, begun: bool) -> None:
         """Give it a lease. `begun`: a recycled file is in place, which the worker overwrites."""
-        self.lease, self._cancelled_s = (job, work), None
+        self.lease, self.following, self._cancelled_s = (job, work), None, None
         self._last_report_s = self._begun_s = time.monotonic()
         self._send_job(job)
         lease = work.lease
@@ -142,6 +143,11 @@ class WorkerProcess:
             do="lease", job=job.key, lease=lease.lease, identity=lease.identity, seed=lease.seed, epoch=lease.epoch,
             items=lease.items, begun=begun, parcel=_told(work.parcel),
         )  # fmt: skip
+
+    def expect(self, job: Job, work: Work) -> None:
+        """Let it request the samples of a lease that it will probably get after the one at work, which is of the same job."""
+        self.following = work
+        self._send(do="next", job=job.key, sources=[index for index, _ in work.lease.items])
 
     def begin_probe(self, job: Job, probe: Probe) -> None:
         """Give it a probe."""

@@ -594,7 +594,7 @@ class EpochExecutor:
                     if capacity.carried:
                         self._controller.carried.add(name)
                 came = name not in self._began_with or device.source is not None
-                self.ledger.join(name, quota=capacity.batches, window=capacity.workers + 1, node=capacity.node)
+                self.ledger.join(name, quota=capacity.batches, window=capacity.workers + capacity.ahead, node=capacity.node)
                 if came:
                     self.counts.changed(name, "it is back" if before is not None else "it came")
                 self._drain()  # so that the previous source gets the releases of the batches that it has published

@@ -174,6 +174,7 @@ class Capacity:
     Attributes:
         batches: published and not released at most.
         workers: that work at once.
+        ahead: leases that wait there beside those at work, so that no worker waits for this host.
         transport: how its batches come: by a file system that this host sees, or over a socket.
         node: the computer that an engine of a pool runs on, for people; empty: it is no pool's.
         carried: this host sends it the samples' bytes.
@@ -184,6 +185,7 @@ class Capacity:
     transport: Transport = "stream"
     node: str = ""
     carried: bool = False
+    ahead: int = 1
 
 
 class AttachedSource(Protocol):

@@ -340,9 +340,11 @@ class EngineSource:
         except BaseException:
             job.handle.close()
             raise
+        workers = min(max(1, welcome.workers), MOST_WORKERS)
+        # A worker that requests objects begins with those of its next lease.
+        ahead = workers if dataset.urls() else 1
         return job, Capacity(
-            max(1, quota // ranks), min(max(1, welcome.workers), MOST_WORKERS), "spool" if place.shared else "stream",
-            place.node, dataset.carried,
+            max(1, quota // ranks), workers, "spool" if place.shared else "stream", place.node, dataset.carried, ahead
         )
 
 

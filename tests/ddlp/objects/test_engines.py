@@ -98,6 +98,17 @@ def test_the_engine_asks_its_own_server(server, theirs, start, root, transfer):
     assert len(keys(server)) < 41  # the probes' samples alone
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_next_lease_is_requested_while_one_is_at_work(server, theirs, start, root, workers):
+    engine = start("--root", TRAIN, "--workers", str(workers))
+    theirs.latency_s = 0.1
+    loader = loader_of(objects(server), engine)
+    check(loader, ImageFolder(str(root), RANDOM))
+    assert loader.report().batches_csd == len(loader)
+    assert theirs.most >= 7 * workers  # 4 of each lease, and the last one has a sample
+    assert len(keys(theirs)) <= 2 * (41 + 6 + 4)  # 6 are probed; the last lease's may be requested by both workers
+
+
 @pytest.mark.parametrize("allowed", ["s3://bucket/tr/", "s3://bucket/train/class0/", "s3://other/train/", "/"])
 def test_other_objects_come_from_the_host(server, theirs, start, root, allowed):
     engine = start("--root", allowed)
