@@ -8,7 +8,7 @@ from typing import Any, Callable, ClassVar, Dict, List, Optional, Sequence, Tupl
 
 import numpy as np
 
-from csd_engine.data.base import Dataset, Fetch, PathLike, Places, Reader, Source, fingerprint
+from csd_engine.data.base import Dataset, Fetch, PathLike, Places, Reader, Source, Versions, fingerprint
 from csd_engine.data.checks import bad, check_countable, checked_fields
 from csd_engine.data.joined import fetch_parts
 from csd_engine.kernels.pixels import Pixels
@@ -135,6 +135,13 @@ class _ConcatReader(Reader):
 
     def places(self, indices: List[int]) -> Optional[Places]:
         return Places.join([reader.places([own]) for reader, own in map(self._part, indices)])
+
+    def versions(self, indices: List[int]) -> Optional[Versions]:
+        if not all(self._slow):
+            return None
+        found = [reader.versions([own]) for reader, own in map(self._part, indices)]
+        known = [one for one in found if one is not None]
+        return Versions(*map(np.concatenate, zip(*known))) if 0 < len(known) == len(found) else None
 
     def pixels(self, indices: np.ndarray) -> Optional[Pixels]:
         return Pixels.of_parts(self._starts, lambda part, own: self._readers[part].pixels(own), indices)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Deque, Tuple
+from typing import Deque, Optional, Tuple
 
 import numpy as np
 
 from csd_engine.data.base import Fetch, Reader
+from csd_engine.prepare.cached_batch import SampleCache
 
 __all__ = ["LeaseFetches"]
 
@@ -20,10 +21,11 @@ class LeaseFetches:
     Args:
         reader: of the lease's job; it must stay open until `close`.
         sources: the samples' indices, int64 (n,).
+        cache: has some of them, which are not requested. None: there is none.
     """
 
-    def __init__(self, reader: Reader, sources: np.ndarray) -> None:
-        self.reader, self.sources = reader, sources
+    def __init__(self, reader: Reader, sources: np.ndarray, cache: Optional[SampleCache] = None) -> None:
+        self.reader, self.sources, self._cache = reader, sources, cache
         parts = (slice(first, min(first + _TOGETHER, len(sources))) for first in range(0, len(sources), _TOGETHER))
         self._unbegun: Deque[slice] = deque(parts)
         self._coming: Deque[Tuple[slice, Fetch]] = deque()
@@ -35,11 +37,15 @@ class LeaseFetches:
             DatasetError: an object can't be as its description says.
         """
         while self._unbegun:
-            fetch = self.reader.fetch(self.sources[self._unbegun[0]].tolist(), ahead=ahead or bool(self._coming))
+            fetch = self.reader.fetch(self._missing(self._unbegun[0]).tolist(), ahead=ahead or bool(self._coming))
             if fetch is None:
                 return False
             self._coming.append((self._unbegun.popleft(), fetch))
         return True
+
+    def _missing(self, part: slice) -> np.ndarray:
+        sources = self.sources[part]
+        return sources if self._cache is None else self._cache.missing(self.reader, sources)
 
     @property
     def left(self) -> bool:

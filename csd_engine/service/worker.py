@@ -25,7 +25,6 @@ import numpy as np
 from csd_engine.batchfile.checksum import READ_BYTES, Checksum
 from csd_engine.batchfile.reader import Layout
 from csd_engine.batchfile.writer import BatchWriter
-from csd_engine.cache.shelf import Shelf
 from csd_engine.data.base import Reader, open_reader
 from csd_engine.data.carried import CarriedReader
 from csd_engine.data.concat import ConcatSet
@@ -36,6 +35,7 @@ from csd_engine.errors import CacheRefused, DatasetError, EngineError, OperatorF
 from csd_engine.kernels import kernel
 from csd_engine.machine.computer import status_bytes
 from csd_engine.prepare.batch_maker import BatchMaker, Destination, StartedBatch
+from csd_engine.prepare.cached_batch import SampleCache
 from csd_engine.prepare.large_image_lock import LargeImageLock, most_bytes
 from csd_engine.prepare.operator_file import OperatorDirectory
 from csd_engine.prepare.sample import is_bad_image, sample_digest
@@ -63,7 +63,7 @@ class _OpenJob:
     layout: Layout
     directory: Directory
     maker: BatchMaker
-    shelf: Optional[Shelf]  # that the maker uses
+    cache: Optional[SampleCache]  # that the maker uses
 
 
 def _few_descriptors() -> bool:
@@ -306,16 +306,16 @@ class Worker:
             carried = CarriedReader(reader) if dataset.carried else None
             reader = carried or reader
             try:
-                shelf = None
+                cache = None
                 if self._shelves is None:
                     maker = BatchMaker(reader, pipeline, (layout.height, layout.width, layout.channels), layout.boxes)
                 else:
-                    maker, shelf = self._shelves.maker(reader, pipeline, layout, dataset, roots)
+                    maker, cache = self._shelves.maker(reader, pipeline, layout, dataset, roots)
             except BaseException:
                 reader.close()
                 raise
             parts = len(dataset.parts) if isinstance(dataset, ConcatSet) else 1
-            return _OpenJob(reader, carried, parts, layout, directory, maker, shelf)
+            return _OpenJob(reader, carried, parts, layout, directory, maker, cache)
         except Exception as error:  # reported with each lease
             told = error if isinstance(error, EngineError) else _unforeseen("the job cannot be opened", error)
             told.__traceback__ = told.__context__ = told.__cause__ = None  # their frames hold files and memory
@@ -332,14 +332,14 @@ class Worker:
             self._drop_ahead()
         job.reader.close()
         job.directory.close()
-        if self._shelves is not None and job.shelf is not None:
-            self._shelves.release(job.shelf)
+        if self._shelves is not None and job.cache is not None:
+            self._shelves.release(job.cache.shelf)
 
     def _receive(self, lease: Optional[int], timeout_s: float) -> None:
         """Take in the service's commands, waiting at most `timeout_s`. Raises _Cancelled or EOFError."""
         self._inbox.extend(self._channel.receive(timeout_s))
         for command in list(self._inbox):
-            if command["do"] == "next":
+            if command["do"] == "next" and self._fetches is not None:  # what was begun for the lease at work is in use
                 self._inbox.remove(command)
                 self._note_next(command)
             elif command["do"] == "cancel" and command["lease"] == lease:
@@ -444,6 +444,7 @@ class Worker:
         try:
             while fetches.left:
                 self._request()
+                self._receive(lease, 0)
                 part, fetch = fetches.first()
                 fetch.hurry()
                 until = time.monotonic() + _PATIENCE_S
@@ -464,14 +465,14 @@ class Worker:
             if found.reader is job.reader and np.array_equal(found.sources, sources):
                 return found
             found.close()
-        return LeaseFetches(job.reader, sources)
+        return LeaseFetches(job.reader, sources, job.cache)
 
     def _note_next(self, command: Dict[str, Any]) -> None:
         """Request the samples of the lease that is probably the next one, once all of the lease at work are requested."""
         job = self._jobs.get(command["job"])
         if isinstance(job, _OpenJob) and job.reader.slow:
             self._drop_ahead()
-            self._ahead = LeaseFetches(job.reader, np.array(command["sources"], dtype=np.int64))
+            self._ahead = LeaseFetches(job.reader, np.array(command["sources"], dtype=np.int64), job.cache)
             self._request()
 
     def _request(self) -> None:
@@ -537,7 +538,7 @@ class Worker:
 
 def _cached(job: _OpenJob) -> Tuple[int, int]:
     """Return the samples of this job's shelf that were found there since it was opened, and those that were not."""
-    return (0, 0) if job.shelf is None else (job.shelf.counts.hits, job.shelf.counts.misses)
+    return (0, 0) if job.cache is None else (job.cache.shelf.counts.hits, job.cache.shelf.counts.misses)
 
 
 def _shelves(directory: str, quota_bytes: int, memory_bytes: int) -> Optional[WorkerShelves]:

@@ -5,7 +5,8 @@ they may read the same. Each sample is looked at before it is taken from there, 
 changed, or may not be read is no hit.
 
 What is kept is the engine's own choice, without measuring: the result of the operators that do the same every time, where it
-has one size; else indexes of JPEG files, where the pipeline begins with a random crop; else nothing. docs/cache.md says why.
+has one size; else what a storage has sent; else indexes of JPEG files, where the pipeline begins with a random crop; else
+nothing. docs/cache.md says why.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Dict, List, Optional, Tuple
 import PIL
 
 from csd_engine.batchfile.reader import Layout
+from csd_engine.cache.files import FILES
 from csd_engine.cache.indexes import INDEXES
 from csd_engine.cache.shelf import ENTRY_BYTES, Shelf
 from csd_engine.cache.shelves import Shelves
@@ -65,8 +67,8 @@ class WorkerShelves:
 
     def maker(
         self, reader: Reader, pipeline: Pipeline, layout: Layout, dataset: Dataset, roots: Roots
-    ) -> Tuple[BatchMaker, Optional[Shelf]]:
-        """Return what makes a job's batches, and the shelf that it uses; None: nothing is kept. `release` the shelf.
+    ) -> Tuple[BatchMaker, Optional[SampleCache]]:
+        """Return what makes a job's batches, and the cache that it uses; None: nothing is kept. `release` its shelf.
 
         Args:
             reader, dataset: of the job.
@@ -75,34 +77,31 @@ class WorkerShelves:
         """
         shape = (layout.height, layout.width, layout.channels)
         plain = reader, pipeline, shape, layout.boxes
-        if dataset.carried or not _in_files(reader):
-            return BatchMaker(*plain), None
-        cut = cache_point(pipeline, dataset.image_size())
-        point: Kept = INDEXES
-        if cut is not None and cut.fixed:
-            point = cut
-        elif not crops_first(pipeline, shape):
+        point = None if dataset.carried else _point(reader, dataset, pipeline, shape)
+        if point is None:
             return BatchMaker(*plain), None
         try:
             cache = SampleCache(point, self._shelf(reader, dataset, roots, point))
         except CacheRefused as error:
             _tell(str(error))
             return BatchMaker(*plain), None
-        return cache.maker(*plain), cache.shelf
+        return cache.maker(*plain), cache
 
     def _shelf(self, reader: Reader, dataset: Dataset, roots: Roots, point: Kept) -> Shelf:
         """Open a job's shelf, or take the open one. Raises CacheRefused."""
         samples = len(reader)
         places = [reader.where(samples * step // _SOME) for step in range(_SOME)] + [reader.where(samples - 1)]
-        rights = None if roots.beneath is None else sorted(set(roots.beneath))
-        key = shelf_key(("engine", fingerprint(dataset), places, rights), (point,))
+        # A storage's fingerprint changes with each object's version, which each entry of the shelf has.
+        told = str(samples) if reader.slow else fingerprint(dataset)
+        rights = roots.urls if reader.slow else roots.beneath
+        key = shelf_key(("engine", told, places, None if rights is None else sorted(set(rights))), (point,))
         self._close([name for name, one in self._open.items() if name != key and one.used_s < time.monotonic() - _IDLE_S])
         if key in self._open:
             self._open[key].shelf.begin()
         else:
             self._make_room(samples)
             about = {"data set": places[0], "samples": samples, "point": f"{point} (engine)", "pillow": PIL.__version__}
-            shelf = Shelf(self._shelves, key, about, samples, channels_of(point), _tell)
+            shelf = Shelf(self._shelves, key, about, samples, channels_of(point), _tell, by_descriptor=point == FILES)
             self._open[key] = _OpenShelf(shelf, samples)
         self._open[key].jobs += 1
         return self._open[key].shelf
@@ -131,10 +130,22 @@ class WorkerShelves:
                 self._open.pop(key).shelf.close()
 
 
-def _in_files(reader: Reader) -> bool:
-    """Return whether the samples lie in files; arrays lie in memory already."""
+def _point(reader: Reader, dataset: Dataset, pipeline: Pipeline, shape: Tuple[int, int, int]) -> Optional[Kept]:
+    """Return what is kept of a job's samples; None: nothing. ``shape``: of a sample, (height, width, channels)."""
+    if not _can_change(reader):
+        return None
+    cut = cache_point(pipeline, dataset.image_size())
+    if cut is not None and cut.fixed:
+        return cut
+    if reader.slow:
+        return FILES
+    return INDEXES if crops_first(pipeline, shape) else None
+
+
+def _can_change(reader: Reader) -> bool:
+    """Return whether the samples lie in files or in a storage that tells their versions; arrays lie in memory already."""
     try:
-        return len(reader) > 0 and reader.places([0]) is not None
+        return len(reader) > 0 and (reader.versions([0]) if reader.slow else reader.places([0])) is not None
     except Exception:  # the sample that fails reports it at its turn
         return False
 

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from csd_engine.data.base import Versions
-from csd_engine.data.objects.stored import Part, Stored, digest_of, mark_of
+from csd_engine.data.objects.stored import Part, Stored, digest_of, mark_of, part_names
 
 __all__ = ["Parts"]
-
-_ODD = np.uint64(0x9E3779B97F4A7C15)  # times an odd number: offsets in one object stay apart, modulo 2**64
 
 
 @dataclass(frozen=True)
@@ -53,4 +51,4 @@ class Parts:
             return None
         names = np.array([digest_of(url + one.key) for one in self.objects], np.uint64)[self.which]
         marks = np.array([mark_of(one.tag) for one in self.objects], np.int64)[self.which]
-        return Versions(names + self.offsets.astype(np.uint64) * _ODD, self.sizes.astype(np.int64), marks)
+        return Versions(part_names(names, self.offsets), self.sizes.astype(np.int64), marks)

@@ -21,7 +21,7 @@ from csd_engine.data.image_files import MAX_FILE_BYTES
 from csd_engine.data.manifest import Manifest
 from csd_engine.data.objects.requests import ObjectReader, Requests
 from csd_engine.data.objects.store import ObjectStore
-from csd_engine.data.objects.stored import Part, Stored, mark_of
+from csd_engine.data.objects.stored import Part, Stored, digest_of, mark_of, part_names
 from csd_engine.data.objects.urls import check_url
 from csd_engine.data.parts import PART_BYTES
 from csd_engine.errors import DatasetError
@@ -188,8 +188,19 @@ class _Listed:
         return fingerprint(self._dataset)
 
     def versions(self, url: str) -> Optional[Versions]:
-        """See `Listing.versions`. An engine keeps nothing of objects."""
-        return None
+        """See `Listing.versions`."""
+        return self.versions_of(url, range(len(self)))
+
+    def versions_of(self, url: str, indices: Sequence[int]) -> Optional[Versions]:
+        """Return the versions of some, as `versions`. Raises as `__getitem__`."""
+        each = [self[index] for index in indices]
+        wholes = [one.whole if isinstance(one, Part) else one for one in each]
+        if not all(one.mark for one in wholes):
+            return None
+        names = np.array([digest_of(url + one.key) for one in wholes], np.uint64)
+        offsets = np.array([one.offset if isinstance(one, Part) else 0 for one in each], np.int64)
+        sizes, marks = np.array([one.size for one in each], np.int64), np.array([one.mark for one in wholes], np.int64)
+        return Versions(part_names(names, offsets), sizes, marks)
 
     def close(self) -> None:
         """Close the manifest and the tables, which stay mapped while somebody has a row of them."""
@@ -212,11 +223,15 @@ def _requests(url: str) -> Requests:
 
 
 class _OwnReader(ObjectReader):
-    """Closes the listing with itself."""
+    """Has the versions of the samples that are asked for alone, and closes the listing with itself."""
 
     def __init__(self, requests: Requests, listed: _Listed) -> None:
         super().__init__(requests, listed)
         self._listed = listed
+
+    def versions(self, indices: List[int]) -> Optional[Versions]:
+        """See `Reader.versions`. A table of all of a large data set would take a worker's memory."""
+        return self._listed.versions_of(self._storage.url, indices)
 
     def close(self) -> None:
         self._listed.close()

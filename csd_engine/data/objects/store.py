@@ -102,8 +102,8 @@ class ObjectStore:
         tag = found["e_tag"] or ""
         if not same_tag(listed.tag, tag):
             raise ObjectChanged(f"its ETag was {listed.tag} and is {tag}")
-        if listed.mark and tag and mark_of(tag) != listed.mark:
-            raise ObjectChanged(f"its ETag is another one, {tag}")
+        if listed.mark and mark_of(tag) != listed.mark:
+            raise ObjectChanged(f"its ETag is another one, {tag or 'none'}")
         data = result.bytes()
         if len(data) != wanted.size:
             raise ConnectionError(f"it broke off at byte {len(data)} of {wanted.size}")

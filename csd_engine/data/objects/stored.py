@@ -5,9 +5,13 @@ from __future__ import annotations
 import hashlib
 from typing import NamedTuple, Optional, Protocol, Union
 
+import numpy as np
+
 from csd_engine.data.base import Versions
 
-__all__ = ["Listing", "Part", "Stored", "digest_of", "mark_of", "same_tag"]
+__all__ = ["Listing", "Part", "Stored", "digest_of", "mark_of", "part_names", "same_tag"]
+
+_ODD = np.uint64(0x9E3779B97F4A7C15)  # times an odd number: offsets in one object stay apart, modulo 2**64
 
 
 class Stored(NamedTuple):
@@ -70,3 +74,8 @@ def mark_of(tag: str) -> int:
 def digest_of(text: str) -> int:
     """Return a digest of 64 bits."""
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+
+
+def part_names(names: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """Return the digests of parts' names, uint64 (n,). ``names``: those of their objects. ``offsets``: in them, bytes."""
+    return names + offsets.astype(np.uint64) * _ODD

@@ -294,8 +294,8 @@ def test_tables_take_a_part_of_the_memory_alone(scene, tmp_path):
     job = reader, scene.pipeline, scene.layout, scene.dataset
     first = shelves.maker(*job, Roots((), trust=True))[1]
     assert first is not None and shelves.maker(*job, Roots((("/a", "/a"),)))[1] is None  # the first one is in use
-    shelves.release(first)
+    shelves.release(first.shelf)
     second = shelves.maker(*job, Roots((("/a", "/a"),)))[1]
-    assert second is not None and second.key != first.key and not first.keeps  # closed
+    assert second is not None and second.shelf.key != first.shelf.key and not first.shelf.keeps  # closed
     shelves.close()
     reader.close()

@@ -106,7 +106,48 @@ def test_the_next_lease_is_requested_while_one_is_at_work(server, theirs, start,
     check(loader, ImageFolder(str(root), RANDOM))
     assert loader.report().batches_csd == len(loader)
     assert theirs.most >= 7 * workers  # 4 of each lease, and the last one has a sample
-    assert len(keys(theirs)) <= 2 * (41 + 6 + 4)  # 6 are probed; the last lease's may be requested by both workers
+    assert len(keys(theirs)) <= 2 * (41 + 6 + 4 * (workers - 1))  # 6 are probed; both workers may request the last lease
+
+
+@pytest.mark.parametrize("transform", [RANDOM, DETERMINISTIC])
+def test_what_an_engine_keeps_is_not_requested_again(server, theirs, start, root, tmp_path, transform):
+    """Objects of a random pipeline, pixels of another one; also by a later run, of another engine."""
+    cache = tmp_path / "cache"
+    cached = "--root", TRAIN, "--cache", f"{cache}:1G"
+    engine = start(*cached, "--workers", "2")
+    check(loader_of(objects(server, transform), engine), ImageFolder(str(root), transform), epochs=1)
+    until(lambda: list(cache.rglob("*.safetensors")) and not list(cache.rglob("*.part")), 20, "the end of the workers' files")
+    first = len(keys(theirs))
+    assert first >= 41
+
+    loader = loader_of(objects(server, transform), engine)
+    check(loader, ImageFolder(str(root), transform))
+    assert loader.report().batches_csd == len(loader) and len(keys(theirs)) == first
+    engine.end()
+    engine = start(*cached)
+    check(loader_of(objects(server, transform), engine), ImageFolder(str(root), transform), epochs=1)
+    assert len(keys(theirs)) == first
+
+
+def test_a_new_version_of_an_object_is_requested_and_the_old_one_is_not_used(server, theirs, start, root, tmp_path):
+    cache = tmp_path / "cache"
+    engine = start("--root", TRAIN, "--cache", f"{cache}:1G")
+    check(loader_of(objects(server), engine), ImageFolder(str(root), RANDOM), epochs=1)
+    until(lambda: list(cache.rglob("*.safetensors")) and not list(cache.rglob("*.part")), 20, "the end of the workers' files")
+    key = "train/class0/006.jpg"
+    body = (root / "class1/007.jpg").read_bytes()
+    for one in (server, theirs):
+        one.objects[key] = body
+    (root / "class0/006.jpg").write_bytes(body)
+    theirs.requests.clear()
+    check(loader_of(objects(server), engine), ImageFolder(str(root), RANDOM), epochs=1)
+    assert set(keys(theirs)) == {"class0/006.jpg"}
+
+
+def test_objects_without_versions_are_not_kept(theirs, start, root, tmp_path):
+    engine = start("--root", f"{theirs.url}/{BUCKET}/", "--cache", f"{tmp_path / 'cache'}:1G")
+    check(loader_of(ImageObjects(f"{theirs.url}/{BUCKET}/train", RANDOM), engine), ImageFolder(str(root), RANDOM))
+    assert len(keys(theirs)) >= 2 * 41 and not list((tmp_path / "cache").rglob("*.safetensors"))
 
 
 @pytest.mark.parametrize("allowed", ["s3://bucket/tr/", "s3://bucket/train/class0/", "s3://other/train/", "/"])
