@@ -230,9 +230,15 @@ def _given_up(spec: EpochSpec) -> int:
 
 
 def _origin(spec: EpochSpec, position: int) -> bytes | None:
-    """Return bytes that change if what a batch is made of changes: its files, or the rows of an array. None: not known."""
+    """Return bytes that change if what a batch is made of changes: its files, the rows of an array, or the listing of objects.
+
+    None: not known. So it is with objects whose listing has no ETags.
+    """
     with contextlib.suppress(Exception):  # the sample that fails reports it at its turn
         sources = spec.plan.sources(position)
+        if spec.reader.slow:
+            versions = spec.reader.versions(sources.tolist())
+            return None if versions is None else b"".join(column.tobytes() for column in versions)
         rows = spec.reader.rows()
         if rows is not None:
             summed = Checksum()

@@ -221,7 +221,7 @@ class EpochIterator(_BaseDataLoaderIter):
         turn, early = given.turn, None
         if turn is not None:
             early = turn.take(self.spec, on_cpu) if given.early else None
-            own = rest or self.spec.reader.slow or self.spec.pipeline.user_operators
+            own = rest or self.spec.pipeline.user_operators
             if given.early and self._whole and type(host) is NativeHost and not own:
                 kept = loader.persistent_workers and loader.num_workers > 0
                 turn.began(loader, self.spec, on_cpu, min(slots, strategy.head()), base if kept else None)
