@@ -4,7 +4,7 @@ Cachew's Figures 9 and 11 show one job, then several on one pool. Here a job tra
 its pool has an engine on another. Training sleeps for a given time a step; files, decoding, engine and cache are real. Fixed
 set-ups: with and without the engine, with and without what can be kept. Two jobs share the core, the engine and cache.
 
-    python -m scripts.controller_check                     # one job, then two; about fifteen minutes on two cores
+    python -m scripts.controller_check                     # one job, then two; about forty minutes on two cores
     python -m scripts.controller_check --setups crops-0 --jobs 1 --rounds 1
     python -m scripts.controller_check --write             # puts the result into docs/results, for scripts.paper_page
 
@@ -27,7 +27,6 @@ from typing import Any
 from ddlp.bench.common import Terminated, child, end_on_sigterm, say, two_cpus
 from ddlp.sampledata import make_imagefolder
 from scripts.cache_decisions import WORKS
-from scripts.controller_job import BATCH
 from scripts.markdown import markdown_table
 from scripts.pool_bed import Bed
 from scripts.results import RESULTS, result
@@ -85,11 +84,20 @@ def table(rows: list[dict[str, Any]]) -> str:
     return markdown_table(head, lines)
 
 
-def summary(figures: dict[str, Any]) -> str:
-    """How near auto came to the best fixed set-up, in one sentence."""
+def figures_of(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return what is kept of the set-ups, by name and jobs: the seconds of each way, and auto's as a part of the best."""
+    kept = {}
+    for row in rows:
+        seconds = {way: round(taken, 1) for way, taken in row["seconds"].items()}
+        kept[f"{row['setup']}, {row['jobs']}"] = {**seconds, "part": round(row["part"], 2)}
+    return kept
+
+
+def summary(figures: dict[str, dict[str, float]]) -> str:
+    """How near auto came to the best fixed set-up, in one sentence. ``figures``: as `figures_of` returns them."""
     told = []
     for jobs, called in ((1, "one job"), (2, "two jobs")):
-        parts = [row["part"] for row in figures["rows"] if row["jobs"] == jobs]
+        parts = [one["part"] for name, one in figures.items() if name.endswith(f", {jobs}")]
         if parts:
             spread = f"{min(parts):.2f} to {max(parts):.2f}"
             told.append(f"{called}: {statistics.median(parts):.2f} ({spread}) in {len(parts)} set-ups")
@@ -101,9 +109,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--setups", nargs="+", choices=SETUPS, default=list(SETUPS), metavar="SETUP", help="%(choices)s")
     parser.add_argument("--jobs", nargs="+", type=int, choices=(1, 2), default=[1, 2], help="at once (default: 1 2)")
-    parser.add_argument("--images", type=int, default=1600, help="of an epoch (%(default)s)")
-    parser.add_argument("--epochs", type=int, default=6, help="of a training (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=2, help="turns of each way (%(default)s)")
+    parser.add_argument("--images", type=int, default=960, help="of an epoch (%(default)s)")
+    parser.add_argument("--epochs", type=int, default=20, help="of a training (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=1, help="turns of each way (%(default)s)")
     parser.add_argument("--write", action="store_true", help="write the result to docs/results")
     options = parser.parse_args()
     end_on_sigterm()
@@ -125,7 +133,7 @@ def main() -> int:
                         say(f"  {jobs} x {setup}, turn {turn + 1}, {way}: {later_s(took[way][-1]):.2f} s")
                 rows.append(compared(setup, jobs, took))
     print(table(rows))
-    figures = {"images": options.images, "batch": BATCH, "epochs": options.epochs, "rounds": options.rounds, "rows": rows}
+    figures = figures_of(rows)
     print(f"\n{summary(figures)}")
     if options.write:
         page = "cache.md#cache-and-pool-together"

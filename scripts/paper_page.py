@@ -25,7 +25,7 @@ from ddlp.planning.paper import Prediction, validate
 from ddlp.planning.play import play_epoch
 from ddlp.planning.published import BATCH_SIZES, IMAGENET_IMAGES, rows
 from ddlp.planning.table6 import Cell, clean_cells
-from scripts import accuracy_check, cache_sweep, ratio_sweep
+from scripts import accuracy_check, cache_sweep, controller_check, ratio_sweep
 from scripts.markdown import markdown_table
 from scripts.results import RESULTS, Kept
 
@@ -34,7 +34,6 @@ PAGE = DOCS / "paper.md"
 
 MEASURED, SCALED, MODELLED = "measured here", "in scaled time", "modelled"
 NO_GPU, NO_BOARD, NO_DSA = "not run on a GPU", "not run on a GPU with a board", "not run on a TPU with a board"
-NOT_RUN = "not run yet"
 HOW = {
     MEASURED: "by the command, on a computer without a GPU",
     SCALED: "real loader, processes and files; the accelerator sleeps for a step's time, and in Table VI and the sweep of "
@@ -43,10 +42,10 @@ HOW = {
     NO_GPU: "no figure of ours is kept; the command would measure it, or what comes nearest to it, and needs a GPU",
     NO_BOARD: "the same, with a computational storage device beside the GPU",
     NO_DSA: "the same, with the accelerator of the paper's Figure 8b",
-    NOT_RUN: "no figure of ours is kept; the command needs no GPU, but a quiet machine for half an hour",
 }
 NAMES = (
     "decision-rules", "scaling-rules", "evaluation-check", "cache-check", "cache-sweep", "accuracy-check", "ratio-sweep",
+    "controller-check",
 )  # fmt: skip
 TABLE6, OVERLAP = "The paper's Table VI", "Overlap: engine at 1/3, uint8"
 THIS, VALIDATE = "python -m scripts.paper_page", "ddlp plan --validate paper"
@@ -147,7 +146,7 @@ def headlines(cells: Sequence[Cell], ours: dict[tuple[str, int], float], bench: 
     energy = next(row for row in rows("table8") if row["model"] == "WRN")
     overlap = benchmark(OVERLAP, MEASURED)
     rate = rates_of_overlap(overlap)
-    rules, scaling, beside, cache, what_pays, _, sweep = map(kept, NAMES)
+    rules, scaling, beside, cache, what_pays, _, sweep, together = map(kept, NAMES)
 
     yield Headline(
         "DDLP", "up to 23.5 % less time on ImageNet", "Table VI, WRN, WRR_0 against CPU_0",
@@ -222,8 +221,9 @@ def headlines(cells: Sequence[Cell], ours: dict[tuple[str, int], float], bench: 
         what_pays.how, what_pays.command,
     )  # fmt: skip
     yield Headline(
-        "Cachew", "its trainings, their time and cost", "Figures 9, 11", "", NOT_RUN,
-        "python -m scripts.pool_scaling --curve --auto",
+        "Cachew", "cache and workers decided together, for one job and for several", "Figures 9, 11",
+        f"{controller_check.summary(together.figures)} ([each](cache.md#cache-and-pool-together))",
+        together.how, together.command,
     )  # fmt: skip
     both = beside.figures["both"]
     yield Headline(

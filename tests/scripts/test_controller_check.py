@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from scripts.controller_check import AUTO, FIXED, compared, summary, table
+from scripts.controller_check import AUTO, FIXED, compared, figures_of, summary, table
 
 
 def run(*jobs: float) -> list[dict[str, Any]]:
@@ -23,4 +23,4 @@ def test_auto_is_held_against_the_best_fixed_set_up() -> None:
 def test_of_two_jobs_the_later_one_counts() -> None:
     row = compared("crops-0", 2, {**{way: [run(10.0, 20.0)] for way in FIXED}, AUTO: [run(18.0, 3.0)]})
     assert row["part"] == 0.9
-    assert summary({"rows": [row]}).endswith("two jobs: 0.90 (0.90 to 0.90) in 1 set-ups")
+    assert summary(figures_of([row])).endswith("two jobs: 0.90 (0.90 to 0.90) in 1 set-ups")
