@@ -523,6 +523,9 @@ class DDLPLoader(DataLoader):
         pool = config.pool is not None and strategy.uses_device and nodes is None
         connections = self._connections if pool or any(isinstance(source, EngineSource) for source in sources) else None
         controller = self._controller_for(config, strategy, now, tuple(source.name for source in sources), work)
+        if controller is not None and controller.scaler is not None and connections is not None:
+            wanted = set(connections.names)  # fewer, as a rule: the controller begins with the pool's least number
+            sources = tuple(source for source in sources if source.name in wanted)
         exchange = None if controller is None or controller.agreement is None else RankExchange(controller.agreement)
         if nodes is not None:
             ended = nodes.end_unwanted

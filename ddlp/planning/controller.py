@@ -37,7 +37,8 @@ ABORT_SLOWER = 0.10  # this part
 RETRY = 1000  # batches until sources that were sent to rest are tried again; twice as many after each time
 MOVED = 0.10  # a rate that has changed by this part allows another decision before `RETRY` batches
 PAUSE = 20  # batches after the number of a pool's engines has changed that are not measured
-SLOW_WINDOWS = 2  # so many windows in a row that were slower than the host alone end the offloading
+SLOW_WINDOWS = 2  # so many windows in a row that were slower than the host alone end the offloading; slower by
+SLOWER = 0.01  # this part at least: where training does not wait for either, times differ by less, and hardly vary
 
 
 @dataclass(frozen=True)
@@ -368,7 +369,7 @@ class Controller:
             return None
         self._scale(window)
         self.stopped = False
-        slower = window.batch_s > self._alone_s(window.step_s, window.host_cpu_now_s) * (1 + window.error)
+        slower = window.batch_s > self._alone_s(window.step_s, window.host_cpu_now_s) * (1 + max(SLOWER, window.error))
         self._slow = self._slow + 1 if slower else 0
         self.measured = self._with_host_alone(window)
         if self._slow >= SLOW_WINDOWS and self.goal.objective == "time":

@@ -56,7 +56,7 @@ PROBES = 4  # samples whose bits both sides compare before the first lease
 MOST_WORKERS = 1024  # of a device: each has a lease of its own at a time, whatever the device says
 _MOST_BUSY_S = 600.0  # of a batch for another rank, which this host has not seen being made
 _MOST_REASONS = 4  # of failed leases that are told in an epoch; further ones are as good as known
-LOOK_S = 1.0  # between two looks at the pool
+LOOK_S = 0.5  # between two looks at the pool
 
 
 class DifferentBits(DDLPError):
@@ -240,9 +240,12 @@ class EngineSource:
             self.join(sink)
             if not sink.lost_or_over(self.name):
                 return
-            while self.connections.left(self.name):
-                if sink.over_within(LOOK_S):
-                    return
+            if self.connections.left(self.name):  # it did not fail, so it need not wait once it is wanted again
+                while self.connections.left(self.name):
+                    if sink.over_within(LOOK_S):
+                        return
+                pause_s = 0.0
+                continue
             pause_s = next_pause_s(pause_s, time.monotonic() - began)
             if sink.over_within(pause_s):
                 return

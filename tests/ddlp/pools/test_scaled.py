@@ -98,6 +98,13 @@ def test_an_engine_comes_as_training_waits_for_the_host_alone(leaves_nothing, sl
     assert not len(told), list(told)
 
 
+def test_no_engine_is_begun_before_one_is_asked_for(leaves_nothing, sleeps, monkeypatch):
+    begun, attach = [], EngineSource.attach
+    monkeypatch.setattr(EngineSource, "attach", lambda self, sink: (begun.append(self.name), attach(self, sink)))
+    loader = loader_of(LocalPool(min=0, max=MOST), 20)  # less than the host's window
+    assert len(list(loader)) == 20 and not wishes(loader) and not begun
+
+
 def come_and_go(loader: DDLPLoader, pool: Any, most: int, sleeps: Path, wait_s: float = 0.0) -> None:
     """Training takes no time at first: it asks for all that there may be; then twice that of the host: for none.
 
