@@ -28,6 +28,7 @@ __all__ = ["FairQueue", "Job", "LeaseState", "Parcel", "Quota", "Work"]
 _FREE_FOR_NEWCOMERS = 1 / 16  # part of the quota, but at least one batch: for hosts, and as much again for jobs
 _NEWCOMER_HOLDS = 1 / 64  # part of the quota, but at least one batch: a newcomer holds no more
 _STOCK = 2  # batches that wait to be fetched: a job with more is not in need
+_IN_TURN = 4  # batches that one in need may hold by turns: at work, waiting, and on their way to its host
 _EPSILON = 1e-9
 _LARGE_BATCH = 1 / 8  # part of the quota: if a batch takes more, nothing is kept free for newcomers
 
@@ -248,7 +249,7 @@ class _Holding:
         self._wanted = (0, 0)
 
     def add(self, held: Tuple[int, int], wanted: Tuple[int, int]) -> None:
-        """Count a job."""
+        """Count what a job holds and wants, batches and bytes of each."""
         self._held = (self._held[0] + held[0], self._held[1] + held[1])
         self._wanted = (self._wanted[0] + wanted[0], self._wanted[1] + wanted[1])
 
@@ -260,6 +261,16 @@ class _Holding:
     def claim(self, share: float) -> float:
         """Return the part of the quota that others must leave free for this one. `share`: its fair share."""
         return max(0.0, min(share - self.held, self._quota.part(*self._wanted)))
+
+
+def _wanted(job: Job) -> Tuple[int, int]:
+    """Return the batches and bytes that others must leave for a job: its queue's, and more if it is in need.
+
+    Its host leases no more than a batch or two ahead, and others would take all the rest into stock.
+    """
+    more = _IN_TURN - job.unfetched - len(job.queue) if job.in_need and (job.queue or job.working) else 0
+    more = max(0, more)
+    return job.wants[0] + more, job.wants[1] + more * job.layout.file_bytes
 
 
 class _Holdings:
@@ -274,7 +285,7 @@ class _Holdings:
                 continue
             own = self.jobs.setdefault(job.host, {}).setdefault(job.key, _Holding(quota))
             for one in (self.all, self.hosts.setdefault(job.host, _Holding(quota)), own):
-                one.add(job.holds, job.wants)
+                one.add(job.holds, _wanted(job))
 
 
 class FairQueue:

@@ -306,3 +306,19 @@ def test_each_worker_gets_the_lease_that_it_expects():
     assert job.next_for([first, third], 0) is fourth  # it was cancelled
     job.drop(fourth)
     assert job.next_for([None, third], 0) is None  # the last one; it goes to whoever asks first
+
+
+def test_stock_leaves_room_for_those_who_take_each_batch_at_once():
+    """They lease a batch or two ahead, and what they take is on its way for a while: more than their queue asks for."""
+    scene = Scene(Quota(32, 1 << 30))
+    stocked = scene.job("stock")
+    for _ in range(23):
+        scene.ask(stocked, 1)
+        assert scene.step(drain=False) is stocked
+    hungry = scene.job("hungry")
+    scene.ask(hungry, 1)
+    assert scene.begin() is hungry
+    scene.ask(stocked, 1)
+    assert scene.begin() is None and "less than their share" in stocked.held_back  # though nothing of hungry's waits now
+    stocked.drop(next(iter(stocked.work.values())))  # its training takes a batch
+    assert scene.begin() is stocked
