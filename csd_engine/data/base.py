@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from typing import Any, Callable, ClassVar, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, ClassVar, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 from PIL import Image
@@ -65,6 +65,16 @@ class Versions(NamedTuple):
     names: np.ndarray
     sizes: np.ndarray
     marks: np.ndarray
+
+    @staticmethod
+    def join(some: Iterable[Optional[Versions]]) -> Optional[Versions]:
+        """Join all versions in this order; None if there are none, or as soon as one of them is None."""
+        found = []
+        for one in some:
+            if one is None:
+                return None
+            found.append(one)
+        return Versions(*map(np.concatenate, zip(*found))) if found else None
 
 
 def _whole(count: int) -> Parts:

@@ -137,11 +137,7 @@ class _ConcatReader(Reader):
         return Places.join([reader.places([own]) for reader, own in map(self._part, indices)])
 
     def versions(self, indices: List[int]) -> Optional[Versions]:
-        if not all(self._slow):
-            return None
-        found = [reader.versions([own]) for reader, own in map(self._part, indices)]
-        known = [one for one in found if one is not None]
-        return Versions(*map(np.concatenate, zip(*known))) if 0 < len(known) == len(found) else None
+        return Versions.join(reader.versions([own]) for reader, own in map(self._part, indices))
 
     def pixels(self, indices: np.ndarray) -> Optional[Pixels]:
         return Pixels.of_parts(self._starts, lambda part, own: self._readers[part].pixels(own), indices)

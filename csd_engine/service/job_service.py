@@ -431,8 +431,7 @@ class JobService:
             if not worker.idle:
                 continue
             probe = self._queue.next_probe(in_turn=True)
-            self._bring_forward(number)
-            taken = self._next_lease() if probe is None else None
+            taken = self._next_lease(number) if probe is None else None
             if taken is not None:
                 begun = self._spool.begin_batch(self._file(*taken), taken[1].file_bytes)
                 worker.begin(*taken, begun)
@@ -460,13 +459,14 @@ class JobService:
             if work is not None and work is not worker.following:
                 worker.expect(job, work)
 
-    def _next_lease(self) -> Optional[Tuple[Job, Work]]:
-        """Return the next lease to begin, if one may be begun, and note why leases are held back."""
+    def _next_lease(self, number: int) -> Optional[Tuple[Job, Work]]:
+        """Return the next lease that a worker may begin, if there is one, and note why leases are held back."""
         if time.monotonic() < self._full_until:
             self.note = "the spool's disk is full: leases are held back"
             for job in self._queue.of():
                 job.held_back = "the spool's disk is full"
             return None
+        self._bring_forward(number)
         taken, note = self._queue.next_lease(self._spool.shortage, self._quota)
         self.note = note and f"leases are held back: {note}"
         return taken

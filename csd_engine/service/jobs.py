@@ -268,8 +268,8 @@ def _wanted(job: Job) -> Tuple[int, int]:
 
     Its host leases no more than a batch or two ahead, and others would take all the rest into stock.
     """
-    more = _IN_TURN - job.unfetched - len(job.queue) if job.in_need and (job.queue or job.working) else 0
-    more = max(0, more)
+    waits = job.in_need and (job.queue or job.working)
+    more = max(0, _IN_TURN - job.unfetched - len(job.queue)) if waits else 0
     return job.wants[0] + more, job.wants[1] + more * job.layout.file_bytes
 
 

@@ -179,12 +179,7 @@ class _PartReader(Reader):
     def versions(self, indices: list[int]) -> Versions | None:
         if len(self._portable.parts) == 1:
             return self._portable.parts[0].versions(indices)
-        found: list[Versions] = []
-        for part, k in map(self._portable.part, indices):
-            if (one := part.versions([k])) is None:
-                return None
-            found.append(one)
-        return Versions(*map(np.concatenate, zip(*found, strict=True))) if found else None
+        return Versions.join(part.versions([k]) for part, k in map(self._portable.part, indices))
 
     def places(self, indices: list[int]) -> Places | None:
         if len(self._portable.parts) == 1:

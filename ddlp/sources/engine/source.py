@@ -240,13 +240,11 @@ class EngineSource:
             self.join(sink)
             if not sink.lost_or_over(self.name):
                 return
-            if self.connections.left(self.name):  # it did not fail, so it need not wait once it is wanted again
-                while self.connections.left(self.name):
-                    if sink.over_within(LOOK_S):
-                        return
-                pause_s = 0.0
-                continue
-            pause_s = next_pause_s(pause_s, time.monotonic() - began)
+            left = self.connections.left(self.name)  # it did not fail, so it need not wait once it is wanted again
+            pause_s = 0.0 if left else next_pause_s(pause_s, time.monotonic() - began)
+            while self.connections.left(self.name):
+                if sink.over_within(LOOK_S):
+                    return
             if sink.over_within(pause_s):
                 return
 

@@ -15,6 +15,7 @@ from torch.utils.data import ConcatDataset
 from torchvision.datasets import ImageFolder
 
 from ddlp import DDLPLoader, Device, ImageObjects, TarImages, TarObjects
+from tests.csd_engine.service.test_engine_cache import until_flushed
 from tests.ddlp.dropin.small_sets import DETERMINISTIC, RANDOM, numbered, write_images
 from tests.engine_process import EngineProcess, until
 from tests.object_server import BUCKET, ObjectServer, index_of
@@ -116,7 +117,7 @@ def test_what_an_engine_keeps_is_not_requested_again(server, theirs, start, root
     cached = "--root", TRAIN, "--cache", f"{cache}:1G"
     engine = start(*cached, "--workers", "2")
     check(loader_of(objects(server, transform), engine), ImageFolder(str(root), transform), epochs=1)
-    until(lambda: list(cache.rglob("*.safetensors")) and not list(cache.rglob("*.part")), 20, "the end of the workers' files")
+    until_flushed(cache)
     first = len(keys(theirs))
     assert first >= 41
 
@@ -133,7 +134,7 @@ def test_a_new_version_of_an_object_is_requested_and_the_old_one_is_not_used(ser
     cache = tmp_path / "cache"
     engine = start("--root", TRAIN, "--cache", f"{cache}:1G")
     check(loader_of(objects(server), engine), ImageFolder(str(root), RANDOM), epochs=1)
-    until(lambda: list(cache.rglob("*.safetensors")) and not list(cache.rglob("*.part")), 20, "the end of the workers' files")
+    until_flushed(cache)
     key = "train/class0/006.jpg"
     body = (root / "class1/007.jpg").read_bytes()
     for one in (server, theirs):
