@@ -42,7 +42,7 @@ class ObjectServer:
 
     Attributes:
         requests: the head of each request, as text.
-        most: requests in flight at once at most.
+        most: requests in flight at once at most; one is until its answer begins.
         objects: as given; may be changed.
         ranges, conditions, tags: whether ranges are given, If-Match is obeyed, and objects have ETags.
         hanging: keys that are not answered before the server ends.
@@ -130,6 +130,7 @@ class ObjectServer:
             if self.keep_requests:
                 self.requests.append(head)
             drawn = self._random.random()
+        left = False
         try:
             method, target, _ = head.split("\r\n", 1)[0].split(" ")
             hangs = any(target.endswith(key) for key in self.hanging)
@@ -163,12 +164,18 @@ class ObjectServer:
                 return False
             if found:
                 self._wait()
+            self._leave()  # before the answer: the client may ask for the next object as soon as it has it
+            left = True
             connection.sendall(answer)
             connection.sendall(body)
             return True
         finally:
-            with self._lock:
-                self._now -= 1
+            if not left:
+                self._leave()
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._now -= 1
 
     def _wait(self) -> None:
         """Wait for a turn, so that the rate is kept."""
