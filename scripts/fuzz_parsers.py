@@ -35,7 +35,7 @@ from torchvision.transforms import ToTensor
 
 from csd_engine.batchfile.reader import BatchReceiver, Layout, read_batch
 from csd_engine.batchfile.writer import BatchWriter
-from csd_engine.cache.segments import Origin, Sample, SegmentWriter, checksum, open_segment
+from csd_engine.cache.segments import Origin, Sample, SegmentWriter, checksums, open_segment
 from csd_engine.data.arrays import ArraySet
 from csd_engine.data.base import fingerprint
 from csd_engine.data.carried import CarriedReader, CarriedSet, pack_parcel
@@ -370,7 +370,7 @@ def _segments(directory: Path) -> list[Any]:
 def _read_segment(path: Path) -> None:
     segment = open_segment(Directory(str(path.parent)), path.name, _HEX)
     images = [segment.image(entry) for entry in segment.entries]
-    if any(checksum(image) != int(entry["checksum"]) for image, entry in zip(images, segment.entries, strict=True)):
+    if (checksums(images) != segment.entries["checksum"]).any():
         raise DamagedSegment("a sample's checksum is another one")
     assert all((image == entry["source"]).all() for image, entry in zip(images, segment.entries, strict=True))
 

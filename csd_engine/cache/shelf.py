@@ -14,7 +14,7 @@ import numpy as np
 
 from csd_engine.batchfile.layout import DATA_OFFSET
 from csd_engine.cache.origins import Origins
-from csd_engine.cache.segments import ENTRY, Sample, Segment, SegmentWriter, checksum, open_segment
+from csd_engine.cache.segments import ENTRY, Sample, Segment, SegmentWriter, checksums, open_segment
 from csd_engine.cache.shelves import Shelves
 from csd_engine.errors import CacheRefused, DamagedSegment
 from csd_engine.kernels.places import address
@@ -65,6 +65,16 @@ class Found(NamedTuple):
     descriptor: np.ndarray
     offset: np.ndarray
     arrays: Tuple[np.ndarray, ...]
+
+
+class _Unverified(NamedTuple):
+    """A sample that this process uses for the first time: its file's number, its index, where its bytes lie, their checksum."""
+
+    segment: int
+    source: int
+    offset: int
+    size: int
+    checksum: int
 
 
 class NeedsWriting(Exception):
@@ -275,9 +285,10 @@ class Shelf:
             self._look()
         found, unverified = self._gather(sources, origins)
         while unverified:
-            for one in unverified:
-                if not self._verify(*one):
-                    break
+            for number in self._unsound(unverified):
+                if self._open[number] is not None:  # else another thread was first
+                    self._drop(number)
+                    self._remove_damaged(self._names[number], "a sample's checksum is another one")
             found, unverified = self._gather(sources, origins)
         return found
 
@@ -289,7 +300,7 @@ class Shelf:
             if changed.any() or (missing.any() and (self.filling or not self._settled or self.counts is not last)):
                 raise NeedsWriting
             found, unverified = self._gather(sources, origins)
-        if not all(self._sound(*one) for one in unverified):
+        if self._unsound(unverified):
             raise NeedsWriting
         return found
 
@@ -298,8 +309,8 @@ class Shelf:
         with self._lock:
             return (self._segment[sources] > 0) & _made_of(self._entries[sources], origins)
 
-    def _gather(self, sources: np.ndarray, origins: Origins) -> Tuple[Found, List[Tuple[int, int, int, int, int]]]:
-        """Return what is found, and of each sample that is not verified the arguments of `_verify`."""
+    def _gather(self, sources: np.ndarray, origins: Origins) -> Tuple[Found, List[_Unverified]]:
+        """Return what is found, and the samples that are not verified."""
         with self._lock:
             entries, numbers = self._entries[sources], self._segment[sources]
             there = numbers > 0
@@ -308,34 +319,29 @@ class Shelf:
             in_file = self._descriptors[numbers], entries["offset"] + DATA_OFFSET
             arrays = tuple(one.pixels for one in map(self._open.__getitem__, set(numbers[hit].tolist())) if one is not None)
             new = np.flatnonzero(hit & ~self._verified[sources])
-            unverified: List[Tuple[int, int, int, int, int]] = []
+            unverified: List[_Unverified] = []
             if len(new):
                 ones = entries[new]
                 sizes = ones["height"].astype(np.int64) * ones["width"] * self.channels
                 columns = numbers[new], sources[new], ones["offset"], sizes, ones["checksum"]
-                unverified = list(zip(*(column.tolist() for column in columns)))
+                unverified = list(map(_Unverified, *(column.tolist() for column in columns)))
             if (there & ~hit).any():  # this may drop a file that has hits too: its memory is in `arrays`
                 self._forget_changed(sources[there & ~hit], numbers[there & ~hit])
         return Found(hit, first, entries["height"], entries["width"], *in_file, arrays), unverified
 
-    def _sound(self, number: int, source: int, offset: int, size: int, wanted: int) -> bool:
-        """Compare a sample's checksum; False: it is another one, or the sample's file is used no more."""
-        segment = self._open[number]
-        if segment is None or checksum(segment.pixels[offset : offset + size]) != wanted:
-            return False
+    def _unsound(self, samples: List[_Unverified]) -> Set[int]:
+        """Compare checksums; return the files that have another one, or are used no more."""
+        files = {one.segment: self._open[one.segment] for one in samples}
+        gone = {number for number, segment in files.items() if segment is None}
+        there = [(one, segment) for one in samples if (segment := files[one.segment]) is not None]
+        sums = checksums([segment.pixels[one.offset : one.offset + one.size] for one, segment in there]).tolist()
         with self._lock:
-            if self._segment[source] == number:
-                self._verified[source] = True
-        return True
-
-    def _verify(self, number: int, *sample: int) -> bool:
-        """Do as `_sound`, and remove a damaged file; False: look for the sample again."""
-        if self._sound(number, *sample):
-            return True
-        if self._open[number] is not None:  # else another thread was first
-            self._drop(number)
-            self._remove_damaged(self._names[number], "a sample's checksum is another one")
-        return False
+            for (one, _), found in zip(there, sums):
+                if found != one.checksum:
+                    gone.add(one.segment)
+                elif self._segment[one.source] == one.segment:
+                    self._verified[one.source] = True
+        return gone
 
     def _drop(self, number: int) -> None:
         """Use a file no more. Its memory stays mapped for those who use it now."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from typing import Union
+from typing import Sequence, Union
 
 import numpy as np
 
@@ -28,6 +28,8 @@ class ArrayCalls:
         self._library.ddlp_planes.restype = None
         self._library.ddlp_sum.argtypes = [pointer, pointer, size]
         self._library.ddlp_sum.restype = None
+        self._library.ddlp_image_sums.argtypes = [pointer, pointer, size, pointer]
+        self._library.ddlp_image_sums.restype = None
         self._library.ddlp_read_sum.argtypes = [ctypes.c_int, pointer, size, pointer]
         self._library.ddlp_read_sum.restype = size
         self._library.ddlp_read_file.argtypes = [ctypes.c_char_p, pointer, size, pointer, size, pointer]
@@ -120,6 +122,22 @@ class ArrayCalls:
             raise ValueError(f"{blocks} blocks of {BLOCK_BYTES} of {content.size} bytes do not go into {acc.dtype} {acc.shape}")
         check_out(acc)
         self._library.ddlp_sum(address(acc), address(content), blocks)
+
+    def image_sums(self, images: Sequence[np.ndarray]) -> np.ndarray:
+        """Return the checksum of each image in the cache (csd_engine.cache.segments), uint64 (n,).
+
+        Args:
+            images: contiguous uint8, of any shape.
+
+        Raises:
+            ValueError: an image has gaps, or another type.
+        """
+        if not all(image.dtype == np.uint8 and image.flags.c_contiguous for image in images):
+            raise ValueError("an image's checksum is that of contiguous uint8")
+        places = np.array([address(image) for image in images], np.uintp)
+        sizes, sums = np.array([image.size for image in images], np.int64), np.empty(len(images), np.uint64)
+        self._library.ddlp_image_sums(address(places), address(sizes), len(images), address(sums))
+        return sums
 
     def populate(self, memory: np.ndarray) -> None:
         """Make the system map the pages of fresh memory, a C-contiguous array, now. The content does not change."""

@@ -37,7 +37,7 @@
 #endif
 
 /* Changes with every incompatible change of this file; library.py refuses another one. */
-#define DDLP_ABI 10
+#define DDLP_ABI 11
 
 typedef enum {
     DDLP_NO_LIBJPEG = 1,  /* ddlp_use_jpeg was not called or failed */
@@ -170,6 +170,9 @@ DDLP_API void ddlp_planes(const uint8_t *pixels, int64_t images, int64_t count, 
 
 /* Do the Horner step of csd_engine/batchfile/checksum.py over `blocks` blocks of 16 KiB; acc: 4096 words. */
 DDLP_API void ddlp_sum(uint32_t *acc, const uint8_t *data, int64_t blocks);
+
+/* The checksum of csd_engine/cache/segments.py for `count` images, each of sizes[i] bytes at images[i]. */
+DDLP_API void ddlp_image_sums(const uint8_t *const *images, const int64_t *sizes, int64_t count, uint64_t *sums);
 
 /* Read blocks from the position of the file `fd` into `out`, and add them in the same way while they are in the cache. Returns
  * the bytes read, or -errno. At the file's end there are fewer; a last, incomplete block is not added. */

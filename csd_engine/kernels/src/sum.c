@@ -1,4 +1,5 @@
-/* The batch file's checksum: acc = acc * multiplier + block, word by word (csd_engine/batchfile/checksum.py).
+/* The batch file's checksum: acc = acc * multiplier + block, word by word (csd_engine/batchfile/checksum.py), and an image's in
+ * the cache, which begins in the same way.
  *
  * Some blocks at a time are added to a word while it is in a register, so that only the data must be waited for. The compiler
  * vectorizes the loop. */
@@ -17,6 +18,7 @@ enum { READ_BLOCKS = 16 };           /* blocks that are read, then added while t
 enum { LINE = 16 };                  /* words that one prefetch loads */
 
 static const uint32_t MULTIPLIER = 0x9E3779BB;
+static const uint64_t WEIGHT = 0x9E3779B97F4A7C15; /* of an image's pairs of words: its multiples, made odd */
 
 static inline __attribute__((always_inline)) uint32_t little_endian(const uint8_t *bytes) {
     uint32_t word;
@@ -91,6 +93,30 @@ static void sum(uint32_t *acc, const uint8_t *data, int64_t blocks, int64_t ahea
 
 void ddlp_sum(uint32_t *acc, const uint8_t *data, int64_t blocks) { sum(acc, data, blocks, 0); }
 
+/* Adds a last block of `rest` bytes, padded with zeros. */
+static void sum_rest(uint32_t *acc, const uint8_t *data, int64_t rest) {
+    uint8_t last[4 * WORDS] = {0};
+    memcpy(last, data, (size_t)rest);
+    sum(acc, last, 1, 0);
+}
+
+static uint64_t image_sum(const uint8_t *image, int64_t size) {
+    uint32_t acc[WORDS] = {0};
+    const int64_t blocks = size / (4 * WORDS), rest = size - blocks * 4 * WORDS;
+    sum(acc, image, blocks, 0);
+    if (rest) sum_rest(acc, image + size - rest, rest);
+    uint64_t total = 0, weight = 0;
+    for (int i = 0; i < WORDS; i += 2) {
+        weight += WEIGHT;
+        total += (acc[i] | (uint64_t)acc[i + 1] << 32) * (weight | 1);
+    }
+    return total;
+}
+
+void ddlp_image_sums(const uint8_t *const *images, const int64_t *sizes, int64_t count, uint64_t *sums) {
+    for (int64_t i = 0; i < count; i++) sums[i] = image_sum(images[i], sizes[i]);
+}
+
 /* Reads `wanted` bytes, or fewer at the file's end. Returns their number, or -errno. */
 static int64_t fill(int fd, uint8_t *out, int64_t wanted) {
     int64_t done = 0;
@@ -134,9 +160,7 @@ static int64_t read_parts(int fd, uint8_t *head, int64_t head_bytes, uint8_t *bo
     if (!rest) return 0;
     got = fill(fd, body + whole, rest);
     if (got != rest) return got < 0 ? got : 1;
-    uint8_t last[4 * WORDS] = {0};
-    memcpy(last, body + whole, (size_t)rest);
-    sum(acc, last, 1, 0);
+    sum_rest(acc, body + whole, rest);
     return 0;
 }
 

@@ -127,6 +127,16 @@ static void one_sum(void) {
     free(acc), free(data);
 }
 
+static void one_image_sum(void) {
+    int64_t sizes[3] = {below(100), 16384 * (int64_t)below(4), below(70000)};
+    uint8_t *images[3];
+    uint64_t sums[3];
+    for (int i = 0; i < 3; i++) images[i] = random_bytes(sizes[i]);
+    ddlp_image_sums((const uint8_t *const *)images, sizes, 3, sums);
+    add(sums, sizeof sums);
+    for (int i = 0; i < 3; i++) free(images[i]);
+}
+
 static void one_read_sum(void) {
     int64_t size = 16384 * (int64_t)below(60) + below(9), blocks = size / 16384;
     uint8_t *acc = random_bytes(16384), *data = random_bytes(size), *out = malloc(size + 16385), *sum = malloc(16384);
@@ -270,6 +280,7 @@ int main(int count, char **arguments) {
         for (int i = 0; i < 4; i++) one_split();
         printf(" %016llx", (unsigned long long)hash);
         for (int i = 0; i < 4; i++) one_sum();
+        for (int i = 0; i < 3; i++) one_image_sum();
         for (int i = 0; i < 3; i++) one_read_sum();
         for (int i = 0; i < 4 * rounds; i++) one_window(i % 4);
         for (int i = 0; i < 10; i++) one_draw(), one_batch();

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from csd_engine.batchfile.checksum import BLOCK_BYTES, MULTIPLIER
+from csd_engine.cache.segments import _checksum
 from tests.open_files import descriptors
 
 
@@ -34,6 +35,23 @@ def test_any_bytes_will_do(kernel):
         kernel.add_blocks(acc, data, 2)
         sums.append(acc.tobytes())
     assert sums == [horner(np.zeros(BLOCK_BYTES // 4, dtype=np.uint32), np.frombuffer(content, np.uint8), 2).tobytes()] * 3
+
+
+@pytest.mark.parametrize("size", [0, 1, 4, 9, 16383, 16384, 16385, 7 * 16384 + 11, 150528])
+def test_an_images_checksum_is_that_without_a_kernel(kernel, variant, size):
+    memory = np.random.RandomState(size).randint(0, 256, (2, size + 3)).astype(np.uint8)
+    images = [memory[0, 3:], memory[1, 1 : size + 1]]
+    assert kernel.image_sums(images).tolist() == [_checksum(image) for image in images]
+
+
+def test_no_images_have_no_checksum(kernel):
+    assert kernel.image_sums([]).tolist() == []
+
+
+@pytest.mark.parametrize("image", [np.zeros(8, np.int8), np.zeros(8, np.uint8)[::2]])
+def test_an_image_with_gaps_or_of_another_type_is_refused(kernel, image):
+    with pytest.raises(ValueError, match="contiguous uint8"):
+        kernel.image_sums([image])
 
 
 @pytest.mark.parametrize(
