@@ -207,14 +207,22 @@ class Fetch(ABC):
 
 @contextlib.contextmanager
 def at_hand(
-    reader: Reader, indices: Sequence[int], wanted: Callable[[], bool] = lambda: True
+    reader: Reader, indices: Sequence[int], wanted: Callable[[], bool] = lambda: True, begun: Optional[Fetch] = None
 ) -> Iterator[Reader]:
-    """Yield a reader for these samples: this one, or one that has brought them all. ``wanted``: as for `Fetch.wait`."""
-    fetch = reader.fetch(indices)
+    """Yield a reader for these samples: this one, or one that has brought them all.
+
+    Args:
+        reader: of the data set.
+        indices: the samples.
+        wanted: as for `Fetch.wait`.
+        begun: the samples' fetch, if there is one already; it is closed.
+    """
+    fetch = begun or reader.fetch(indices)
     if fetch is None:
         yield reader
         return
     with contextlib.closing(fetch):
+        fetch.hurry()
         there = fetch.wait(wanted)
         yield reader if there is None else there
 

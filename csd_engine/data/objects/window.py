@@ -26,24 +26,26 @@ class Window:
     def __init__(self) -> None:
         self.size = LEAST
         self._answers = self._failures = 0  # of this round
-        self._began_s: float | None = None
+        self._full_s = 0.0  # of this round, with as many requests in flight as the window allows
+        self._last_s: float | None = None  # the last answer, if so many were in flight then
         self._before: tuple[int, float] | None = None  # size and rate before the trial that runs
         self._doubles = True
         self._grows = True  # what the next trial is
         self._rest = 0  # rounds until then
 
     def answered(self, now_s: float, full: bool) -> None:
-        """Note an answer. ``full``: as many requests were in flight as the window allows; else the rate tells nothing."""
-        if not full:
-            self._anew()
-        elif self._began_s is None:
-            self._began_s = now_s
-        else:
+        """Note an answer. ``full``: as many requests were in flight as the window allows; other times tell nothing.
+
+        A round goes on after such a time: a batch's requests may be fewer than a round's answers.
+        """
+        if full and self._last_s is not None:
             self._answers += 1
-            if self._answers >= max(FIRST if self._doubles else ROUND, 2 * self.size):
-                per_s = self._answers / max(1e-9, now_s - self._began_s)
-                self._anew()
-                self._round(per_s)
+            self._full_s += now_s - self._last_s
+        self._last_s = now_s if full else None
+        if full and self._answers >= max(FIRST if self._doubles else ROUND, 2 * self.size):
+            per_s = self._answers / max(1e-9, self._full_s)
+            self._anew()
+            self._round(per_s)
 
     def failed(self) -> None:
         """Note that a request got no answer. Single ones happen; if many of a round do, the storage is asked for too much."""
@@ -54,7 +56,7 @@ class Window:
 
     def _anew(self) -> None:
         self._answers = self._failures = 0
-        self._began_s = None
+        self._full_s, self._last_s = 0.0, None
 
     def _settle(self, size: int) -> None:
         """Stay at this size for a while; the next trial goes the other way."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from csd_engine.batchfile.checksum import Checksum
 from csd_engine.data.arrays import ArraySet
-from csd_engine.data.base import Dataset, Reader, at_hand, fingerprint
+from csd_engine.data.base import Dataset, Fetch, Reader, at_hand, fingerprint
 from csd_engine.data.carried import CarriedSet, pack_parcel
 from csd_engine.data.concat import ConcatSet
 from csd_engine.errors import DatasetError
@@ -20,6 +20,7 @@ __all__ = ["Parcels", "carried"]
 
 _LOG = logging.getLogger("ddlp")
 _MOST_ASKED = 64  # questions that wait; an engine that means well has a few
+_AHEAD = 2  # leases
 _ROOM_S = 0.01  # between two looks whether the engine has read what was sent
 
 Failed = Callable[[int, str], None]
@@ -55,7 +56,8 @@ class Parcels:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = False
-        # The thread's own: the parcel that it sends.
+        # The thread's own: the parcel that it sends, and what the next ones need.
+        self._coming: dict[int, Fetch] = {}  # of the next leases, from object storage
         self._lease: int | None = None
         self._parcel = memoryview(b"")
         self._digest = ""
@@ -109,6 +111,7 @@ class Parcels:
                     self._failed(lease, str(error) or repr(error))
         finally:
             self._end_parcel()
+            self._drop(self._coming)
             self._reader.close()
 
     def _answer(self, lease: int, offset: int) -> None:
@@ -129,11 +132,25 @@ class Parcels:
             self._end_parcel()
 
     def _begin_parcel(self, lease: int, indices: Sequence[int]) -> None:
-        with at_hand(self._reader, indices, lambda: not self._closed) as reader:
+        begun = self._coming.pop(lease, None) or self._reader.fetch(indices)
+        self._request_ahead()
+        with at_hand(self._reader, indices, lambda: not self._closed, begun) as reader:
             parcel = pack_parcel(reader, (index for index in indices if not self._closed), self._most_bytes)
         checksum = Checksum()
         checksum.update(parcel)
         self._lease, self._parcel, self._digest, self._sent = lease, memoryview(parcel), checksum.hexdigest(), 0
+
+    def _request_ahead(self) -> None:
+        """Request the samples of the next leases, if they come from object storage: the engine asks for a lease at a time."""
+        expected = tuple(self._samples.items())[:_AHEAD]
+        self._drop(self._coming.keys() - dict(expected))
+        for lease, indices in expected:
+            if lease not in self._coming and (fetch := self._reader.fetch(indices, ahead=True)) is not None:
+                self._coming[lease] = fetch
+
+    def _drop(self, leases: Iterable[int]) -> None:
+        for lease in tuple(leases):
+            self._coming.pop(lease).close()
 
     def _end_parcel(self) -> None:
         self._lease, self._parcel, self._sent = None, memoryview(b""), 0

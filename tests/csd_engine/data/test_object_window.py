@@ -65,6 +65,21 @@ def test_what_does_not_ask_says_nothing():
     assert window.size == LEAST
 
 
+def test_batches_of_fewer_requests_than_a_round_tell_as_well():
+    """16 objects, then a pause, and so on: more than 16 in flight bring nothing."""
+    window, now = Window(), 0.0
+    for _ in range(20):
+        asked, flying = 0, []
+        while asked < 16 or flying:
+            while asked < 16 and len(flying) < window.size:
+                heapq.heappush(flying, now + 0.02 + 1e-4 * asked)
+                asked += 1
+            now = heapq.heappop(flying)
+            window.answered(now, len(flying) + 1 >= window.size)
+        now += 0.05
+    assert window.size == 16
+
+
 def test_single_failures_change_nothing_and_many_do():
     window = Window()
     simulate(window, 3000, lambda _: 0.02)

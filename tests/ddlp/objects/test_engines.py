@@ -110,6 +110,15 @@ def test_the_next_lease_is_requested_while_one_is_at_work(server, theirs, start,
     assert len(keys(theirs)) <= 2 * (41 + 6 + 4 * (workers - 1))  # 6 are probed; both workers may request the last lease
 
 
+def test_the_host_requests_the_next_leases_of_an_engine_that_may_not(server, start, root):
+    server.latency_s = 0.1
+    loader = loader_of(objects(server), start("--root", str(root)))
+    check(loader, ImageFolder(str(root), RANDOM))
+    assert loader.report().batches_csd == len(loader)
+    assert server.most >= 7  # 4 of each lease, and the last one has a sample
+    assert len(keys(server)) == 2 * (41 + 2 * 4)  # 4 are probed, here and there
+
+
 @pytest.mark.parametrize("transform", [RANDOM, DETERMINISTIC])
 def test_what_an_engine_keeps_is_not_requested_again(server, theirs, start, root, tmp_path, transform):
     """Objects of a random pipeline, pixels of another one; also by a later run, of another engine."""
