@@ -61,6 +61,9 @@ def test_a_killed_actor_is_replaced_and_each_batch_comes_once_with_the_hosts_bit
     def published() -> None:
         until(lambda: any(one.rate for one in loader.live().devices), START_S, "its first batch")
 
+    def leased() -> None:  # the rate is known from the epoch before
+        until(lambda: any(one.held for one in loader.live().devices), START_S, "a lease")
+
     def kill() -> None:
         assert not any(one.alive for one in loader.live().devices)  # the first batch came without it
         published()
@@ -71,7 +74,7 @@ def test_a_killed_actor_is_replaced_and_each_batch_comes_once_with_the_hosts_bit
 
     check(train(loader, at={1: kill}), Records(100, 0.0), in_order=False)
     (actor,) = cluster.actors()
-    check(train(loader, at={0: published}), Records(100, 0.0), 1, in_order=False)
+    check(train(loader, at={0: leased}), Records(100, 0.0), 1, in_order=False)
     assert cluster.actors() == [actor] and loader.report().batches_csd
 
 
