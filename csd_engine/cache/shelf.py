@@ -300,7 +300,7 @@ class Shelf:
             if changed.any() or (missing.any() and (self.filling or not self._settled or self.counts is not last)):
                 raise NeedsWriting
             found, unverified = self._gather(sources, origins)
-        if self._unsound(unverified):
+        if unverified and self._unsound(unverified):
             raise NeedsWriting
         return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -144,9 +145,10 @@ class Parcels:
         """Request the samples of the next leases, if they come from object storage: the engine asks for a lease at a time."""
         expected = tuple(self._samples.items())[:_AHEAD]
         self._drop(self._coming.keys() - dict(expected))
-        for lease, indices in expected:
-            if lease not in self._coming and (fetch := self._reader.fetch(indices, ahead=True)) is not None:
-                self._coming[lease] = fetch
+        with contextlib.suppress(Exception):  # the lease itself will tell
+            for lease, indices in expected:
+                if lease not in self._coming and (fetch := self._reader.fetch(indices, ahead=True)) is not None:
+                    self._coming[lease] = fetch
 
     def _drop(self, leases: Iterable[int]) -> None:
         for lease in tuple(leases):
