@@ -18,7 +18,10 @@ from csd_engine.errors import StorageRefused
 __all__ = ["REFUSED", "ObjectChanged", "ObjectStore", "obstore_module"]
 
 REFUSED = ("PermissionDeniedError", "UnauthenticatedError")  # obstore's errors
-_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")  # obstore reads them too
+_SERVERS = ("endpoint", "base_url")  # settings that name another server than the cloud's own
+_SERVERS_OF_ENVIRONMENT = (  # obstore reads them too
+    "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT", "GOOGLE_BASE_URL",
+)  # fmt: skip
 _LONGEST = 240  # characters of a storage's own message
 _SECRET = re.compile(r"secret|token|password|account_key|access_key|sas|credential|service_account|authorization", re.I)
 PATIENCE = {"max_retries": 2, "retry_timeout": timedelta(seconds=60)}  # who asks goes on, as long as the object is wanted
@@ -133,8 +136,8 @@ class ObjectStore:
                 options = {"allow_http": self.url.startswith("http:"), **self._client_options}
                 return obstore.store.HTTPStore(self.url[:-1], client_options=options, retry_config=retry)
             given: Dict[str, Any] = {"client_options": self._client_options, "retry_config": retry}
-            endpoints = (self._config.get("endpoint"), *map(os.environ.get, _ENDPOINTS))
-            if str(next(filter(None, endpoints), "")).startswith("http:"):
+            servers = (*map(self._config.get, _SERVERS), *map(os.environ.get, _SERVERS_OF_ENVIRONMENT))
+            if str(next(filter(None, servers), "")).startswith("http:"):
                 given["client_options"] = {"allow_http": True, **self._client_options}
             if self._credential_provider is not None:
                 given["credential_provider"] = self._credential_provider

@@ -82,36 +82,3 @@ def test_credentials_are_in_no_text_and_no_pickle(server, monkeypatch):
     assert again.samples == dataset.samples and "eu-north-1" in str(again._storage._config) and "Bearer" in str(options)
     assert copy.deepcopy(dataset)._storage is dataset._storage
     assert not [one for one in server.requests if "not to be seen anywhere" in one.split("Authorization")[0]]
-
-
-def test_s3_by_moto(images, monkeypatch):
-    """The protocol as others implement it: signatures, pages, ETags, errors."""
-    pytest.importorskip("moto")
-    import boto3
-    from moto.server import ThreadedMotoServer
-
-    for name, value in {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1"}.items():
-        monkeypatch.setenv(name, value)
-    moto = ThreadedMotoServer(port=0, verbose=False)
-    moto.start()
-    try:
-        host, port = moto.get_host_and_port()
-        client = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{port}")
-        client.create_bucket(Bucket="photos")
-        for key, body in [*images.items(), ("train/class1/sp ace+%25 ü#.jpg", images["train/class1/001.jpg"])]:
-            client.put_object(Bucket="photos", Key=key, Body=body)
-        config = {"endpoint": f"http://127.0.0.1:{port}"}
-        dataset = ImageObjects("s3://photos/train/", config=config)
-        assert len(dataset) == 42 and dataset[0][1] == 0
-        odd = next(k for k, (url, _) in enumerate(dataset.samples) if url.endswith("/sp ace+%25 ü#.jpg"))
-        same = next(k for k, (url, _) in enumerate(dataset.samples) if url.endswith("/001.jpg"))
-        assert dataset[odd][0].tobytes() == dataset[same][0].tobytes()
-        client.put_object(Bucket="photos", Key="train/class0/000.jpg", Body=images["train/class0/000.jpg"][:-1] + b"!")
-        with pytest.raises(OSError, match="ETag was .* and is .*Make the data set anew"):
-            dataset[0]
-        client.delete_object(Bucket="photos", Key="train/class0/000.jpg")
-        with pytest.raises(FileNotFoundError, match=r"s3://photos/train/class0/000.jpg"):
-            dataset[0]
-        refused("s3://nowhere/train/", "There is no s3://nowhere/train/", config=config)
-    finally:
-        moto.stop()
