@@ -35,7 +35,7 @@ from torchvision.transforms import ToTensor
 
 from csd_engine.batchfile.reader import BatchReceiver, Layout, read_batch
 from csd_engine.batchfile.writer import BatchWriter
-from csd_engine.cache.segments import Origin, Sample, SegmentWriter, checksums, open_segment
+from csd_engine.cache.segments import Origin, Sample, SegmentWriter, open_segment
 from csd_engine.data.arrays import ArraySet
 from csd_engine.data.base import fingerprint
 from csd_engine.data.carried import CarriedReader, CarriedSet, pack_parcel
@@ -369,10 +369,8 @@ def _segments(directory: Path) -> list[Any]:
 
 def _read_segment(path: Path) -> None:
     segment = open_segment(Directory(str(path.parent)), path.name, _HEX)
-    images = [segment.image(entry) for entry in segment.entries]
-    if (checksums(images) != segment.entries["checksum"]).any():
-        raise DamagedSegment("a sample's checksum is another one")
-    assert all((image == entry["source"]).all() for image, entry in zip(images, segment.entries, strict=True))
+    segment.check()
+    assert all((segment.image(entry) == entry["source"]).all() for entry in segment.entries)
 
 
 _accepted = itertools.count()

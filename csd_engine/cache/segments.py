@@ -181,6 +181,11 @@ class Segment(NamedTuple):
         begin = int(entry["offset"])
         return self.pixels[begin : begin + int(entry["height"]) * int(entry["width"]) * self.head.channels]
 
+    def check(self) -> None:
+        """Compare the checksums of all pixels. Raises DamagedSegment."""
+        if (checksums(list(map(self.image, self.entries))) != self.entries["checksum"]).any():
+            raise DamagedSegment("a sample's checksum is another one")
+
 
 def open_segment(
     directory: Directory, name: str, shelf: str, channels: Optional[int] = None, by_descriptor: bool = False

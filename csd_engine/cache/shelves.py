@@ -23,7 +23,7 @@ import time
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
 
 from csd_engine.batchfile.publishing import PART_SUFFIX
-from csd_engine.cache.segments import NAME, SegmentWriter, checksums, open_segment, read_head
+from csd_engine.cache.segments import NAME, SegmentWriter, open_segment, read_head
 from csd_engine.directory import Directory, distrusted
 from csd_engine.errors import CacheRefused, DamagedSegment
 from csd_engine.machine.file_locks import fcntl
@@ -221,9 +221,7 @@ class Shelves:
             size, why = 0, ""
             try:
                 size = directory.status(name).st_size
-                segment = open_segment(directory, name, key)
-                if (checksums(list(map(segment.image, segment.entries))) != segment.entries["checksum"]).any():
-                    why = "a sample's checksum is another one"
+                open_segment(directory, name, key).check()
             except FileNotFoundError:  # removed meanwhile
                 continue
             except DamagedSegment as error:
