@@ -8,6 +8,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, Callable, List, Optional
 
+from csd_engine.data.objects.environment import load_environment
 from csd_engine.data.roots import Roots
 from csd_engine.errors import EngineError
 from csd_engine.machine.computer import cpus
@@ -107,6 +108,15 @@ def make_parser() -> argparse.ArgumentParser:
         help="keep what is the same in every epoch (pixels after Resize and CenterCrop, indexes of JPEG files) in DIR, in SIZE "
         "(200G, say) at most, default a fifth of its free space; outside the roots and the spool, writable by its owner only",
     )
+    add(
+        "--environment",
+        metavar="FILE",
+        default="none",
+        help="settings and credentials of object storages, for URLs of --root: a line NAME=VALUE for each, such as "
+        "AWS_ACCESS_KEY_ID=... FILE is read at the start; it lies outside the roots, the spool and the cache, belongs to the "
+        "engine's user or root, and has mode 600",
+    )
+    add("--reach", metavar="URL", help="say whether this object storage answers here, by --environment, and exit")
     add(
         "--workers",
         type=_at_least(int, 1),
@@ -214,7 +224,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _serve(options: argparse.Namespace, members: Optional[Members]) -> None:
-    from csd_engine.cache.place import cache_at_start
+    from csd_engine.cache.place import cache_at_start, cache_directory
     from csd_engine.machine.descriptors import raise_limit
     from csd_engine.prepare.operator_file import OperatorDirectory
     from csd_engine.protocol.cards import open_cards
@@ -245,6 +255,7 @@ def _serve(options: argparse.Namespace, members: Optional[Members]) -> None:
     if options.operators:
         operators = OperatorDirectory.at_start(options.operators, hosts_write)
     cache = cache_at_start(options.cache, hosts_write)
+    load_environment(options.environment, [*hosts_write, *filter(None, [cache_directory(options.cache)])])
     pair = fresh_pair() if options.card else None
     service = Service(
         EngineOptions(
@@ -305,6 +316,11 @@ def main(arguments: Optional[List[str]] = None) -> int:
             print(f"keys are in {make_keys(options.make_keys)}; see python -m csd_engine --help for what goes where")
         elif options.make_pair:
             print(make_pair(*options.make_pair))
+        elif options.reach:
+            from csd_engine.data.objects.store import ObjectStore
+
+            load_environment(options.environment, ())
+            print(ObjectStore(options.reach).reach())
         else:
             _run(options)
     except EngineError as error:

@@ -23,7 +23,9 @@ _SERVERS_OF_ENVIRONMENT = (  # obstore reads them too
     "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT", "GOOGLE_BASE_URL",
 )  # fmt: skip
 _LONGEST = 240  # characters of a storage's own message
-_SECRET = re.compile(r"secret|token|password|account_key|access_key|sas|credential|service_account|authorization", re.I)
+_SECRET = re.compile(
+    r"secret|token|password|account_key|access_key|sas|credential|service_account|authorization|^(https?|all)_proxy$", re.I
+)
 PATIENCE = {"max_retries": 2, "retry_timeout": timedelta(seconds=60)}  # who asks goes on, as long as the object is wanted
 _SHORTER = ("416 Range Not Satisfiable", "Wanted range starting at")  # a part is behind the object's end
 
@@ -87,6 +89,28 @@ class ObjectStore:
             )
         if self._store is None:
             self._store = self._make(PATIENCE)
+
+    def reach(self) -> str:
+        """Ask once for what lies below the URL; return a line for a person that says what came.
+
+        Raises:
+            StorageRefused: it does not answer, or not with these settings and credentials.
+        """
+        obstore, store = obstore_module(self.raises), self._make({"max_retries": 0})
+        try:
+            if self.web:
+                found = f"index.txt has {obstore.head(store, 'index.txt')['size']} bytes"
+            else:
+                page = next(iter(obstore.list(store, chunk_size=1)), ())
+                found = f"{page[0]['path']} is there" if page else "nothing is there"
+        except FileNotFoundError:  # a web server's: a bucket that is missing gives another error
+            found = "it has no index.txt"
+        except Exception as error:
+            raise self.raises(
+                f"{self.url} can't be {'read' if self.web else 'listed'}: {self.plain(error)}. Check the URL, and the endpoint, "
+                "region and credentials of the engine's environment, or in --environment FILE."
+            ) from None
+        return f"{self.url} answers: {found}"
 
     def read(self, wanted: Union[Stored, Part]) -> Any:
         """Return the bytes of an object or of a part, as a buffer. Any thread may call this, after `get_ready`.

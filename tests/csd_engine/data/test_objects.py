@@ -17,11 +17,13 @@ from csd_engine.data.files import FileSet
 from csd_engine.data.kinds import parse_dataset
 from csd_engine.data.manifest import write_manifest
 from csd_engine.data.objects.dataset import ObjectSet, pack_objects
+from csd_engine.data.objects.store import ObjectStore
 from csd_engine.data.objects.stored import Part, Stored, mark_of
 from csd_engine.data.objects.urls import below
 from csd_engine.data.parts import pack_parts
 from csd_engine.data.roots import Roots
 from csd_engine.errors import DatasetError, EngineError, RootNotAllowed, StorageRefused
+from tests.object_server import BUCKET, ObjectServer
 from tests.open_files import descriptors
 
 pytest.importorskip("obstore")
@@ -157,3 +159,28 @@ def test_roots_with_urls(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(StorageRefused, match="pip install obstore"):
         Roots.parse([URL])
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        (f"s3://{BUCKET}/train", f"s3://{BUCKET}/train/ answers: cat/1.jpg is there"),
+        (f"s3://{BUCKET}/none/", "answers: nothing is there"),
+        (f"HTTP/{BUCKET}/train", "answers: it has no index.txt"),
+        (f"HTTP/{BUCKET}", "answers: index.txt has 9 bytes"),
+        ("s3://forbidden/", "can't be listed: .*403 Forbidden"),
+        ("HTTP/forbidden/", "can't be read: .*403 Forbidden"),
+        ("http://127.0.0.1:1/", "can't be read: .*--environment FILE"),
+    ],
+)
+def test_whether_a_storage_answers(url: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ObjectServer({"train/cat/1.jpg": b"image", "index.txt": b"5 a/1.jpg"}) as server:
+        for name, value in server.config(region="eu-north-1").items():
+            monkeypatch.setenv(f"AWS_{name.upper()}", value)
+        store = ObjectStore(url.replace("HTTP", server.url))
+        if "answers" in told:
+            assert store.reach().endswith(told)
+        else:
+            with pytest.raises(StorageRefused, match=told) as caught:
+                store.reach()
+            assert "not to be seen" not in str(caught.value)
