@@ -162,25 +162,25 @@ def _device(name: str) -> Iterator[Place]:
     """A device from the address book; the bare loop runs there over SSH."""
     record, link = book.load(name), link_to(Device.at(name))
     shell = Shell(record.destination, record.ssh_options)
+    roots = ", ".join(host for host, _ in record.directories) or "no directories"
 
     def there(path: str) -> str:
         path = os.path.abspath(path)
-        for host, device in record.roots:
+        for host, device in record.directories:
             if path == host or path.startswith(host.rstrip("/") + "/"):
                 return device.rstrip("/") + path[len(host.rstrip("/")) :]
         raise DDLPError(
-            f"{path} is below none of {name}'s roots ({', '.join(host for host, _ in record.roots)}): the device can't read "
-            "it. Name a directory below one of them with --images."
+            f"{path} is below none of {name}'s roots ({roots}): the device can't read it. Name a directory below one of "
+            "them with --images."
         )
 
     def images(asked: Path | None, most: int) -> tuple[Path, list[str]]:
         if asked is not None:
             there(str(asked))  # first, since it may raise: it takes long to look through a large directory, or to make images
             return asked, image_files(asked, most)
-        for host, _ in record.roots:
+        for host, _ in record.directories:
             if files := some_images(host, most):
                 return Path(host), files
-        roots = ", ".join(host for host, _ in record.roots)
         raise DDLPError(f"there is no image below {name}'s roots on this host ({roots}). Mount them; see ddlp doctor {name}.")
 
     def bare(work: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 
+from csd_engine.data.objects.urls import is_url
 from ddlp.devices import address_book as book
 from ddlp.devices.address_book import DeviceRecord
 
@@ -24,5 +25,5 @@ def other_root(record: DeviceRecord, wrong: tuple[str, str], host: str, device: 
         host, device: the right pair; DIR where the user has to find the path.
     """
     pairs = [(host, device) if pair == wrong else pair for pair in record.roots]  # name all roots: deploy drops the others
-    words = [word for here, there in pairs for word in ("--root", there, "--host-root", here)]
+    words = [word for here, there in pairs for word in ("--root", there, *(() if is_url(there) else ("--host-root", here)))]
     return shlex.join(["ddlp", "deploy", "--name", record.name, *words])

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import posixpath
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 
+from ddlp.deploy.account import ACCOUNT
 from ddlp.deploy.findings import Finding, bad, ok, warn
-from ddlp.deploy.survey import Directory, Python, Survey
+from ddlp.deploy.survey import Directory, PrivateFile, Python, Survey
 
 __all__ = ["APT_PACKAGES", "MIB", "PIP_NAMES", "check", "check_python", "missing", "replaced", "workers_that_fit"]
 
 MIB = 1 << 20
 APT_PACKAGES = {"python": "python3", "numpy": "python3-numpy", "PIL": "python3-pil", "zmq": "python3-zmq"}
-PIP_NAMES = {"numpy": "numpy", "PIL": "Pillow", "zmq": "pyzmq"}
-_TESTED = {"numpy": (1, 24), "PIL": (9, 4), "zmq": (24,)}
+PIP_NAMES = {"numpy": "numpy", "PIL": "Pillow", "zmq": "pyzmq", "obstore": "obstore"}
+_TESTED = {"numpy": (1, 24), "PIL": (9, 4), "zmq": (24,), "obstore": (0, 12)}
+_OBSTORE_PYTHON = (3, 11)  # and newer: PyPI's wheels of obstore 0.12
 _HOME_BYTES = 16 * MIB  # the engine, twice, and its logs
 _WORKER_BYTES = 64 * MIB  # an interpreter with numpy and Pillow, and one large image
 _ENGINE_BYTES = 64 * MIB
@@ -22,9 +25,9 @@ _CLOCK_S = 30.0
 
 
 def missing(survey: Survey) -> tuple[str, ...]:
-    """What has to be installed: of ``python``, ``numpy``, ``PIL`` and ``zmq``."""
+    """What has to be installed: of ``python`` and the modules that the engine needs."""
     if survey.python is None or not survey.python.new_enough:
-        return ("python", "numpy", "PIL", "zmq")
+        return ("python", *survey.modules)
     return survey.python.missing
 
 
@@ -43,6 +46,8 @@ def check(survey: Survey, reserve_bytes: int) -> Iterator[Finding]:
     yield _check_spool(survey.place_spool, survey.foreign, reserve_bytes)
     for root in survey.roots:
         yield _check_root(root)
+    if survey.environment is not None:
+        yield _check_environment(survey.environment, survey.user)
     yield _check_boot(survey)
 
 
@@ -76,13 +81,13 @@ def check_python(survey: Survey) -> Iterator[Finding]:
 
 
 def _check_modules(survey: Survey, python: Python) -> Iterator[Finding]:
-    for name in ("numpy", "PIL", "zmq"):
+    for name in survey.modules:
         called, version = PIP_NAMES[name], python.modules.get(name)
         if version is None:
             why = (
                 f"it is there, but can't be imported ({python.broken[name]})"
                 if name in python.broken
-                else "the engine needs it"
+                else "the engine requests objects of a --root URL with it" if name == "obstore" else "the engine needs it"
             )
             yield bad(f"no {called}", why, _install(survey, python.missing))
         elif name == "PIL" and not python.jpeg:
@@ -121,15 +126,23 @@ def replaced(python: Python | None, loaded: Mapping[str, str]) -> str:
 
 def _install(survey: Survey, names: tuple[str, ...]) -> str:
     """How to install these packages with the tools that the device has."""
-    packages = " ".join(APT_PACKAGES[name] for name in names)
+    packages = " ".join(APT_PACKAGES[name] for name in names if name in APT_PACKAGES)
     ways = []
-    if survey.apt:
+    if survey.apt and packages:
         rights = "" if survey.uid == 0 else "sudo "
         ways.append(f"{rights}apt-get install -y {packages} (there; --install apt does it for you)")
     if "python" not in names:
         ways.append(f"--install pip (pip install {' '.join(PIP_NAMES[name] for name in names)}, in an environment of ours)")
     ways.append("without a network: --bundle DIR, a directory of .whl or .deb files for it")
-    return "; or ".join(ways) + "."
+    told = "; or ".join(ways) + "."
+    python = survey.python
+    if "obstore" in names:
+        told += " Debian has no package of obstore."
+        if python is not None and python.version < _OBSTORE_PYTHON:
+            needed = ".".join(map(str, _OBSTORE_PYTHON))
+            told += f" What is tested of it needs Python {needed} or newer: --python PATH names another interpreter."
+        told += " Without a --root URL this host sends the objects' bytes, and nothing need be installed for it."
+    return told
 
 
 def _check_memory(survey: Survey) -> Finding:
@@ -215,6 +228,21 @@ def _check_root(place: Directory) -> Finding:
             "Correct --root, or let this user read it (chmod o+rx, or another user in user@host).",
         )  # fmt: skip
     return ok(f"data {place.path}")
+
+
+def _check_environment(file: PrivateFile, user: str) -> Finding:
+    what = f"--environment {file.path}"
+    if not file.is_file:
+        why = "it is no file" if file.exists else "there is no such file, or this user may not look for it"
+        return bad(f"{what}: {why}", "the engine takes settings and credentials of storages from it",
+                   "Write it there, a line NAME=VALUE for each; or correct the path; or --environment none.")  # fmt: skip
+    if file.mode is not None and file.mode & 0o077:
+        return bad(f"{what} has mode {file.mode:o}", "others than its owner may read or write it",
+                   f"Type it there: chmod 600 {shlex.quote(file.path)}")  # fmt: skip
+    if file.owner and file.owner not in (("root", ACCOUNT) if user == "root" else (user,)):
+        return bad(f"{what} belongs to {file.owner}", f"the engine of {user} must be able to read it, and nobody else",
+                   f"As root, there: chown {user} {shlex.quote(file.path)}")  # fmt: skip
+    return ok(f"{what}: only {file.owner or 'its owner'} reads it")
 
 
 def _check_boot(survey: Survey) -> Finding:

@@ -20,13 +20,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from csd_engine.cache.place import cache_directory
-from csd_engine.data.objects.urls import is_url
+from csd_engine.data.objects.environment import environment_file
+from csd_engine.data.objects.urls import check_url, is_url
 from ddlp.deploy.deployment import deploy
 from ddlp.deploy.findings import Level
 from ddlp.deploy.install import make_bundle
 from ddlp.deploy.kernel import CHOICES as KERNEL_CHOICES
 from ddlp.deploy.removal import uninstall
 from ddlp.deploy.steps import Steps
+from ddlp.deploy.survey import modules
 from ddlp.deploy.wanted import Wanted
 from ddlp.devices import address_book as book
 from ddlp.devices.address_book import DeviceRecord
@@ -35,7 +37,7 @@ from ddlp.errors import DDLPError
 # The engine's own, passed on by name; python -m csd_engine --help documents them.
 ENGINE_OPTIONS = (
     "--workers", "--memory", "--quota-bytes", "--quota-batches", "--reserve-bytes", "--lease-timeout", "--worker-timeout",
-    "--cpus", "--slowdown", "--log-level", "--sys", "--cache",
+    "--cpus", "--slowdown", "--log-level", "--sys", "--cache", "--environment",
 )  # fmt: skip
 _SSH_OPTIONS = (("-F", "FILE"), ("-p", "PORT"), ("-i", "KEY"), ("-J", "HOST"))
 
@@ -65,13 +67,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("destination", nargs="?", metavar="user@host", help="as for ssh; default: as before, with ssh options and --address")
     add("--name", help="what csd= calls it, e.g. csd0; default: the host's name, where it has one")
-    add("--root", action="append", default=[], metavar="DIR", help="data set directory on the device; may be repeated")
+    add(
+        "--root",
+        action="append",
+        default=[],
+        metavar="DIR|URL",
+        help="data set directory on the device, or the URL of a storage from which it requests objects; may be repeated",
+    )
     add(
         "--host-root",
         action="append",
         default=[],
         metavar="DIR",
-        help="the same directory on this host; default: the same path",
+        help="the same directory on this host, one for each --root DIR; default: the same path. A URL has none",
     )
     add("--spool", metavar="DIR", help="directory on the device for finished batches, for ddlp alone: new or empty at first")
     add("--host-spool", metavar="DIR", help="the same directory on this host, over a shared file system; or none, the default")
@@ -93,7 +101,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for option in ENGINE_OPTIONS:
         engine.add_argument(option, metavar="VALUE")
     bundle = parser.add_argument_group("a bundle for --bundle")
-    bundle.add_argument("--make-bundle", type=Path, metavar="DIR", help="download wheels into DIR, and do nothing else")
+    bundle.add_argument(
+        "--make-bundle",
+        type=Path,
+        metavar="DIR",
+        help="download wheels into DIR, obstore's too with --root URL, and do nothing else",
+    )
     bundle.add_argument("--arch", default="arm64", help="the device's: arm64 or amd64; default arm64")
     bundle.add_argument("--python-version", default="3.11", metavar="3.X", help="the device's; default 3.11")
 
@@ -101,7 +114,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Deploy, uninstall, or make a bundle."""
     if options.make_bundle is not None:
-        print("\n".join(make_bundle(options.make_bundle, options.arch, options.python_version)))
+        print("\n".join(make_bundle(options.make_bundle, options.arch, options.python_version, modules(options.root))))
         return 0
     before = _before(options)
     steps = Steps()
@@ -175,17 +188,13 @@ def _wanted(options: argparse.Namespace, before: DeviceRecord | None) -> Wanted:
         what = " and ".join(
             text for text, there in (("--root DIR (its data)", roots), ("--spool DIR (for batches)", device_spool)) if not there
         )
-        raise DDLPError(f"{name} needs {what}. Both are directories on the device.")
+        raise DDLPError(f"{name} needs {what}. Both are directories on the device; --root may be a storage's URL.")
     host_spool = before.host_spool if before else None
     if options.host_spool is not None:
         host_spool = None if options.host_spool == "none" else os.path.abspath(options.host_spool)
     elif options.spool is not None and before is not None and options.spool != before.device_spool:
         host_spool = None  # the new spool is another directory
     engine = _engine_options(options, before)
-    cache = cache_directory(dict(zip(engine[::2], engine[1::2], strict=True)).get("--cache", "none"))
-    for path in (device_spool, *(device for _, device in roots), *([cache] if cache else [])):
-        if not path.startswith("/") or "=" in path or "\n" in path:
-            raise DDLPError(f"{path!r}: directories on the device are written as absolute paths without '='.")
     start = before or _empty(name, destination)
     given = ssh_options(options)
     port = options.listen_port or start.listen_port
@@ -204,6 +213,7 @@ def _wanted(options: argparse.Namespace, before: DeviceRecord | None) -> Wanted:
         listen_port=port,
         address=start.address if port == start.listen_port else "",  # nothing will answer at the old port
     )
+    _check_paths(record)
     return Wanted(
         record=record,
         given_options=_given(options),
@@ -222,17 +232,35 @@ def _roots(options: argparse.Namespace, before: DeviceRecord | None) -> tuple[tu
         if options.host_root:
             raise DDLPError("--host-root without --root: give both, in pairs.")
         return before.roots if before else ()
-    if any(is_url(root) for root in options.root):
+    directories = [root for root in options.root if not is_url(root)]
+    here: Sequence[str] = options.host_root or directories
+    if len(here) != len(directories) or any(map(is_url, here)):
+        urls = any(map(is_url, (*options.root, *here)))
         raise DDLPError(
-            "--root with a URL: a deployed engine gets the bytes of object storage from this host. Engines that read a storage "
-            "themselves are started with python -m csd_engine --root URL, or by RayPool(roots=)."
+            f"{len(directories)} --root DIR and {len(here)} --host-root: give one --host-root for each directory, or none."
+            + (" A URL has no --host-root: it is the same on both sides." if urls else "")
         )
-    here: Sequence[str] = options.host_root or options.root
-    if len(here) != len(options.root):
-        raise DDLPError(
-            f"{len(options.root)} --root and {len(here)} --host-root: give one --host-root for each --root, or none."
-        )
-    return tuple((os.path.abspath(host), os.path.normpath(device)) for host, device in zip(here, options.root, strict=True))
+    hosts = iter(here)
+    return tuple(
+        (_url(root),) * 2 if is_url(root) else (os.path.abspath(next(hosts)), os.path.normpath(root)) for root in options.root
+    )
+
+
+def _url(root: str) -> str:
+    """A URL as the engine writes it."""
+    check_url(root, DDLPError)
+    if any(character.isspace() for character in root):
+        raise DDLPError(f"--root {root!r}: a URL has no blanks. Correct it.")
+    return root.rstrip("/") + "/"
+
+
+def _check_paths(record: DeviceRecord) -> None:
+    """Raise DDLPError unless all paths on the device are absolute, and can be written into its settings."""
+    cache = cache_directory(record.options.get("--cache", "none"))
+    environment = environment_file(record.options.get("--environment", "none"))
+    for path in (record.device_spool, *(device for _, device in record.directories), cache, environment):
+        if path and (not path.startswith("/") or "=" in path or "\n" in path):
+            raise DDLPError(f"{path!r}: paths on the device are written as absolute paths without '='.")
 
 
 def _changes(before: DeviceRecord, wanted: DeviceRecord) -> tuple[str, ...]:
@@ -242,7 +270,7 @@ def _changes(before: DeviceRecord, wanted: DeviceRecord) -> tuple[str, ...]:
         "--spool": lambda one: one.device_spool,
         "--listen-port": lambda one: one.listen_port,
     }
-    old, new = (dict(zip(one.engine_options[::2], one.engine_options[1::2], strict=True)) for one in (before, wanted))
+    old, new = before.options, wanted.options
     return (
         *(option for option, value in of_each.items() if value(before) != value(wanted)),
         *(option for option in ENGINE_OPTIONS if old.get(option) != new.get(option)),
@@ -259,8 +287,7 @@ def _engine_options(options: argparse.Namespace, before: DeviceRecord | None) ->
     """The engine's options: those given now, and the others as they were given before."""
     from csd_engine.__main__ import make_parser  # brings zmq, which --help does not need
 
-    old = before.engine_options if before else ()
-    values = {**dict(zip(old[::2], old[1::2], strict=True)), **_given(options)}
+    values = {**(before.options if before else {}), **_given(options)}
     flat = tuple(part for option in ENGINE_OPTIONS if option in values for part in (option, values[option]))
     try:
         make_parser().parse_args(flat)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 
+from csd_engine.data.objects.environment import environment_file
 from csd_engine.errors import EngineError, EngineRefused
 from csd_engine.machine.build import build
 from ddlp.deploy import address, checks, diagnosis, kernel, place, settings, spooldir
@@ -18,6 +19,7 @@ from ddlp.deploy.prove import Trial, check_port, seen_by_both, some_images
 from ddlp.deploy.service import Service
 from ddlp.deploy.shell import CommandFailed, Shell, ShellError
 from ddlp.deploy.steps import Step, Steps
+from ddlp.deploy.storage import of_storage
 from ddlp.deploy.survey import Python, Survey, survey
 from ddlp.deploy.wanted import Wanted
 from ddlp.devices import address_book as book
@@ -58,8 +60,9 @@ class _Deployment:
         self._before: tuple[str, str] | None = None  # build and settings to go back to
         self._keeps_another_build = False
         self._started = False  # by this run
-        self._reads: list[str] = []  # the directories that the engine reads
+        self._reads: list[str] = []  # the paths that the engine reads
         self._cache = ""  # the directory of its cache; empty: it has none
+        self._environment = ""  # the file with settings and credentials of storages; empty: it has none
 
     def run(self) -> tuple[DeviceRecord, list[Finding]]:
         with self._steps.step("connect") as step:
@@ -101,7 +104,8 @@ class _Deployment:
         record = self._record
         roots = [device for _, device in record.roots]
         home = place.check_home(record.home)
-        self._survey = survey(self._shell, home, record.device_spool, roots, record.given_python)
+        environment = environment_file(record.options.get("--environment", "none"))
+        self._survey = survey(self._shell, home, record.device_spool, roots, record.given_python, environment)
         if self._survey.python is None and record.given_python is not None:  # removed since it was given, say
             self._survey = dataclasses.replace(self._survey, python=Python(record.given_python, ()))
         return [*checks.check(self._survey, self._wanted.reserve_bytes), *settings.check(self._survey, record)]
@@ -172,13 +176,14 @@ class _Deployment:
                 self._note(step, bool(new), f"copied: {', '.join(sorted(record.operators[one] for one in new))}")
         if self._keeps_another_build:
             there = settings.Settings.parse(found.settings)
-            self._reads, self._cache = ([device for _, device in there.roots], there.cache) if there else ([], "")
+            if there is not None:
+                self._reads, self._cache, self._environment = there.reads, there.cache, there.environment
             return  # that build may have other options than ours
         with self._steps.step("settings") as step:
             place.make_spool(shell, found, record.device_spool)
             place.make_operators(shell, found)
             made, findings = settings.make(found, record, wanted.given_options, ipv6="[" in self._address)
-            self._reads, self._cache = [device for _, device in made.roots], made.cache
+            self._reads, self._cache, self._environment = made.reads, made.cache, made.environment
             if self._cache:
                 place.make_cache(shell, found.home, self._cache)
             for finding in findings:
@@ -195,9 +200,10 @@ class _Deployment:
         self._steps.changed |= changed
 
     def _tell(self, step: Step, finding: Finding) -> None:
-        """Show a finding of a step other than the checks, now and again at the end."""
-        self._findings.append(finding)
+        """Show a finding of a step other than the checks now, and again at the end unless all is well."""
         step.say(finding)
+        if finding.level is not Level.OK:
+            self._findings.append(finding)
 
     def _put_engine(self, step: Step) -> None:
         found = self._survey
@@ -352,12 +358,18 @@ class _Deployment:
     def _prove(self, link: EngineLink) -> None:
         with self._steps.step("spool") as step:
             self._check_spool(step)
-        for host, device in self._record.roots:
+        for host, device in self._record.directories:
             with self._steps.step("data") as step:
-                finding = self._try(link, host, device, step)
-                step.say(finding)
-                if finding.level is not Level.OK:
-                    self._findings.append(finding)
+                self._tell(step, self._try(link, host, device, step))
+        for url in self._record.urls:
+            with self._steps.step("data") as step:
+                self._tell(step, of_storage(self._shell, self._record, url, self._environment, self._record.versions))
+        if not self._record.directories:
+            with self._steps.step("images") as step:
+                step.say(
+                    "no bits were compared and no images/s measured, since no --root is a directory; the operators are "
+                    f"compared by ddlp doctor {self._record.name}"
+                )
         self._save()
 
     def _check_spool(self, step: Step) -> None:
@@ -365,10 +377,7 @@ class _Deployment:
         if record.host_spool is None:
             step.say("not shared: batches travel over the network")
             return
-        finding = seen_by_both(self._shell, record.host_spool, record.device_spool)
-        step.say(finding)
-        if finding.level is not Level.OK:
-            self._findings.append(finding)
+        self._tell(step, seen_by_both(self._shell, record.host_spool, record.device_spool))
 
     def _try(self, link: EngineLink, host: str, device: str, step: Step) -> Finding:
         """Compare some of the user's images bit by bit on both sides. Measure their rate if it is unknown or asked for."""

@@ -22,6 +22,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator
 
 from csd_engine.census import CensusBrokenOff
+from csd_engine.data.objects.environment import environment_file
 from csd_engine.errors import EngineError, EngineUnreachable
 from csd_engine.kernels.report import report
 from csd_engine.service.spool import JOB
@@ -38,8 +39,10 @@ from ddlp.deploy.parity import compare_device
 from ddlp.deploy.place import engine_module
 from ddlp.deploy.prove import Trial, check_port, seen_by_both, some_images
 from ddlp.deploy.service import Service
+from ddlp.deploy.settings import Settings
 from ddlp.deploy.shell import CommandFailed, Shell
 from ddlp.deploy.steps import Step, Steps
+from ddlp.deploy.storage import of_storage
 from ddlp.deploy.survey import Survey, survey
 from ddlp.devices import address_book as book
 from ddlp.devices.address_book import DeviceRecord
@@ -115,6 +118,7 @@ class _Examination:
         self._found: Survey | None = None
         self._link: EngineLink | None = None
         self._jobs: int | None = None
+        self._versions: dict[str, str] | None = None  # what the engine tells
 
     def run(self) -> Checkup:
         try:
@@ -178,7 +182,8 @@ class _Examination:
     def _system(self, _: Step) -> Iterator[Finding]:
         record = self._record
         roots = [device for _, device in record.roots]
-        self._found = survey(self._shell, record.home, record.device_spool, roots, record.python)
+        environment = environment_file(record.options.get("--environment", "none"))
+        self._found = survey(self._shell, record.home, record.device_spool, roots, record.python, environment)
         for finding in checks.check(self._survey, reserve_bytes(record.engine_options)):
             yield self._as_command(finding)
 
@@ -234,8 +239,8 @@ class _Examination:
             link.close()
             yield self._why_not_greeted(error)
             return
-        self._link, self._jobs = link, len(status.jobs)
-        yield from diagnosis.of_versions(record, dict(welcome.versions), None if self._found is None else self._found.python)
+        self._link, self._jobs, self._versions = link, len(status.jobs), dict(welcome.versions)
+        yield from diagnosis.of_versions(record, self._versions, None if self._found is None else self._found.python)
         yield from diagnosis.of_status(record, status)
 
     def _hangs(self, why: str) -> Finding:
@@ -273,7 +278,10 @@ class _Examination:
         yield from diagnosis.of_leftovers(record, int(done.out.strip() or 0), self._jobs)
 
     def _data(self, step: Step) -> Iterator[Finding]:
-        for host, device in self._record.roots:
+        for url in self._record.urls:
+            there = Settings.parse(self._survey.settings)
+            yield of_storage(self._shell, self._record, url, there.environment if there else "", self._versions)
+        for host, device in self._record.directories:
             if not os.path.isdir(host):
                 yield bad(f"data {host} is not there on this host", "a loader reads it here as well",
                           f"Mount it; or {other_root(self._record, (host, device), 'DIR', device)}")  # fmt: skip
@@ -318,7 +326,9 @@ class _Examination:
     def _images(self, _: Step) -> Iterator[Finding]:
         """Let the engine prepare some of the user's images: this tests all of the above together."""
         assert self._link is not None
-        for host, device in self._record.roots:
+        if not self._record.directories:
+            yield ok("no --root is a directory: there are no images to compare")
+        for host, device in self._record.directories:
             paths = some_images(host)
             if not paths:
                 continue

@@ -1,4 +1,4 @@
-"""Installing Python, numpy, Pillow and pyzmq on a device: by apt, by pip, or from files that come with us."""
+"""Installing Python, numpy, Pillow, pyzmq and obstore on a device: by apt, by pip, or from files that come with us."""
 
 from __future__ import annotations
 
@@ -47,7 +47,12 @@ def _judge(shell: Shell, done: Done, doing: str, way_out: str) -> None:
 
 def install_apt(shell: Shell, survey: Survey, waiting: Waiting) -> None:
     """Install what is missing with apt-get; raises DeviceNotReady where that can't be done, CommandFailed where it fails."""
-    packages = " ".join(APT_PACKAGES[name] for name in missing(survey))
+    packages = " ".join(APT_PACKAGES[name] for name in missing(survey) if name in APT_PACKAGES)
+    if not packages:
+        raise DeviceNotReady(
+            shell.destination,
+            [bad("--install apt", "Debian has no package of obstore", "Use --install pip, or --bundle DIR with its wheel.")],
+        )
     if not survey.apt:
         raise DeviceNotReady(
             shell.destination,
@@ -100,9 +105,17 @@ def install_pip(shell: Shell, survey: Survey, waiting: Waiting) -> None:
     # -I below: pip may list a package as installed although it can't be imported.
     assert python is not None
     there = shlex.quote(python.path)
+    way_out = "See that it has a network, or use --install apt or --bundle DIR"
     venv = shlex.quote(f"{survey.home}/venv")
-    on_arm = " (for 32-bit ARM PyPI has no wheels: pip compiles, which takes long; prefer --install apt)"
-    doing = f"pip install {names}{on_arm if survey.machine.startswith(('armv6', 'armv7')) else ''}"
+    doing = f"pip install {names}"
+    if survey.machine.startswith(("armv6", "armv7")) and missing(survey) != ("obstore",):
+        doing += " (for 32-bit ARM PyPI has no wheels: pip compiles, which takes long; prefer --install apt)"
+    if "obstore" in missing(survey):
+        names = f"--only-binary=obstore {names}"  # a compiler of Rust and an hour are no way for a device
+        way_out += (
+            f". Where PyPI has no obstore for this Python on {survey.machine}, leave the --root URL out: this host then sends "
+            "the objects' bytes"
+        )
     if python.own and python.pip:  # the user's own environment, or ours of an earlier run
         script = f"{there} -m pip install -q -I {names}"
     elif python.venv and python.ensurepip:
@@ -126,7 +139,6 @@ def install_pip(shell: Shell, survey: Survey, waiting: Waiting) -> None:
                 )  # fmt: skip
             ],
         )
-    way_out = "See that it has a network, or use --install apt or --bundle DIR"
     _run(shell, f"umask 022; {script} < /dev/null", doing, way_out, waiting)
 
 
@@ -152,7 +164,7 @@ def install_bundle(shell: Shell, survey: Survey, bundle: Path, waiting: Waiting)
         script = f"cd {where} && {apt if survey.apt else f'{{ {dpkg}; {configure}; {dpkg} && {configure}; }}'}"
         way_out = "Put the packages that it names into the bundle as well"
         _run(shell, script, "installing the bundle's packages", way_out, waiting)
-        names = " ".join(PIP_NAMES.values()) if wheels else ""
+        names = " ".join(PIP_NAMES[name] for name in survey.modules) if wheels else ""
     if wheels:
         assert survey.python is not None or debs
         python = shlex.quote(survey.python.path if survey.python is not None else "python3")
@@ -183,13 +195,14 @@ def _send(shell: Shell, files: Sequence[Path], where: str, waiting: Waiting) -> 
     _judge(shell, done, "sending the bundle", "See that tar is there, and do the same again")
 
 
-def make_bundle(directory: Path, arch: str, python: str) -> list[str]:
-    """Download wheels of numpy, Pillow, pyzmq and pip for a device, with this host's pip; returns the files' names.
+def make_bundle(directory: Path, arch: str, python: str, modules: Sequence[str]) -> list[str]:
+    """Download wheels of these modules and of pip for a device, with this host's pip; returns the files' names.
 
     Args:
         directory: made if missing.
         arch: ``arm64`` or ``amd64``.
         python: the device's version, ``3.11``.
+        modules: that the engine needs, as `PIP_NAMES` has them.
 
     Raises:
         DDLPError: pip has no such wheels, or can't get them.
@@ -215,9 +228,8 @@ def make_bundle(directory: Path, arch: str, python: str) -> list[str]:
     command += ["--python-version", python]
     for platform in _PLATFORMS[arch]:
         command += ["--platform", platform]
-    done = subprocess.run(
-        [*command, *PIP_NAMES.values(), "pip"], capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}
-    )
+    command += [*(PIP_NAMES[name] for name in modules), "pip"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"})
     if done.returncode != 0:
         raise DDLPError(
             f"pip has not found wheels for Python {python} on {arch}: {' '.join(done.stderr.split())[-500:]}. Is "

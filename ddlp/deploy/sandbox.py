@@ -1,4 +1,4 @@
-"""What the engine's systemd unit may do: read the data, write the spool, its cache and its log, and answer hosts over TCP.
+"""What the engine's systemd unit may do: read the data, write the spool, its cache and its log, and use TCP.
 
 Made for systemd 239 and newer. An older one, or one without the kernel's help, passes over what it does not know, with a
 warning in its journal. `docs/security.md` has what `systemd-analyze security` says of the units, and how they were run.
@@ -18,6 +18,7 @@ _NO_WRITTEN_CODE = ("x86_64", "aarch64")
 # For the systemd of the system and for a user's own.
 _BOTH = """\
 NoNewPrivileges=yes
+# AF_INET, AF_INET6: hosts, and object storages.
 # AF_NETLINK: libzmq asks for the computer's interfaces before it listens. Not AF_UNIX: engine and workers talk through pipes,
 # and the system's D-Bus could be reached by it.
 RestrictAddressFamilies=AF_INET AF_INET6 AF_NETLINK
@@ -86,7 +87,7 @@ def sandbox(runs_as: str, home: str, spool: str, reads: Iterable[str], machine: 
         runs_as: ``user`` for a unit of the user's own systemd; of the system's: ``account`` or ``root``.
         home: our directory there.
         spool: the spool.
-        reads: what the engine reads apart from these: the data, the Python.
+        reads: what the engine reads apart from these: the data, the file of its environment, the Python.
         machine: as `uname -m` says it.
         cache: the cache's directory; empty: there is none.
     """

@@ -113,7 +113,7 @@ class Service:
 
         Args:
             cron: there is a cron to do it, if systemd is missing.
-            reads: the directories that the engine reads, those of all hosts.
+            reads: the paths that the engine reads: the data of all hosts, and the file of its environment.
             cache: the directory of its cache; empty: it has none.
 
         Raises:

@@ -1,7 +1,7 @@
 """engine.json on the device: the engine's command line, of one host or of all that use the engine.
 
 HOME/keys/clients/HASH.key     a host that may come in
-HOME/keys/clients/HASH.roots   the directories that it was deployed with: it may read these alone
+HOME/keys/clients/HASH.roots   the directories and URLs that it was deployed with: it may read these alone
 
 engine.json has those of all hosts, so the other hosts keep theirs when a host is deployed or removed. All hosts share spool,
 port and options: a second host uses the engine's spool and port, and the engine's options stay, unless that host gives others.
@@ -16,6 +16,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from csd_engine.cache.place import cache_directory
+from csd_engine.data.objects.environment import environment_file
+from csd_engine.data.objects.urls import is_url
 from csd_engine.protocol.keys import load_public
 from ddlp.deploy import checks
 from ddlp.deploy.findings import Finding, bad, ok, warn
@@ -28,7 +30,7 @@ from ddlp.devices.address_book import DeviceRecord
 __all__ = ["Settings", "check", "hosts", "make", "others", "put", "withdraw"]
 
 Roots = tuple[tuple[str, str], ...]
-"""Pairs (path on a host, path on the device)."""
+"""Pairs (path on a host, path on the device); an object storage's is (URL, URL)."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Settings:
     def text(self) -> str:
         """engine.json, on one line."""
         words = ["--listen", self.listen, "--spool", self.spool, "--keys", self.keys]
-        words += [word for host, device in self.roots for word in ("--root", f"{host}={device}")]
+        words += [word for host, device in self.roots for word in ("--root", host if is_url(host) else f"{host}={device}")]
         return json.dumps({"arguments": words + [word for pair in self.options.items() for word in pair]})
 
     @property
@@ -58,21 +60,38 @@ class Settings:
         """The directory of the engine's cache; empty: it has none."""
         return cache_directory(self.options.get("--cache", "none"))
 
+    @property
+    def environment(self) -> str:
+        """The file with settings and credentials of storages; empty: there is none."""
+        return environment_file(self.options.get("--environment", "none"))
+
+    @property
+    def reads(self) -> list[str]:
+        """The paths that the engine reads apart from ours."""
+        directories = [device for _, device in self.roots if not is_url(device)]
+        return [*directories, *([self.environment] if self.environment else [])]
+
     @staticmethod
     def parse(text: str | None) -> Settings | None:
         """The settings in such a text; None if it is missing, or `ddlp deploy` did not write it."""
         try:
             words = json.loads(text or "")["arguments"]
             pairs = list(zip(words[::2], words[1::2], strict=True))
-            roots = tuple(
-                (host, device) for option, value in pairs if option == "--root" for host, _, device in [value.rpartition("=")]
-            )
+            roots = tuple(_pair(value) for option, value in pairs if option == "--root")
             options = {option: value for option, value in pairs if option != "--root"}
             listen, spool, keys = options.pop("--listen"), options.pop("--spool"), options.pop("--keys")
             found = Settings(listen, spool, keys, roots, options)
             return found if found.port else None
         except (AttributeError, KeyError, TypeError, ValueError):
             return None
+
+
+def _pair(value: str) -> tuple[str, str]:
+    """What such a ``--root`` says."""
+    if is_url(value):
+        return value, value
+    host, _, device = value.rpartition("=")
+    return host, device
 
 
 def _own_key(name: str) -> str:
@@ -127,7 +146,7 @@ def make(
     """
     home = survey.home
     operators = {"--operators": f"{home}/operators"}
-    options = {**dict(zip(record.engine_options[::2], record.engine_options[1::2], strict=True)), **operators}
+    options = {**record.options, **operators}
     listen = f"tcp://{'[::]' if ipv6 else '0.0.0.0'}:{record.listen_port}"
     own = Settings(listen, record.device_spool, f"{home}/keys", record.roots, options)
     there = Settings.parse(survey.settings)
@@ -156,7 +175,7 @@ def _all_roots(survey: Survey, name: str, own: Roots) -> Roots:
 
 
 def put(shell: Shell, survey: Survey, record: DeviceRecord, text: str) -> bool:
-    """Write engine.json, and the list of this host's directories; True if that changed something for the engine."""
+    """Write engine.json, and the list of this host's roots; True if that changed something for the engine."""
     ours, roots = _own_key(record.name), json.dumps(record.roots)
     if survey.clients.get(ours) != roots:
         shell.put(roots.encode() + b"\n", client_file(survey.home, ours, "roots"))

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from csd_engine.data.objects.urls import is_url
 from ddlp.deploy import homedir, spooldir
 from ddlp.deploy.findings import DeviceNotReady, bad
 from ddlp.deploy.service import KEEPS
 from ddlp.deploy.shell import Shell
 
-__all__ = ["Directory", "Python", "Survey", "survey"]
+__all__ = ["Directory", "PrivateFile", "Python", "Survey", "modules", "survey"]
 
-MODULES = ("numpy", "PIL", "zmq")
+_MODULES = ("numpy", "PIL", "zmq")
 
 # Runs under Python 2 as well, to tell that it is one. Fields: version, then NAME=VERSION or NAME=!ERROR.
 _PROBE = """\
@@ -26,7 +27,7 @@ if sys.version_info >= (3, 8):
             out.append("%s=%s" % (name, what()))
         except Exception as error:
             out.append("%s=!%s" % (name, str(error).replace("|", "/").replace("\\n", " ")[:200]))
-    for name in ("numpy", "PIL", "zmq"):
+    for name in sys.argv[1:]:
         put(name, lambda: __import__(name).__version__)
     put("curve", lambda: __import__("zmq").has("curve"))
     put("jpeg", lambda: __import__("PIL.features").features.check("jpg"))
@@ -62,6 +63,14 @@ place place.home "$home"; say foreign_home "$(foreign_home)"
 [ -f "$home/$mark" ] && say claimed yes
 place place.spool "$spool"; say foreign "$(foreign)"
 for root in "$@"; do place place.root "$root"; done
+if [ -n "$environment" ]; then
+  kind=none; [ -e "$environment" ] && kind=other; [ -f "$environment" ] && kind=file
+  say environment "$kind|$(stat -L -c '%a|%U' "$environment" 2> /dev/null || echo '|')|$environment"
+fi
+case $modules in *obstore*) ;; *)  # for URLs of other hosts that use the engine
+  grep -qE '"--root", "[A-Za-z0-9+.-]+://' "$home/engine.json" 2> /dev/null && modules="$modules obstore" ;;
+esac
+say modules "$modules"
 if [ -n "$python" ]; then
   set -- "$python"  # and what pip has put beside it, if it was for this one
   [ "$home/venv/bin/python" -ef "$(command -v "$python")" ] && set -- "$python" "$home/venv/bin/python"
@@ -75,7 +84,7 @@ for one in "$@"; do
   path=$(command -v "$one" 2>/dev/null) || continue
   case $seen in *" $path "*) continue ;; esac
   seen="$seen$path "
-  line=$(cd / && PYTHONPATH= "$path" -c "$probe" 2>/dev/null < /dev/null) || line='!it does not run'
+  line=$(cd / && PYTHONPATH= "$path" -c "$probe" $modules 2>/dev/null < /dev/null) || line='!it does not run'
   say python "$path|$line"
   case $line in *'=!'* | '!'*) ;; *jpeg=True*) break ;; esac
 done
@@ -115,7 +124,7 @@ class Python:
     Attributes:
         path: absolute.
         version: (3, 11, 2); empty where it does not run.
-        modules: of numpy, PIL and zmq: the version, or None where it can't be imported.
+        modules: of those that the engine needs: the version, or None where it can't be imported.
         broken: module -> why it can't be imported although it is there.
         curve: zmq has CURVE.
         jpeg: Pillow reads JPEG.
@@ -141,9 +150,9 @@ class Python:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Of numpy, PIL and zmq those that can't be used."""
-        usable = {"numpy": True, "PIL": self.jpeg, "zmq": self.curve}
-        return tuple(name for name in MODULES if self.modules.get(name) is None or not usable[name])
+        """Of the modules that the engine needs those that can't be used."""
+        usable = {"PIL": self.jpeg, "zmq": self.curve}
+        return tuple(name for name, version in self.modules.items() if version is None or not usable.get(name, True))
 
 
 @dataclass(frozen=True)
@@ -166,6 +175,24 @@ class Directory:
 
 
 @dataclass(frozen=True)
+class PrivateFile:
+    """A file on the device that is for the engine alone.
+
+    Attributes:
+        path: as asked for.
+        exists, is_file: what is there, links followed.
+        mode: its permissions; None: not known.
+        owner: its user's name; empty: not known.
+    """
+
+    path: str
+    exists: bool
+    is_file: bool
+    mode: int | None
+    owner: str
+
+
+@dataclass(frozen=True)
 class Survey:
     """A device as it was found.
 
@@ -177,6 +204,8 @@ class Survey:
         memory_bytes, available_bytes: of memory (of the control group where that is less).
         clock_ahead_s: its clock against this host's, right to a second or so.
         place_home, place_spool, roots: directories.
+        environment: the file with settings and credentials of storages; None: there shall be none.
+        modules: the Python modules that the engine needs.
         claimed: our mark is in HOME.
         foreign_home: a name in HOME, if HOME is somebody else's directory; empty: HOME is ours, or may become ours.
         foreign: a path below the spool directory that is not ddlp's; empty: the directory is a spool, or may become one.
@@ -213,6 +242,8 @@ class Survey:
     foreign_home: str
     foreign: str
     roots: tuple[Directory, ...]
+    environment: PrivateFile | None
+    modules: tuple[str, ...]
     python: Python | None
     apt: bool
     root: str | None
@@ -230,23 +261,36 @@ class Survey:
     state: str
 
 
-def survey(shell: Shell, home: str, spool: str, roots: Sequence[str], python: str | None = None) -> Survey:
+def modules(roots: Iterable[str]) -> tuple[str, ...]:
+    """The Python modules that an engine with these roots, directories and URLs, needs."""
+    return (*_MODULES, "obstore") if any(map(is_url, roots)) else _MODULES
+
+
+def survey(
+    shell: Shell, home: str, spool: str, roots: Sequence[str], python: str | None = None, environment: str = ""
+) -> Survey:
     """Look at a device; changes nothing there.
 
     Args:
         shell: to it.
         home: our directory there; ``~/`` is its user's home.
-        spool, roots: paths there.
+        spool: the path there.
+        roots: paths there, and URLs.
         python: the interpreter to use, or its environment HOME/venv if that has more modules; None: the best one.
+        environment: the file there with settings and credentials of storages; empty: none.
 
     Raises:
         DeviceNotReady: no POSIX shell and tools there.
         ShellError: as `Shell.run`.
     """
-    given = {"home": home, "spool": spool, "python": python or "", "probe": _PROBE, "mark": homedir.MARK}
+    given = {
+        "home": home, "spool": spool, "python": python or "", "probe": _PROBE, "mark": homedir.MARK, "environment": environment,
+        "modules": " ".join(modules(roots)),
+    }  # fmt: skip
     lines = [f"{name}={shlex.quote(value)}" for name, value in given.items()]
+    directories = shlex.join(root for root in roots if not is_url(root))
     functions = [spooldir.FOREIGN, homedir.FOREIGN_HOME, KEEPS]
-    script = "\n".join(["export LC_ALL=C OPENBLAS_NUM_THREADS=1", *lines, f"set -- {shlex.join(roots)}", *functions, _SCRIPT])
+    script = "\n".join(["export LC_ALL=C OPENBLAS_NUM_THREADS=1", *lines, f"set -- {directories}", *functions, _SCRIPT])
     began = time.time()
     # The script goes to standard input: some shells and sshds refuse so long a command line.
     done = shell.run("exec /bin/sh -s", input=script.encode(), timeout_s=300)
@@ -274,7 +318,7 @@ def _parse(values: dict[str, list[str]], began: float) -> Survey:
 
     total, limit = number("memory_kib") << 10, number("memory_limit")
     available = number("available_kib") << 10
-    uid = number("uid")
+    uid, needed = number("uid"), tuple(text("modules").split())
     return Survey(
         system=text("system"),
         machine=text("machine"),
@@ -292,7 +336,9 @@ def _parse(values: dict[str, list[str]], began: float) -> Survey:
         foreign_home=text("foreign_home"),
         foreign=text("foreign").removeprefix("./"),
         roots=tuple(map(_directory, values.get("place.root", []))),
-        python=_best([_python(line) for line in values.get("python", [])]),
+        environment=_private_file(text("environment")) if text("environment") else None,
+        modules=needed,
+        python=_best([_python(line, needed) for line in values.get("python", [])]),
         apt=bool(text("apt")),
         root="" if uid == 0 else "sudo -n " if text("sudo") else None,
         systemd=text("systemd") or None,
@@ -316,7 +362,12 @@ def _directory(line: str) -> Directory:
     return Directory(path, kind != "none", kind == "directory", "r" in may, "w" in may, free_bytes)
 
 
-def _python(line: str) -> Python:
+def _private_file(line: str) -> PrivateFile:
+    kind, mode, owner, path = line.split("|", 3)
+    return PrivateFile(path, kind != "none", kind == "file", int(mode, 8) if mode else None, owner)
+
+
+def _python(line: str, needed: Sequence[str]) -> Python:
     path, version, *rest = line.split("|")
     fields = dict(one.split("=", 1) for one in rest if "=" in one)
     if not version.replace(".", "").isdigit():
@@ -324,10 +375,10 @@ def _python(line: str) -> Python:
     return Python(
         path=path,
         version=tuple(map(int, version.split("."))),
-        modules={name: None if fields.get(name, "!").startswith("!") else fields[name] for name in MODULES},
+        modules={name: None if fields.get(name, "!").startswith("!") else fields[name] for name in needed},
         broken={
             name: fields[name][1:]
-            for name in MODULES
+            for name in needed
             if fields.get(name, "").startswith("!") and not fields[name].startswith("!No module named")
         },
         curve=fields.get("curve") == "True",

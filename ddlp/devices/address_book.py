@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from csd_engine.data.objects.urls import is_url
 from csd_engine.machine.file_locks import fcntl
 from ddlp.errors import DDLPError
 
@@ -52,7 +53,7 @@ class DeviceRecord:
         destination: for ssh: ``user@host``, or a name from ~/.ssh/config.
         ssh_options: given to ssh before the destination, e.g. ``("-p", "2222")``.
         address: the engine's, ``tcp://10.0.0.2:7711``; empty until it has answered there.
-        roots: pairs (path on this host, path on the device) that the engine may read.
+        roots: pairs (path on this host, path on the device) that the engine may read. An object storage's is (URL, URL).
         host_spool: where this host sees the engine's spool, as given; None: it does not.
         device_spool: the spool's path on the device.
         home: our directory on the device; everything but spool and data is below it.
@@ -93,6 +94,21 @@ class DeviceRecord:
     given_python: str | None = None
     given_address: str | None = None
     listen_port: int = 7711
+
+    @property
+    def directories(self) -> tuple[tuple[str, str], ...]:
+        """Those of the roots that are directories."""
+        return tuple(pair for pair in self.roots if not is_url(pair[0]))
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Those of the roots that are URLs of object storages."""
+        return tuple(url for url, _ in self.roots if is_url(url))
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The engine's options with their values."""
+        return dict(zip(self.engine_options[::2], self.engine_options[1::2], strict=True))
 
 
 def ddlp_home() -> Path:

@@ -18,6 +18,7 @@ from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedC
 from csd_engine.machine import build as own
 from ddlp import DDLPLoader, ImageFiles, cli
 from ddlp.deploy.install import make_bundle
+from ddlp.deploy.survey import modules
 from ddlp.devices import address_book as book
 from tests.ddlp.deploy.local_device import QUICK_DDLP
 from tests.engine_process import make_jpegs, until
@@ -213,7 +214,7 @@ def test_wheels_from_a_bundle(make_board: Callable[..., Any], ddlp: Callable[...
     board = make_board("--arch", "arm64")
     paths = [board.data / name for name in make_jpegs(board.data, np.random.default_rng(11))]
     board.run("cd /usr/lib/python3/dist-packages && mv PIL zmq numpy /root/")
-    wheels = make_bundle(tmp_path / "wheels", "arm64", "3.11")
+    wheels = make_bundle(tmp_path / "wheels", "arm64", "3.11", modules(()))
     assert [name.split("-")[0].lower() for name in wheels] == ["numpy", "pillow", "pip", "pyzmq"]
     told = ddlp(*arguments(board, "--bundle", str(tmp_path / "wheels")))
     assert "numpy, PIL, zmq: installed" in told and "/.ddlp/csd0/venv/bin/python" in told

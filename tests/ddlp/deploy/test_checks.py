@@ -9,7 +9,7 @@ import pytest
 
 from ddlp.deploy import checks
 from ddlp.deploy.findings import Finding, Level
-from ddlp.deploy.survey import Directory, Python, Survey
+from ddlp.deploy.survey import Directory, PrivateFile, Python, Survey, modules
 
 GIB = 1 << 30
 PYTHON = Python(
@@ -22,13 +22,14 @@ PYTHON = Python(
     True,
     False,
 )
+SECRETS = PrivateFile("/etc/ddlp env", True, True, 0o600, "user")
 PLACE = Directory("/spool", True, True, True, True, 50 * GIB)
 GOOD = Survey(
     system="Linux", machine="armv7l", os="Debian GNU/Linux 12", user="user", uid=1000, home="/home/user/.ddlp/csd0",
     cores=2, memory_bytes=GIB // 2, available_bytes=GIB // 3, clock_ahead_s=0.3, place_home=PLACE, place_spool=PLACE,
-    claimed=False, foreign_home="", foreign="", roots=(dataclasses.replace(PLACE, path="/data"),), python=PYTHON, apt=True,
-    root=None, systemd="user", cron=None, boot=False, current=None, whole=0, builds=(), settings=None, server_key=None,
-    clients={}, operators=(), supervisor=None, state="",
+    claimed=False, foreign_home="", foreign="", roots=(dataclasses.replace(PLACE, path="/data"),), environment=None,
+    modules=modules(()), python=PYTHON, apt=True, root=None, systemd="user", cron=None, boot=False, current=None, whole=0,
+    builds=(), settings=None, server_key=None, clients={}, operators=(), supervisor=None, state="",
 )  # fmt: skip
 
 
@@ -41,7 +42,7 @@ def python(**changes: Any) -> Python:
     return dataclasses.replace(PYTHON, **changes)
 
 
-def modules(**changes: str | None) -> dict[str, str | None]:
+def versions(**changes: str | None) -> dict[str, str | None]:
     return {**PYTHON.modules, **changes}
 
 
@@ -57,11 +58,11 @@ def test_a_good_device() -> None:
         (dict(python=None, uid=0), "bad", "no Python", "apt-get install -y python3"),
         (dict(python=python(version=(3, 7, 3))), "bad", "Python 3.7.3 at /usr/bin/python3", "--python /path/to/python3"),
         (dict(python=python(version=())), "bad", "does not run", "--bundle DIR"),
-        (dict(python=python(modules=modules(PIL=None))), "bad", "no Pillow", "apt-get install -y python3-pil"),
-        (dict(python=python(modules=modules(numpy=None)), apt=False), "bad", "no numpy", "--install pip (pip install numpy"),
+        (dict(python=python(modules=versions(PIL=None))), "bad", "no Pillow", "apt-get install -y python3-pil"),
+        (dict(python=python(modules=versions(numpy=None)), apt=False), "bad", "no numpy", "--install pip (pip install numpy"),
         (dict(python=python(jpeg=False)), "bad", "without JPEG", "python3-pil"),
         (dict(python=python(curve=False)), "bad", "without CURVE", "python3-zmq"),
-        (dict(python=python(modules=modules(PIL="8.1.2"))), "warn", "Pillow 8.1.2", "up to date"),
+        (dict(python=python(modules=versions(PIL="8.1.2"))), "warn", "Pillow 8.1.2", "up to date"),
         (dict(system="FreeBSD"), "bad", "FreeBSD", "Linux"),
         (dict(available_bytes=60 << 20), "warn", "60 MB free", "End what else runs"),
         (dict(clock_ahead_s=-7200.0), "warn", "7200 s behind", "timedatectl"),
@@ -76,6 +77,11 @@ def test_a_good_device() -> None:
         (dict(place_spool=dataclasses.replace(PLACE, free_bytes=GIB + (99 << 20))), "warn", "99 MB for batches", "Free some"),
         (dict(roots=(dataclasses.replace(PLACE, exists=False),)), "bad", "is not there", "Mount it"),
         (dict(roots=(dataclasses.replace(PLACE, readable=False),)), "bad", "can't be read", "chmod"),
+        (dict(environment=dataclasses.replace(SECRETS, exists=False, is_file=False)), "bad", "no such file", "Write it there"),
+        (dict(environment=dataclasses.replace(SECRETS, is_file=False)), "bad", "it is no file", "--environment none"),
+        (dict(environment=dataclasses.replace(SECRETS, mode=0o640)), "bad", "has mode 640", "chmod 600 '/etc/ddlp env'"),
+        (dict(environment=dataclasses.replace(SECRETS, owner="root")), "bad", "belongs to root", "chown user '/etc/ddlp env'"),
+        (dict(environment=SECRETS, user="root"), "bad", "belongs to user", "chown root"),
         (dict(systemd=None), "warn", "no systemd and no cron", "ddlp start"),
         (dict(systemd=None, cron="busybox"), "warn", "cron is busybox's", "See after a reboot"),
         (dict(systemd=None, cron="installed"), "warn", "cron is there and does not run", "start cron at boot"),
@@ -87,8 +93,28 @@ def test_each_fault_has_its_way_out(changes: dict[str, Any], level: str, what: s
     assert str(finding).startswith(f"{level:4} ") and f"-> {finding.way_out}" in str(finding)
 
 
+def test_obstore_is_wanted_with_urls_alone() -> None:
+    wanted = modules(["/data", "s3://bucket/"])
+    assert wanted == (*modules(["/data"]), "obstore")
+    new, old = python(modules=versions(obstore=None)), python(version=(3, 9, 2), modules=versions(obstore=None))
+    (finding,) = found(modules=wanted, python=new)
+    assert finding.what == "no obstore" and "--root URL" in finding.why and "apt-get" not in finding.way_out
+    assert "--install pip (pip install obstore" in finding.way_out and "Debian has no package" in finding.way_out
+    assert "3.11 or newer" not in finding.way_out and "3.11 or newer: --python" in found(modules=wanted, python=old)[0].way_out
+    both = found(modules=wanted, python=python(modules=versions(numpy=None, obstore=None)))
+    assert all("apt-get install -y python3-numpy (there" in one.way_out for one in both) and len(both) == 2
+    assert found(modules=wanted, python=python(modules=versions(obstore="0.12.1"))) == []
+    assert checks.missing(dataclasses.replace(GOOD, python=None, modules=wanted)) == ("python", *wanted)
+
+
+def test_a_file_with_credentials_is_the_engine_s_user_s() -> None:
+    assert found(environment=SECRETS) == [] == found(environment=dataclasses.replace(SECRETS, mode=None, owner=""))
+    for owner in ("root", "ddlp-engine"):
+        assert found(environment=dataclasses.replace(SECRETS, owner=owner), user="root", uid=0) == []
+
+
 def test_a_module_that_is_there_but_broken_says_why() -> None:
-    (finding,) = found(python=python(modules=modules(PIL=None), broken={"PIL": "libjpeg.so.62: cannot open"}))
+    (finding,) = found(python=python(modules=versions(PIL=None), broken={"PIL": "libjpeg.so.62: cannot open"}))
     assert "libjpeg.so.62" in finding.why
 
 

@@ -93,6 +93,21 @@ def test_how_the_engine_is_reached_holds() -> None:
     assert wanted("other", "--name", "csd0").record.given_address is None
 
 
+def test_urls_are_the_same_on_both_sides() -> None:
+    urls = ("--root", "s3://bucket/a=b", "--root", "/there", "--root", "https://server/d/", "--host-root", "/here")
+    first = wanted("board", "--name", "csd0", *urls, "--spool", "/s", "--environment", "/etc/secrets").record
+    pairs = ("s3://bucket/a=b/", "s3://bucket/a=b/"), ("/here", "/there"), ("https://server/d/", "https://server/d/")
+    assert first.roots == pairs and first.directories == (("/here", "/there"),)
+    assert first.urls == ("s3://bucket/a=b/", "https://server/d/") and first.options == {"--environment": "/etc/secrets"}
+    book.save(first)
+    assert book.load("csd0") == first == wanted("--name", "csd0").record
+    assert wanted("--name", "csd0", "--environment", "none").changes == ("--environment",)
+    assert wanted("--name", "csd0", "--root", "s3://bucket/a=b").changes == ("--root",)
+    words = shlex.split(advice.other_root(first, ("/here", "/there"), "/new", "/there"))
+    assert wanted(*words[2:]).record.roots == (pairs[0], ("/new", "/there"), pairs[2])
+    assert wanted("board", "--root", "s3://bucket", "--spool", "/s").record.directories == ()
+
+
 @pytest.mark.parametrize("host", ["192.168.1.5", "root@192.168.1.6", "root@fe80::1", "ssh://root@10.0.0.1:22", "42"])
 def test_a_number_is_no_name(host: str) -> None:
     """Half of a subnet would get the same name."""
@@ -128,7 +143,12 @@ def test_the_command_that_corrects_a_root_keeps_the_others() -> None:
         (("board", "--root", "/d"), "board needs --spool DIR"),
         (("board", "--root", "/d", "--host-root", "/a", "--host-root", "/b", "--spool", "/s"), "one --host-root for each"),
         (("board", "--host-root", "/a", "--spool", "/s"), "--host-root without --root"),
-        (("board", "--root", "s3://bucket/", "--spool", "/s"), "--root with a URL"),
+        (("board", "--root", "s3://b/", "--host-root", "s3://b/", "--spool", "/s"), "A URL has no --host-root: it is the same"),
+        (("board", "--root", "/d", "--host-root", "s3://b/", "--spool", "/s"), "A URL has no --host-root"),
+        (("board", "--root", "/d", "--root", "s3://b/", "--host-root", "/d", "--host-root", "/e"), "1 --root DIR and 2"),
+        (("board", "--root", "ftp://server/", "--spool", "/s"), "is no URL of objects"),
+        (("board", "--root", "s3://bucket/a b/", "--spool", "/s"), "a URL has no blanks"),
+        (("board", "--root", "s3://b/", "--environment", "secrets", "--spool", "/s"), "absolute paths"),
         (("board", "--root", "d", "--spool", "/s"), "absolute paths"),
         (("board", "--root", "/d=e", "--spool", "/s"), "without '='"),
         (("board", "--root", "/d", "--spool", "/s", "--quota-bytes", "lots"), "does not take --quota-bytes lots"),

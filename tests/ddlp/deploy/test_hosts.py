@@ -119,6 +119,10 @@ def test_settings_with_which_the_engine_does_not_start_are_taken_back(device: De
 
 def test_settings_are_read_as_they_were_written() -> None:
     one = Settings("tcp://[::]:7711", "/a b", "/keys", (("/x=y", "/z"), ("/ü", "/b")), {"--workers": "2", "--cpus": "1,2"})
-    assert Settings.parse(one.text) == one
+    assert Settings.parse(one.text) == one and one.environment == "" and one.reads == ["/z", "/b"]
+    roots = (("s3://bucket/a=b/", "s3://bucket/a=b/"), ("/x", "/x"), ("https://server:8443/d/", "https://server:8443/d/"))
+    urls = Settings("tcp://[::]:7711", "/a b", "/keys", roots, {"--environment": "/etc/secrets"})
+    assert Settings.parse(urls.text) == urls and urls.reads == ["/x", "/etc/secrets"]
+    assert '"--root", "s3://bucket/a=b/"' in urls.text
     for text in (None, "", "{}", "[]", '{"arguments": ["--listen"]}', one.text.replace("7711", "x"), "{"):
         assert Settings.parse(text) is None

@@ -22,8 +22,10 @@ NO_NETWORK = "ERROR: Could not find a version that satisfies the requirement pyz
 MARKED = "error: externally-managed-environment\n\n× This environment is externally managed"
 
 
-def install(device: Device, first: str, second: str = "no such option: --break-system-packages") -> list[str]:
-    """Install pyzmq with a fake pip that fails with these messages; an empty one means success. Returns its command lines."""
+def install(
+    device: Device, first: str, second: str = "no such option: --break-system-packages", *, name: str = "zmq", machine: str = ""
+) -> list[str]:
+    """Install a module with a fake pip that fails with these messages; an empty one: success. Returns its command lines."""
     python, calls = device.sshd.home / "python3", device.sshd.home / "calls"
     python.write_text(
         f"#!/bin/sh\necho \"$*\" >> {calls}\nsaid={shlex.quote(first)}\n"
@@ -31,14 +33,16 @@ def install(device: Device, first: str, second: str = "no such option: --break-s
         '[ -z "$said" ] || { echo "$said" >&2; exit 1; }\n'
     )  # fmt: skip
     python.chmod(0o755)
-    there = Python(str(python), (3, 9, 2), {"numpy": "1.24.2", "PIL": "9.4.0"}, jpeg=True, pip=True)
+    there = Python(str(python), (3, 9, 2), {"numpy": "1.24.2", "PIL": "9.4.0", name: None}, jpeg=True, pip=True)
     with Shell("board", device.sshd.options) as shell:
         try:
-            install_pip(shell, dataclasses.replace(device.look(), python=there), lambda *_: None)
+            found = dataclasses.replace(device.look(), python=there, machine=machine)
+            install_pip(shell, found, lambda *_: None)
         finally:
             lines = Path(calls).read_text().splitlines()
             calls.unlink()
-    assert all(line.startswith("-m pip install") and line.endswith("--user pyzmq") for line in lines[:1])
+    given = {"zmq": "pyzmq", "obstore": "--only-binary=obstore obstore"}[name]
+    assert all(line.startswith("-m pip install") and line.endswith(f"--user {given}") for line in lines[:1])
     return lines
 
 
@@ -54,6 +58,14 @@ def test_the_systems_packages_are_left_alone_only_where_pip_wants_to_be_told(dev
     assert "--break-system-packages" in told and "--break-system-packages" not in plain
     with pytest.raises(CommandFailed, match="Could not find a version"):
         install(device, MARKED, NO_NETWORK)
+
+
+def test_obstore_is_not_compiled_on_a_device(device: Device) -> None:
+    assert len(install(device, "", name="obstore")) == 1
+    none = "ERROR: No matching distribution found for obstore"
+    with pytest.raises(CommandFailed, match=f"pip install obstore failed on board: {none}") as caught:
+        install(device, none, name="obstore", machine="armv7l")
+    assert "Where PyPI has no obstore for this Python on armv7l, leave the --root URL out" in str(caught.value)
 
 
 def test_what_pip_has_put_beside_an_interpreter_that_was_given_is_found(device: Device) -> None:
