@@ -70,7 +70,7 @@ class Roots:
                 return path
             raise RootNotAllowed(
                 f"{path} is below none of the URLs that the engine may read for this host ({', '.join(self.urls) or 'none'}). "
-                f"Start the engine with --root {path}, and with credentials for it."
+                f"Deploy this host with --root {path}, or start the engine with it, and with credentials for it."
             )
         normal = os.path.normpath(path)
         if os.path.isabs(normal):

@@ -2,6 +2,7 @@ r"""Put the engine on a device over SSH, under a name: csd="csd0" is all that a 
 
     ddlp deploy user@board --name csd0 --root /mnt/nvme/imagenet --spool /mnt/nvme/spool \
         --host-root /data/imagenet --host-spool /mnt/board/spool
+    ddlp deploy admin@node7 --name node7 --root s3://bucket/train/ --environment /etc/ddlp-storage --spool /srv/spool
     ddlp deploy --name csd0                   # once more, with what was given before: mends what is not as it should be
     ddlp deploy --name csd0 --upgrade         # this host's version; back to the old one if it does not answer
     ddlp deploy --name csd0 --uninstall       # leaves nothing of ours there, unless other hosts use it, and no record here
