@@ -7,7 +7,6 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 
-from ddlp.deploy.account import ACCOUNT
 from ddlp.deploy.findings import Finding, bad, ok, warn
 from ddlp.deploy.survey import Directory, PrivateFile, Python, Survey
 
@@ -239,7 +238,7 @@ def _check_environment(file: PrivateFile, user: str) -> Finding:
     if file.mode is not None and file.mode & 0o077:
         return bad(f"{what} has mode {file.mode:o}", "others than its owner may read or write it",
                    f"Type it there: chmod 600 {shlex.quote(file.path)}")  # fmt: skip
-    if file.owner and file.owner not in (("root", ACCOUNT) if user == "root" else (user,)):
+    if file.owner not in ("", user):  # root's is read by the account as well, which should not write it
         return bad(f"{what} belongs to {file.owner}", f"the engine of {user} must be able to read it, and nobody else",
                    f"As root, there: chown {user} {shlex.quote(file.path)}")  # fmt: skip
     return ok(f"{what}: only {file.owner or 'its owner'} reads it")

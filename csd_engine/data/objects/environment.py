@@ -17,7 +17,6 @@ __all__ = ["environment_file", "load_environment"]
 
 _NAME = re.compile(r"(AWS|AZURE|GOOGLE)_[A-Z0-9_]+|(HTTPS?|ALL|NO)_PROXY|(https?|all|no)_proxy|SSL_CERT_(FILE|DIR)")
 _NAMES = "AWS_..., AZURE_..., GOOGLE_..., HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY, SSL_CERT_FILE and SSL_CERT_DIR"
-_MOST_BYTES = 1 << 16
 
 
 def environment_file(text: str) -> str:
@@ -69,7 +68,7 @@ def _content(path: str) -> bytes:
                 f"--environment {path} has mode {status.st_mode & 0o777:o}: others than its owner may read or write it. Type "
                 f"chmod 600 {path}"
             )
-        return stream.read(_MOST_BYTES)
+        return stream.read()
 
 
 def _parsed(content: bytes, path: str) -> Dict[str, str]:

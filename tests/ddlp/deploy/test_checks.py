@@ -109,8 +109,7 @@ def test_obstore_is_wanted_with_urls_alone() -> None:
 
 def test_a_file_with_credentials_is_the_engine_s_user_s() -> None:
     assert found(environment=SECRETS) == [] == found(environment=dataclasses.replace(SECRETS, mode=None, owner=""))
-    for owner in ("root", "ddlp-engine"):
-        assert found(environment=dataclasses.replace(SECRETS, owner=owner), user="root", uid=0) == []
+    assert found(environment=dataclasses.replace(SECRETS, owner="root"), user="root", uid=0) == []
 
 
 def test_a_module_that_is_there_but_broken_says_why() -> None:

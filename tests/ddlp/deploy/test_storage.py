@@ -20,7 +20,7 @@ from tests.ddlp.deploy.local_device import Device, ddlp
 from tests.ddlp.dropin.small_sets import RANDOM, write_images
 from tests.object_server import BUCKET, ObjectServer, files_below
 
-pytest.importorskip("obstore")
+obstore = pytest.importorskip("obstore")
 
 TRAIN = f"s3://{BUCKET}/train/"
 SECRET = "not to be seen anywhere"  # of ObjectServer.config
@@ -97,7 +97,8 @@ def test_the_device_requests_the_objects_with_its_own_credentials(
 
     # Another host has a directory alone.
     monkeypatch.setenv("DDLP_HOME", str(base / "another book"))
-    ddlp(capsys, *arguments(device, "--root", str(device.data_there), "--host-root", str(device.data_here)))
+    more = ddlp(capsys, *arguments(device, "--root", str(device.data_there), "--host-root", str(device.data_here)))
+    assert f"ok   obstore {obstore.__version__}" in more  # the engine that it shares needs it
     theirs.requests.clear()
     loader = epoch(server, files)
     assert loader.report().batches_csd == len(loader) and not theirs.requests
