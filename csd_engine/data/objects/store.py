@@ -22,6 +22,7 @@ _SERVERS = ("endpoint", "base_url")  # settings that name another server than th
 _SERVERS_OF_ENVIRONMENT = (  # obstore reads them too
     "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT", "GOOGLE_BASE_URL",
 )  # fmt: skip
+_CLOUD_OF = {"s3": "AWS", "s3a": "AWS", "gs": "GOOGLE"}  # by URL's scheme, how their names begin; the others are Azure's
 _LONGEST = 240  # characters of a storage's own message
 _SECRET = re.compile(
     r"secret|token|password|account_key|access_key|sas|credential|service_account|authorization|^(https?|all)_proxy$", re.I
@@ -160,14 +161,19 @@ class ObjectStore:
                 options = {"allow_http": self.url.startswith("http:"), **self._client_options}
                 return obstore.store.HTTPStore(self.url[:-1], client_options=options, retry_config=retry)
             given: Dict[str, Any] = {"client_options": self._client_options, "retry_config": retry}
-            servers = (*map(self._config.get, _SERVERS), *map(os.environ.get, _SERVERS_OF_ENVIRONMENT))
-            if str(next(filter(None, servers), "")).startswith("http:"):
+            if self._server().startswith("http:"):
                 given["client_options"] = {"allow_http": True, **self._client_options}
             if self._credential_provider is not None:
                 given["credential_provider"] = self._credential_provider
             return obstore.store.from_url(self.url, config=self._config, **given)
         except Exception as error:
             raise self.raises(f"{self.url}: {self.plain(error)}. Correct config= or client_options=.") from None
+
+    def _server(self) -> str:
+        """Return the server that stands for the cloud's own, by its settings or by the environment; "" for none."""
+        cloud = _CLOUD_OF.get(self.url.split(":")[0], "AZURE")
+        of_environment = (os.environ.get(name) for name in _SERVERS_OF_ENVIRONMENT if name.startswith(cloud))
+        return str(next(filter(None, (*map(self._config.get, _SERVERS), *of_environment)), ""))
 
     def plain(self, error: Exception) -> str:
         """Return an error's first line, without credentials and without URLs' queries, which may be signed."""

@@ -184,3 +184,14 @@ def test_whether_a_storage_answers(url: str, told: str, monkeypatch: pytest.Monk
             with pytest.raises(StorageRefused, match=told) as caught:
                 store.reach()
             assert "not to be seen" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "own", "others"), [("s3", "AWS_ENDPOINT_URL", "GOOGLE_BASE_URL"), ("gs", "GOOGLE_BASE_URL", "AWS_ENDPOINT_URL")]
+)
+def test_a_server_of_another_cloud_is_none_of_its(scheme: str, own: str, others: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ObjectServer({"train/cat/1.jpg": b"image"}) as server:
+        settings = {own: server.url, others: "https://127.0.0.1:1", "AWS_REGION": "eu-north-1"}
+        for name, value in {**settings, "AWS_SKIP_SIGNATURE": "true", "GOOGLE_SKIP_SIGNATURE": "true"}.items():
+            monkeypatch.setenv(name, value)
+        assert ObjectStore(f"{scheme}://{BUCKET}/train").reach().endswith("cat/1.jpg is there")
