@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import tarfile
 import tempfile
 import time
 from collections import OrderedDict
@@ -40,6 +39,7 @@ from csd_engine.cache.segments import ENTRY
 from csd_engine.kernels import kernel
 from csd_engine.machine.sizes import size_text
 from ddlp import Cache, DDLPLoader, ImageArrays
+from ddlp.bench.contenders import write_tar
 from ddlp.sampledata import make_imagefolder
 from ddlp.sources.host.native import Rows
 from ddlp.transfer.memory_pool import MemoryPool
@@ -152,9 +152,8 @@ def _tbl_raw(options: argparse.Namespace, dataset: ImageFolder, home: Path) -> C
     except ImportError:
         raise SystemExit("--peer needs TurboLoader: pip install turboloader") from None
     crops, archive, file = options.point == "pixels", home / "images.tar", str(home / "images.tbl")
-    with tarfile.open(archive, "w") as tar:
-        for number, (path, _) in enumerate(dataset.samples):
-            tar.add(path, f"{number:06}.jpg")
+    with archive.open("wb") as stream:
+        write_tar(stream, [path for path, _ in dataset.samples])
     side = options.size * 8 // 7 if crops else options.size
     turboloader.preprocess_to_tbl(str(archive), file, side, num_workers=1)
     loader = turboloader.TblRawImageLoader(

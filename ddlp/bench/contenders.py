@@ -18,9 +18,9 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -252,6 +252,13 @@ def _spdl(work: Work) -> Iterator[Any]:
         yield from pipeline
 
 
+def write_tar(stream: IO[bytes], paths: Iterable[str]) -> None:
+    """Write images into a TAR archive, in this order, as TurboLoader reads them."""
+    with tarfile.open(fileobj=stream, mode="w") as tar:
+        for position, path in enumerate(paths):
+            tar.add(path, f"{position:06}.jpg")
+
+
 def _turboloader(work: Work) -> Iterator[Any]:
     """TurboLoader's fused pass over a TAR file: it decodes the crop's window alone.
 
@@ -262,9 +269,8 @@ def _turboloader(work: Work) -> Iterator[Any]:
 
     files = _files(work)
     archive = os.memfd_create("turboloader")  # in memory, like the other contenders' files; it goes with the process
-    with os.fdopen(os.dup(archive), "wb") as stream, tarfile.open(fileobj=stream, mode="w") as tar:
-        for position, (path, _) in enumerate(files):
-            tar.add(path, f"{position}.jpg")
+    with os.fdopen(os.dup(archive), "wb") as stream:
+        write_tar(stream, [path for path, _ in files])
     labels = torch.tensor([label for _, label in files])
     loader = turboloader.DataLoader(
         f"/proc/self/fd/{archive}", work.batch, image_size=224, train_aug=True, transform=turboloader.ImageNetNormalize(),
