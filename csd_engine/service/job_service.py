@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import logging
 import os
 import time
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 from csd_engine.batchfile.reader import Layout, file_name
 from csd_engine.data.base import ARRAY, MANIFEST
@@ -37,6 +38,7 @@ __all__ = ["RETIRES", "JobService"]
 RETIRES = "the engine retires"  # how the note of its status begins then
 _LOG = logging.getLogger("csd_engine")
 _FULL_DISK_PAUSE_S = 1.0
+_MOST_EXPECTED = 8  # leases whose samples a worker may request before their turn
 _MAX_OPEN_JOBS = 256
 _MAX_JOBS_OF_HOST = 64
 _MAX_DESCRIPTION_BYTES = 16 << 20  # of one host's jobs, as JSON; one with a thousand parts takes 0.3 MB
@@ -444,19 +446,27 @@ class JobService:
 
     def _bring_forward(self, number: int) -> None:
         """Make the lease that a worker expects the next one; without it, one that no other worker expects."""
-        expected = [worker.following for worker in self._workers]
+        own = self._workers[number].following
         for job in self._queue.of():
-            if job.requested and (work := job.next_for(expected, number)) is not None:
+            if job.requested and (work := next(iter(job.queued(own)), None) or job.unexpected(self._expected())) is not None:
                 job.bring_forward(work)
 
+    def _expected(self) -> Iterator[Work]:
+        return itertools.chain.from_iterable(worker.following for worker in self._workers)
+
     def _announce(self) -> None:
-        """Have busy workers request the samples of the leases that come next, each of another one."""
-        for number, worker in enumerate(() if self._retires else self._workers):
-            if worker.lease is None or not worker.lease[0].requested:
-                continue
-            job = worker.lease[0]
-            work = job.next_for([one.following for one in self._workers], number)
-            if work is not None and work is not worker.following:
+        """Have busy workers request the samples of the leases that come next, each of others; who expects least is the next."""
+        busy: List[Tuple[WorkerProcess, Job]] = []
+        for worker in () if self._retires else self._workers:
+            if worker.lease is not None and worker.lease[0].requested:
+                worker.following = worker.lease[0].queued(worker.following)
+                busy.append((worker, worker.lease[0]))
+        while busy:
+            worker, job = min(busy, key=lambda one: len(one[0].following))
+            work = job.unexpected(self._expected()) if len(worker.following) < _MOST_EXPECTED else None
+            if work is None:
+                busy.remove((worker, job))
+            else:
                 worker.expect(job, work)
 
     def _next_lease(self, number: int) -> Optional[Tuple[Job, Work]]:

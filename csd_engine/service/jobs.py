@@ -15,7 +15,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Tuple
 
 from csd_engine.batchfile.reader import Layout
 from csd_engine.protocol.codec import Lease, Probe
@@ -181,16 +181,12 @@ class Job:
         self.queue.append(work.lease.lease)
         self._count(work, 1)
 
-    def next_for(self, expected: Sequence[Optional[Work]], worker: int) -> Optional[Work]:
-        """Return the lease of the queue that a worker should get: the one that it expects, else the first that nobody expects.
+    def queued(self, leases: Iterable[Work]) -> List[Work]:
+        """Return those of these leases that are in the queue, in their order."""
+        return [work for work in leases if work.state is LeaseState.QUEUED and self.work.get(work.lease.lease) is work]
 
-        Args:
-            expected: what each worker expects: it has been told of this lease, and has requested its samples.
-            worker: its place there.
-        """
-        own = expected[worker]
-        if own is not None and own.state is LeaseState.QUEUED and self.work.get(own.lease.lease) is own:
-            return own
+    def unexpected(self, expected: Iterable[Work]) -> Optional[Work]:
+        """Return the first lease of the queue that is none of these, which workers expect. None: there is none."""
         told = set(map(id, expected))
         return next((work for work in map(self.work.__getitem__, self.queue) if id(work) not in told), None)
 

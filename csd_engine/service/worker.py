@@ -234,7 +234,7 @@ class Worker:
         self._charged_until = time.monotonic()  # the time before was idle, or a report has told of it
         self._reported_s = 0.0  # when the progress of the lease at work was told
         self._fetches: Optional[LeaseFetches] = None  # of the lease at work
-        self._ahead: Optional[LeaseFetches] = None  # of the lease that is probably the next one
+        self._ahead: Dict[int, LeaseFetches] = {}  # by lease: of those that are probably the next ones, in their order
 
     def run(self) -> None:
         """Work until the pipe closes."""
@@ -328,8 +328,7 @@ class Worker:
             self._close(job)
 
     def _close(self, job: _OpenJob) -> None:
-        if self._ahead is not None and self._ahead.reader is job.reader:
-            self._drop_ahead()
+        self._drop_ahead(lambda _, fetches: fetches.reader is job.reader)
         job.reader.close()
         job.directory.close()
         if self._shelves is not None and job.cache is not None:
@@ -430,7 +429,7 @@ class Worker:
     ) -> Generator[Tuple[slice, Optional[Reader]], None, None]:
         """Yield the parts of a lease whose samples are at hand, in their order, with a reader of them until the next part.
 
-        Samples of an object storage are requested a few parts ahead, and then those of the next lease. All others need no
+        Samples of an object storage are requested a few parts ahead, and then those of the next leases. All others need no
         bringing: the lease is one part, and the reader None. ``lease``: None for a probe.
 
         Raises:
@@ -440,7 +439,7 @@ class Worker:
         if not job.reader.slow:
             yield slice(0, len(sources)), None
             return
-        fetches = self._fetches = self._next_fetches(job, sources)
+        fetches = self._fetches = self._next_fetches(job, sources, lease)
         try:
             while fetches.left:
                 self._request()
@@ -458,35 +457,41 @@ class Worker:
             self._fetches = None
             fetches.close()
 
-    def _next_fetches(self, job: _OpenJob, sources: np.ndarray) -> LeaseFetches:
-        """Return the fetches of these samples. They may have begun while the lease before was at work."""
-        found, self._ahead = self._ahead, None
-        if found is not None:
-            if found.reader is job.reader and np.array_equal(found.sources, sources):
+    def _next_fetches(self, job: _OpenJob, sources: np.ndarray, lease: Optional[int]) -> LeaseFetches:
+        """Return the fetches of these samples. Those of a lease may have begun while an earlier one was at work."""
+        if lease is not None:
+            self._drop_ahead(lambda _, fetches: fetches.reader is not job.reader)
+            found = self._ahead.pop(lease, None)
+            if found is not None and np.array_equal(found.sources, sources):
                 return found
-            found.close()
+            if found is not None:
+                found.close()
         return LeaseFetches(job.reader, sources, job.cache)
 
     def _note_next(self, command: Dict[str, Any]) -> None:
-        """Request the samples of the lease that is probably the next one, once all of the lease at work are requested."""
+        """Request the samples of a lease that is probably one of the next, once all of the lease at work are requested."""
         job = self._jobs.get(command["job"])
         if isinstance(job, _OpenJob) and job.reader.slow:
-            self._drop_ahead()
-            self._ahead = LeaseFetches(job.reader, np.array(command["sources"], dtype=np.int64), job.cache)
+            still = set(command["following"]) - {command["lease"]}
+            self._drop_ahead(lambda lease, fetches: lease not in still or fetches.reader is not job.reader)
+            sources = np.array(command["sources"], dtype=np.int64)
+            self._ahead[command["lease"]] = LeaseFetches(job.reader, sources, job.cache)
             self._request()
 
     def _request(self) -> None:
-        """Request what the lease at work needs, then what the next one needs. Raises DatasetError for the one at work."""
-        if (self._fetches is None or self._fetches.begin(ahead=False)) and self._ahead is not None:
-            try:
-                self._ahead.begin(ahead=True)
-            except Exception:  # the lease itself will tell
-                self._drop_ahead()
+        """Request what the lease at work needs, then what the next ones need. Raises DatasetError for the one at work."""
+        if self._fetches is not None and not self._fetches.begin(ahead=False):
+            return
+        try:
+            all(fetches.begin(ahead=True) for fetches in self._ahead.values())
+        except Exception:  # the lease itself will tell
+            self._drop_ahead(lambda *_: True)
 
-    def _drop_ahead(self) -> None:
-        if self._ahead is not None:
-            self._ahead.close()
-            self._ahead = None
+    def _drop_ahead(self, drop: Callable[[int, LeaseFetches], bool]) -> None:
+        for lease, fetches in list(self._ahead.items()):
+            if drop(lease, fetches):
+                del self._ahead[lease]
+                fetches.close()
 
     def _goes_on(self, lease: Optional[int], until: float) -> bool:
         """Return whether it is not that late. Raises _Cancelled."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -65,7 +66,7 @@ class WorkerProcess:
         self._start_took_s = 0.0
         self.lease: Optional[Tuple[Job, Work]] = None
         self.probe: Optional[Tuple[Job, Probe]] = None
-        self.following: Optional[Work] = None  # the lease that it has been told to expect
+        self.following: List[Work] = []  # the leases that it has been told to expect, in their order
         self._last_report_s = time.monotonic()
         self._cancelled_s: Optional[float] = None
 
@@ -135,7 +136,8 @@ class WorkerProcess:
 
     def begin(self, job: Job, work: Work, begun: bool) -> None:
         """Give it a lease. `begun`: a recycled file is in place, which the worker overwrites."""
-        self.lease, self.following, self._cancelled_s = (job, work), None, None
+        later = itertools.dropwhile(lambda one: one is not work, self.following)
+        self.lease, self.following, self._cancelled_s = (job, work), list(later)[1:], None
         self._last_report_s = self._begun_s = time.monotonic()
         self._send_job(job)
         lease = work.lease
@@ -145,9 +147,12 @@ class WorkerProcess:
         )  # fmt: skip
 
     def expect(self, job: Job, work: Work) -> None:
-        """Let it request the samples of a lease that it will probably get after the one at work, which is of the same job."""
-        self.following = work
-        self._send(do="next", job=job.key, sources=[index for index, _ in work.lease.items])
+        """Let it request the samples of a lease that it will probably get after `following`, of the job of the one at work."""
+        self.following.append(work)
+        self._send(
+            do="next", job=job.key, lease=work.lease.lease, sources=[index for index, _ in work.lease.items],
+            following=[one.lease.lease for one in self.following],
+        )  # fmt: skip
 
     def begin_probe(self, job: Job, probe: Probe) -> None:
         """Give it a probe."""

@@ -17,11 +17,11 @@ from csd_engine.data.concat import ConcatSet
 from csd_engine.errors import DatasetError
 from csd_engine.protocol import codec as say
 
-__all__ = ["Parcels", "carried"]
+__all__ = ["MOST_AHEAD", "Parcels", "carried"]
 
 _LOG = logging.getLogger("ddlp")
 _MOST_ASKED = 64  # questions that wait; an engine that means well has a few
-_AHEAD = 2  # leases
+MOST_AHEAD = 8  # leases whose samples are requested before the engine asks for them
 _ROOM_S = 0.01  # between two looks whether the engine has read what was sent
 
 Failed = Callable[[int, str], None]
@@ -143,7 +143,7 @@ class Parcels:
 
     def _request_ahead(self) -> None:
         """Request the samples of the next leases, if they come from object storage: the engine asks for a lease at a time."""
-        expected = tuple(self._samples.items())[:_AHEAD]
+        expected = tuple(self._samples.items())[:MOST_AHEAD]
         self._drop(self._coming.keys() - dict(expected))
         with contextlib.suppress(Exception):  # the lease itself will tell
             for lease, indices in expected:

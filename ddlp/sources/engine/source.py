@@ -43,7 +43,7 @@ from ddlp.sources.engine.events import (
 )
 from ddlp.sources.engine.fetch import BatchFetcher
 from ddlp.sources.engine.job import JobHandle
-from ddlp.sources.engine.parcels import carried
+from ddlp.sources.engine.parcels import MOST_AHEAD, carried
 from ddlp.sources.engine.parity_bisect import first_difference
 from ddlp.sources.host.native import fresh_rows, prepare_item
 from ddlp.sources.host.replacing import confirmed_bad, replace_samples
@@ -54,6 +54,7 @@ from ddlp.translate.user_operators import by_name, operator_files, put_operators
 
 PROBES = 4  # samples whose bits both sides compare before the first lease
 MOST_WORKERS = 1024  # of a device: each has a lease of its own at a time, whatever the device says
+_SAMPLES_AHEAD = 128  # of a slow storage, for each worker
 _MOST_BUSY_S = 600.0  # of a batch for another rank, which this host has not seen being made
 _MOST_REASONS = 4  # of failed leases that are told in an epoch; further ones are as good as known
 LOOK_S = 0.5  # between two looks at the pool
@@ -342,8 +343,9 @@ class EngineSource:
             job.handle.close()
             raise
         workers = min(max(1, welcome.workers), MOST_WORKERS)
-        # A worker that requests objects begins with those of its next lease.
-        ahead = workers if dataset.urls() else 1
+        # Who requests objects, a worker there or this host for it, begins with those of the next leases.
+        slow = bool(dataset.urls()) or dataset.carried and spec.reader.slow
+        ahead = workers * min(MOST_AHEAD, math.ceil(_SAMPLES_AHEAD / layout.batch)) if slow else 1
         return job, Capacity(
             max(1, quota // ranks), workers, "spool" if place.shared else "stream", place.node, dataset.carried, ahead
         )

@@ -285,27 +285,21 @@ def test_a_jobs_counts_follow_every_step():
     assert (job.wants, job.holds, job.unfetched, list(job.queue)) == ((0, 0), (0, 0), 0, [])
 
 
-def test_each_worker_gets_the_lease_that_it_expects():
-    """Its samples have been requested by that worker. The order of the rest stays."""
+def test_leases_that_workers_expect():
+    """Their samples have been requested by those workers. The order of the rest stays."""
     scene = Scene(LARGE, 2)
     job = scene.job("a")
     scene.ask(job, 4)
     first, second, third, fourth = (job.work[number] for number in job.queue)
-    assert job.next_for([None, None], 0) is first
-    assert job.next_for([first, None], 1) is second
-    assert job.next_for([first, second], 1) is second
-    assert job.next_for([second, third], 0) is second
-    assert job.next_for([fourth, None], 1) is first
+    assert job.unexpected([]) is first and job.unexpected([first]) is second and job.unexpected([second, fourth]) is first
+    assert job.unexpected([first, second, third, fourth]) is None
 
-    work = job.next_for([first, second], 1)
-    job.bring_forward(work)
+    job.bring_forward(second)
     scene.begin()
-    assert work.state is LeaseState.WORKING and list(job.queue) == [one.lease.lease for one in (first, third, fourth)]
-    assert job.next_for([first, second], 1) is third  # what it expected is at work
-    job.drop(first)
-    assert job.next_for([first, third], 0) is fourth  # it was cancelled
-    job.drop(fourth)
-    assert job.next_for([None, third], 0) is None  # the last one; it goes to whoever asks first
+    assert second.state is LeaseState.WORKING and list(job.queue) == [one.lease.lease for one in (first, third, fourth)]
+    job.drop(first)  # it was cancelled
+    assert job.queued([fourth, first, second, third]) == [fourth, third]
+    assert job.unexpected([first, third]) is fourth
 
 
 def test_stock_leaves_room_for_those_who_take_each_batch_at_once():

@@ -61,9 +61,9 @@ def start(theirs, tmp_path, monkeypatch) -> Iterator[Callable[..., EngineProcess
         one.end()
 
 
-def loader_of(dataset: Any, engine: EngineProcess, strategy: str = "csd", **options: Any) -> DDLPLoader:
+def loader_of(dataset: Any, engine: EngineProcess, strategy: str = "csd", batch: int = 4, **options: Any) -> DDLPLoader:
     device = Device(engine.address, str(engine.keys))
-    return DDLPLoader(dataset, 4, shuffle=True, seed=3, strategy=strategy, csd=device, **options)
+    return DDLPLoader(dataset, batch, shuffle=True, seed=3, strategy=strategy, csd=device, **options)
 
 
 def objects(server: ObjectServer, transform: Any = RANDOM) -> ImageObjects:
@@ -117,6 +117,19 @@ def test_the_host_requests_the_next_leases_of_an_engine_that_may_not(server, sta
     assert loader.report().batches_csd == len(loader)
     assert server.most >= 7  # 4 of each lease, and the last one has a sample
     assert len(keys(server)) == 2 * (41 + 2 * 4)  # 4 are probed, here and there
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_small_leases_are_requested_several_ahead(server, theirs, start, root, allowed):
+    """By the engine, or by the host for it."""
+    engine = start("--root", TRAIN if allowed else str(root))
+    asked = theirs if allowed else server
+    loader = loader_of(objects(server), engine, batch=1)
+    asked.latency_s = 0.1
+    assert sorted(label for _, labels in loader for label in labels.tolist()) == sorted(ImageFolder(str(root)).targets)
+    assert loader.report().batches_csd == 41
+    assert asked.most >= 6  # of 8 at first; one lease ahead would be 2
+    assert len(keys(asked)) <= 41 + 10  # and the probes'
 
 
 @pytest.mark.parametrize("transform", [RANDOM, DETERMINISTIC])
