@@ -44,7 +44,7 @@ RUNS = (  # those that fork come first, before torch has started threads
         ["--small", "--workers", "1", "--strategy", "dataloader", "wrr", "--epochs", "2", "--evaluate-beside"],
         1,
     ),
-    ("train_detection", ["--small", "--workers", "1", "--strategy", "dataloader", "wrr"], 1),
+    ("train_detection", ["--small", "--workers", "1", "--strategy", "dataloader", "wrr", "--epochs", "2"], 1),
     ("train_audio", ["--small", "--workers", "1", "--strategy", "dataloader", "wrr", "--pool", "1", "--epochs", "2"], 1),
     ("train_dali", ["--small", "--workers", "1", "--strategy", "cpu"], 1),
     ("bottleneck_study", ["--small"], 1),
@@ -155,7 +155,7 @@ def test_train_detection_trains_or_says_in_a_line_what_is_missing(home: Path, pr
     assert status(printed, "train_detection") == 0, printed[-4000:]
     torchs, wrr = report(home, "train_detection")["runs"]
     for one in (torchs, wrr):
-        check_run(one, 16)
+        check_run(one, 16, epochs=2)  # the host may have made all of the first one before the engine is there
         assert one["score"] == "mAP"
     assert torchs["backend"] == "torch" and wrr["figures"]["csd_share"] > 0
 
