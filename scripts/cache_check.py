@@ -84,6 +84,7 @@ def main() -> None:
             data = Path(home, "images")
             data.mkdir()
             make_imagefolder(data, options.images, mean_kb=110)
+            time.sleep(2)  # no file that was changed in the last two seconds is kept
         if options.point == "quota":
             return _quota(options, data, Path(home, "cache"))
         clock = time.perf_counter if options.clock == "wall" else time.process_time
