@@ -10,7 +10,7 @@ import pytest
 from csd_engine.__main__ import main
 from csd_engine.data.objects.environment import load_environment
 from csd_engine.errors import StorageRefused
-from tests.engine_process import EngineProcess
+from tests.engine_process import EngineProcess, until
 
 SECRET = "not/to+be=seen=anywhere=="
 
@@ -108,7 +108,8 @@ def test_an_engine_s_workers_have_it(tmp_path: Path) -> None:
     engine = EngineProcess(tmp_path / "engine", "--root", str(tmp_path / "data"), "--environment", path, "--log-level", "debug")
     try:
         (worker,) = engine.children()
-        assert f"AWS_SECRET_ACCESS_KEY={SECRET}\0".encode() in Path(f"/proc/{worker}/environ").read_bytes()
+        told = f"AWS_SECRET_ACCESS_KEY={SECRET}\0".encode()
+        until(lambda: told in Path(f"/proc/{worker}/environ").read_bytes(), 10, "it")  # not there before the worker's exec
     finally:
         engine.end()
     assert SECRET not in engine.log
