@@ -84,7 +84,7 @@ def main() -> None:
             data = Path(home, "images")
             data.mkdir()
             make_imagefolder(data, options.images, mean_kb=110)
-            time.sleep(2)  # no file that was changed in the last two seconds is kept
+            time.sleep(2.5)  # no file that was changed in the last two seconds is kept
         if options.point == "quota":
             return _quota(options, data, Path(home, "cache"))
         clock = time.perf_counter if options.clock == "wall" else time.process_time
@@ -138,7 +138,6 @@ def _quota(options: argparse.Namespace, data: Path, directory: Path) -> None:
     order = _Noted(len(dataset))
     loader = DDLPLoader(dataset, BATCH, sampler=order, num_workers=1, cache=Cache(directory, quota))
     hits = []
-    time.sleep(2.5)  # images that were made just now are not kept yet
     for _ in range(1 + options.rounds):
         for _batch in loader:
             pass
