@@ -1,9 +1,8 @@
-"""What all benchmarks share: turns, medians and spread, pinning to CPUs, fresh processes, facts of the machine, output."""
+"""What all benchmarks share: turns, medians and spread, fresh processes, facts of the machine, output."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime
 import functools
 import importlib.metadata
@@ -15,9 +14,8 @@ import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,9 +25,8 @@ from ddlp.errors import DDLPError
 from ddlp.process.output_file import try_file
 
 __all__ = [
-    "Aim", "BenchFailed", "Say", "Terminated", "add_output", "alternate", "child", "cpu_s", "emit",
-    "end_on_sigterm", "family", "machine", "machine_line", "pinned", "ratios", "rotated", "say", "spread", "try_output",
-    "two_cpus", "user_environment",
+    "Aim", "BenchFailed", "Say", "Terminated", "add_output", "alternate", "child", "emit", "end_on_sigterm", "machine",
+    "machine_line", "ratios", "rotated", "say", "spread", "try_output", "two_cpus", "user_environment",
 ]  # fmt: skip
 
 Say = Callable[[str], None]
@@ -112,51 +109,12 @@ def alternate(
     return figures
 
 
-@contextmanager
-def pinned(*cpus: int) -> Iterator[None]:
-    """Run this process, and those that it starts, on these CPUs, and with one torch thread."""
-    import torch
-
-    before, threads = os.sched_getaffinity(0), torch.get_num_threads()
-    os.sched_setaffinity(0, cpus)
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-        torch.set_num_threads(threads)
-
-
 def two_cpus() -> tuple[int, int]:
     """Return the first two CPUs that this process may use. Raises BenchFailed if there is only one."""
     usable = sorted(os.sched_getaffinity(0))
     if len(usable) < 2:
         raise BenchFailed(f"this process may use CPU {usable[0]} alone: two are needed, one for each side.")
     return usable[0], usable[1]
-
-
-def family(pid: int) -> list[int]:
-    """Return the ids of a process and all its descendants that still run, from /proc."""
-    children: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError):
-                parent = int(Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[1])
-                children.setdefault(parent, []).append(int(entry))
-    found = [pid]
-    for one in found:  # grows during the loop
-        found += children.get(one, [])
-    return found
-
-
-def cpu_s(pids: Sequence[int]) -> float:
-    """Return the processor seconds of these processes so far, of all their threads. Ended processes count as 0."""
-    ticks = 0
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def user_environment() -> dict[str, str]:

@@ -27,7 +27,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from ddlp.bench import data
-from ddlp.bench.common import cpu_s, family
+from ddlp.process.cores import cpu_s, family, ran_on
 
 AHEAD = 8  # batches before the clock starts: more than any contender prefetches
 
@@ -83,10 +83,11 @@ def measure(work: Work) -> dict[str, float]:
     for _ in range(AHEAD):
         next(batches)
     everybody = family(os.getpid())
-    spent, began = cpu_s(everybody), time.monotonic()
-    for _ in range(timed):
-        next(batches)
-    ended = time.monotonic()
+    with ran_on(os.sched_getaffinity(0)):
+        spent, began = cpu_s(everybody), time.monotonic()
+        for _ in range(timed):
+            next(batches)
+        ended = time.monotonic()
     return {"samples": timed * work.batch, "began": began, "ended": ended, "cpu_seconds": cpu_s(everybody) - spent}
 
 

@@ -38,6 +38,7 @@ from ddlp.deploy.shell import Shell
 from ddlp.devices import address_book as book
 from ddlp.devices.device import Device
 from ddlp.errors import DDLPError
+from ddlp.process.cores import pinned
 from ddlp.sources.engine.device_link import link_to
 from ddlp.sources.engine.embedded import EmbeddedOptions
 from ddlp.sources.engine.events import EngineEvent, EngineLost, LeaseFailed, LeasePublished
@@ -149,10 +150,9 @@ def _local(cpu: int | None) -> Iterator[Place]:
         return answer
 
     try:
-        os.sched_setaffinity(0, set(usable) - {core} or {core})
-        yield Place(f"this computer, core {core}", engine.link, images, bare, os.path.abspath, [core], plain.link)
+        with pinned(*(set(usable) - {core} or {core}), engine=(core,)):
+            yield Place(f"this computer, core {core}", engine.link, images, bare, os.path.abspath, [core], plain.link)
     finally:
-        os.sched_setaffinity(0, usable)
         engine.release()
         plain.release()
 

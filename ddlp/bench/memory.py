@@ -21,8 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from ddlp.bench.common import Aim, BenchFailed, add_output, alternate, emit, family, say, spread, user_environment
+from ddlp.bench.common import Aim, BenchFailed, add_output, alternate, emit, say, spread, user_environment
 from ddlp.bench.data import MEANS_KB, add_data, ensure_data
+from ddlp.process.cores import family
 
 PEER = "DataLoader"
 STRATEGIES = {"DDLPLoader, cpu": "cpu", "DDLPLoader, wrr with its engine": "wrr"}

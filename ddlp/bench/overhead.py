@@ -27,9 +27,10 @@ from torchvision import transforms
 
 from csd_engine.batchfile.reader import Layout
 from csd_engine.batchfile.writer import BatchWriter
-from ddlp.bench.common import Aim, add_output, cpu_s, emit, family, ratios, say, spread
+from ddlp.bench.common import Aim, add_output, emit, ratios, say, spread
 from ddlp.datasets import ImageArrays
 from ddlp.loader import DDLPLoader
+from ddlp.process.cores import cpu_s, family
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.rates import Rates
 from ddlp.schedule.strategies import STRATEGIES, Strategy

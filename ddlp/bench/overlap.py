@@ -27,9 +27,10 @@ from torch.utils.data import DataLoader, Subset
 
 from ddlp.bench import data
 from ddlp.bench.bare import Bare, Timed, both_at_once, delivered_as
-from ddlp.bench.common import Aim, BenchFailed, add_output, emit, pinned, ratios, rotated, say, spread, two_cpus
+from ddlp.bench.common import Aim, BenchFailed, add_output, emit, ratios, rotated, say, spread, two_cpus
 from ddlp.bench.metronome import Metronome
 from ddlp.loader import DDLPLoader
+from ddlp.process.cores import pinned
 from ddlp.schedule.strategies import STRATEGIES
 
 Speeds = tuple[float, float]  # of the host's and of the engine's core, the metronome's samples a second
@@ -238,7 +239,7 @@ def contender(name: str, options: argparse.Namespace, engine: Bare, slowdown: fl
     if name in PEERS:
         engine.go()
         try:
-            with pinned(options.host_cpu):
+            with pinned(options.host_cpu, engine=(options.csd_cpu,)):
                 workers = PEERS.index(name)
                 ahead: dict[str, Any] = {"prefetch_factor": 4} if workers else {}
                 loader = DataLoader(
@@ -248,7 +249,7 @@ def contender(name: str, options: argparse.Namespace, engine: Bare, slowdown: fl
         finally:
             engine.result()
     os.environ["DDLP_ENGINE_CPUS"], os.environ["DDLP_ENGINE_SLOWDOWN"] = str(options.csd_cpu), repr(slowdown)
-    with pinned(options.host_cpu):
+    with pinned(options.host_cpu, engine=(options.csd_cpu,)):
         output: dict[str, Any] = {"output": options.output, "memory_format": delivered_as(options.output)}
         loader = DDLPLoader(dataset, options.batch, shuffle=True, strategy=name, seed=0, **output)
         epoch(loader, accelerator_s)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import statistics
 import sys
@@ -20,6 +21,7 @@ from typing import Any
 
 from ddlp.bench.common import Aim, add_output, alternate, child, emit, ratios, say, spread, two_cpus
 from ddlp.bench.data import MEANS_KB, add_data, ensure_data
+from ddlp.process.cores import ran_on
 
 PEER = "DataLoader"
 STRATEGIES = {"DDLPLoader, cpu": "cpu", "DDLPLoader, wrr": "wrr"}
@@ -143,10 +145,11 @@ def main() -> None:
     images = _images(Path(work["directory"]), work["files"])
     loader: Any = DataLoader if work["strategy"] is None else partial(DDLPLoader, strategy=work["strategy"])
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    began = time.perf_counter()
-    batches = iter(loader(images, work["batch"], shuffle=True, num_workers=work["workers"]))
-    next(batches)
-    seconds = time.perf_counter() - began
+    with ran_on(os.sched_getaffinity(0)):
+        began = time.perf_counter()
+        batches = iter(loader(images, work["batch"], shuffle=True, num_workers=work["workers"]))
+        next(batches)
+        seconds = time.perf_counter() - began
     grown_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     print(json.dumps({"seconds": seconds, "grown_mb": grown_kb * 1.024e-3}), flush=True)
 

@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader, Subset
 from ddlp.bench import data
 from ddlp.bench.common import Aim, BenchFailed, add_output, emit, ratios, rotated, say, spread
 from ddlp.loader import DDLPLoader
+from ddlp.process.cores import pinned
 from ddlp.schedule.strategies import called
 from ddlp.sources.engine.shared_engines import acquire
 
@@ -129,7 +130,7 @@ def measure(options: argparse.Namespace) -> Result:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     result = Result(name, options.model, options.batch, options.batches, host_cpus, engine_cpus)
     result.lines = [Line(name) for name in (BASELINE, *STRATEGIES)]
-    with _on(host_cpus), _engine():
+    with pinned(*host_cpus, engine=engine_cpus, threads=len(host_cpus)), _engine():
         step = training(options.model, device)
         candidates = options.workers or [hosts, 2 * hosts]
         speeds = {
@@ -159,18 +160,6 @@ def measure(options: argparse.Namespace) -> Result:
                     line.csd.append(report.batches_csd / options.batches)
                 say(f"round {k + 1}/{options.rounds}  {line.name:12} {line.rates[-1]:8.1f} samples/s, bound {bound:.1f}")
     return result
-
-
-@contextmanager
-def _on(cpus: Iterable[int]) -> Iterator[None]:
-    before, threads = os.sched_getaffinity(0), torch.get_num_threads()
-    os.sched_setaffinity(0, set(cpus))
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-        torch.set_num_threads(threads)
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import queue
 import resource
 import statistics
@@ -31,6 +30,7 @@ from csd_engine.service.worker_process import child_environment
 from csd_engine.transforms import Pipeline
 from ddlp.bench.common import add_output, emit
 from ddlp.datasets import ImageArrays
+from ddlp.process.cores import cpu_s
 from ddlp.sources.engine.dataset_upload import DatasetUpload
 from ddlp.sources.engine.events import EngineEvent, LeaseFailed, LeasePublished
 from ddlp.sources.engine.fetch import BatchFetcher
@@ -149,11 +149,11 @@ def _measure(link: EngineLink, engine: int, batch: int, size: int, batches: int)
             for _ in range(batches + 1):
                 lease += 1
                 path = published(lease)
-                began, own, theirs = time.perf_counter(), _own_cpu_s(), _cpu_s(engine)
+                began, own, theirs = time.perf_counter(), _own_cpu_s(), cpu_s([engine])
                 bring(path, lease)
                 seconds.append(time.perf_counter() - began)
                 host += _own_cpu_s() - own
-                device += _cpu_s(engine) - theirs
+                device += cpu_s([engine]) - theirs
                 job.release(lease)
             del seconds[0]  # the first turn makes the buffers
             median = statistics.median(seconds)
@@ -167,9 +167,3 @@ def _measure(link: EngineLink, engine: int, batch: int, size: int, batches: int)
 def _own_cpu_s() -> float:
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
-
-
-def _cpu_s(pid: int) -> float:
-    """Return the processor seconds of a process and all its threads: libzmq encrypts in a thread of its own."""
-    ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(ticks[11]) + int(ticks[12])) / os.sysconf("SC_CLK_TCK")

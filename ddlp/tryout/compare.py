@@ -15,16 +15,17 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader, Dataset, SubsetRandomSampler
 from tqdm import tqdm
 
 from csd_engine.errors import EngineError
 from csd_engine.kernels import why_not
-from ddlp.bench.common import pinned, rotated, say
+from ddlp.bench.common import rotated, say
 from ddlp.errors import DDLPError
 from ddlp.loader import DDLPLoader
+from ddlp.process.cores import ProcessUse, pinned
 from ddlp.schedule.strategies import called
 from ddlp.sources.host.torch_workers import samples_in
 from ddlp.tryout.comparison import Comparison, Row
@@ -124,6 +125,14 @@ class _Progress:
         self._bar.update(done - self._bar.n)
 
 
+class _Epoch(NamedTuple):
+    """An epoch as it was measured: images a second, the part of the time that training waited, and what ran on which CPUs."""
+
+    rate: float
+    waited: float
+    used: list[ProcessUse]
+
+
 class _Comparing:
     """One comparison under way."""
 
@@ -183,7 +192,7 @@ class _Comparing:
         """Indices from all over the set, as many as DataLoader prepares in a turn. Raises DDLPError if one takes too long."""
         self._doing("how long an image takes")
         total = len(self._dataset)
-        with pinned(self._cores.host):
+        with self._pinned((self._cores.host,)):
             self._dataset[0]  # the first image takes longer, so it is not measured
             began, done = time.monotonic(), 0
             while done < 3 or (done < total and time.monotonic() - began < self._turn_s / 2):
@@ -212,9 +221,9 @@ class _Comparing:
     def _rate(self, doing: str, loader: DDLPLoader) -> float:
         """Images a second without a training step, after an epoch that reads the files and starts the engine."""
         self._doing(doing)
-        rate, _ = self._epoch(loader, (self._cores.host,), self._ring, 0.0)
+        rate = self._epoch(loader, (self._cores.host,), self._ring, 0.0).rate
         for _ in range(2):
-            rate, _ = self._epoch(loader, (self._cores.host,), self._ring * self._times(rate), 0.0)
+            rate = self._epoch(loader, (self._cores.host,), self._ring * self._times(rate), 0.0).rate
         return rate
 
     def _dataloader(self, found: Comparison, cpus: Sequence[int], workers: Sequence[int]) -> Callable[[], None]:
@@ -229,10 +238,10 @@ class _Comparing:
             )  # fmt: skip
             try:
                 self._order.clear()
-                with _ctrl_c_waits():
-                    iter(loader)  # starts the workers; they stay
+                with self._pinned(cpus), _ctrl_c_waits():
+                    iter(loader)  # starts the workers; they stay, on these CPUs
                 self._epoch(loader, cpus, self._ring[: 2 * self._batch_size], 0.0)
-                rates[number], _ = self._epoch(loader, cpus, self._ring, found.step_s)
+                rates[number] = self._epoch(loader, cpus, self._ring, found.step_s).rate
             except RuntimeError as error:  # /dev/shm is too small for its workers' batches, TMPDIR too long for their sockets
                 if not number:
                     raise
@@ -256,17 +265,18 @@ class _Comparing:
 
     def _turn(self, row: Row, loader: DataLoader, cpus: Sequence[int], rate: float, step_s: float) -> None:
         """An epoch of a turn's length; ``rate``: what is expected."""
-        rate, waited = self._epoch(loader, cpus, self._ring * self._times(rate), step_s)
-        row.rates.append(rate)
-        row.waited.append(waited)
+        measured = self._epoch(loader, cpus, self._ring * self._times(rate), step_s)
+        row.rates.append(measured.rate)
+        row.waited.append(measured.waited)
+        row.used = measured.used
         made = loader.report() if isinstance(loader, DDLPLoader) else None
         row.by_engine.append(0.0 if made is None else made.batches_csd / (made.batches_cpu + made.batches_csd))
 
-    def _epoch(self, loader: DataLoader, cpus: Sequence[int], order: Sequence[int], step_s: float) -> tuple[float, float]:
-        """Train on these images; returns images a second, and the part of the time that training waited."""
+    def _epoch(self, loader: DataLoader, cpus: Sequence[int], order: Sequence[int], step_s: float) -> _Epoch:
+        """Train on these images. Raises WrongCores if anything else than these CPUs and the engine's was used."""
         self._order[:] = order
         samples, waited_s = 0, 0.0
-        with pinned(*cpus):
+        with self._pinned(cpus) as used:
             began = asked = time.monotonic()
             for batch in loader:
                 waited_s += time.monotonic() - asked
@@ -274,4 +284,8 @@ class _Comparing:
                 time.sleep(step_s)
                 asked = time.monotonic()
             ended = time.monotonic()
-        return samples / (ended - began), (waited_s + ended - asked) / (ended - began)
+        return _Epoch(samples / (ended - began), (waited_s + ended - asked) / (ended - began), used)
+
+    def _pinned(self, cpus: Sequence[int]) -> contextlib.AbstractContextManager[list[ProcessUse]]:
+        """This process and its workers on these CPUs, the engine on its own; raises WrongCores if anything ran elsewhere."""
+        return pinned(*cpus, engine=(self._cores.engine,))

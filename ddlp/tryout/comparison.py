@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddlp.bench.common import ratios
+from ddlp.process.cores import ProcessUse
 from ddlp.tryout.cores import Cores
 
 __all__ = ["Comparison", "Row"]
@@ -16,7 +17,8 @@ __all__ = ["Comparison", "Row"]
 class Row:
     """One loader. For each of its turns: images a second, and parts (0 to 1) of the time and of the batches.
 
-    ``cores``: how many it has; ``workers``: DataLoader's best number of them, None for ours.
+    ``cores``: how many it has; ``workers``: DataLoader's best number of them, None for ours; ``used``: the processes that used
+    processor time in its last turn.
     """
 
     name: str
@@ -25,6 +27,7 @@ class Row:
     rates: list[float] = field(default_factory=list)
     waited: list[float] = field(default_factory=list)  # training had no batch
     by_engine: list[float] = field(default_factory=list)
+    used: list[ProcessUse] = field(default_factory=list)
 
     @property
     def rate(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import textwrap
+from collections import Counter
 from statistics import fmean
 from typing import NamedTuple, TextIO
 
@@ -72,6 +73,20 @@ def setting(found: Comparison) -> str:
     )
 
 
+def checked(found: Comparison) -> str:
+    """On which cores the processes of each row ran: `ddlp.process.cores` has checked it in each turn."""
+    rows = []
+    for row in found.rows:
+        by_cpus = Counter(process.cpus for process in row.used)
+        processes = " and ".join(
+            f"{count} {'process' if count == 1 else 'processes'} on {'+'.join(map(str, cpus))}"
+            for cpus, count in sorted(by_cpus.items())
+        )
+        rows.append(f"{row.name} {processes}")
+    engine = f" (the engine has core {found.cores.engine})" if found.csd is None and found.rate_engine is not None else ""
+    return f"Checked in each turn, on which cores processes ran{engine}: {'; '.join(rows)}."
+
+
 def text(found: Comparison, stream: TextIO) -> str:
     """The whole comparison as it fits that stream: its width, its characters, colours on a terminal."""
     width = max(_NARROWEST, min(_WIDEST, shutil.get_terminal_size((80, 24)).columns))
@@ -106,7 +121,7 @@ def text(found: Comparison, stream: TextIO) -> str:
         lines.append(f"{row.name:10}  {at:{wide}}  {bold(figures)}  {drawn}")
     used = {part.by for row in found.rows for part in parts(row)}
     legend = "   ".join(f"{paint(marks[by], by)} {name}" for by, name in names(found).items() if by in used)
-    lines += ["", legend, *(wrapped(f"- {note}", rest="  ") for note in found.notes)]
+    lines += ["", legend, *(wrapped(f"- {note}", rest="  ") for note in [*found.notes, checked(found)])]
     lines += ["", bold("What this means for your own job")]
     lines += [wrapped(sentence, f"{k}. ", "   ") for k, sentence in enumerate(sentences(found), 1)]
     return "\n".join(lines)

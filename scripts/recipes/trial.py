@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from ddlp.bench.common import alternate, ratios
 from ddlp.loader import DDLPLoader
+from ddlp.process.cores import ran_on
 from scripts.recipes.compare import BY_ONE, difference, worst
 from scripts.recipes.recipe import Recipe
 
@@ -110,7 +112,8 @@ def try_recipe(recipe: Recipe, photos: Sequence[Path], root: Path, rounds: int, 
             turns = {name: partial(_turn, loader, count, turn_s) for name, loader in loaders.items()}
             for loader in loaders.values():
                 _turn(loader, count, 0.0)  # the first turn starts workers and allocates memory
-            figures = alternate(turns, rounds, lambda text: None)
+            with ran_on(os.sched_getaffinity(0)):
+                figures = alternate(turns, rounds, lambda text: None)
             outcome.theirs, outcome.ours = figures[THEIRS], figures[OURS]
     except Exception as error:
         outcome.error = _line(error)

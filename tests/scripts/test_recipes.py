@@ -21,8 +21,8 @@ from torch.utils.data import TensorDataset
 from torchvision.transforms import ToTensor
 
 from ddlp import DDLPLoader, ImageArrays
-from ddlp.bench.common import family
 from ddlp.errors import DDLPError
+from ddlp.process.cores import family
 from scripts.recipes import table
 from scripts.recipes.command import main
 from scripts.recipes.compare import BY_ONE, difference
