@@ -11,7 +11,6 @@ import gc
 import importlib.util
 import multiprocessing.util
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from tests import huge_pages
+from tests import huge_pages, needs
 from tests.forks import Forks
 
 # A shell makes its background processes ignore Ctrl-C, and so the processes that our tests interrupt.
@@ -59,13 +58,13 @@ def need_kernel() -> None:
 
     Without a C compiler skip in any case: the kernel came from elsewhere, and nobody could repair it here.
     """
-    from csd_engine.kernels import kernel, why_not
+    from csd_engine.kernels import compilers, kernel, why_not
     from csd_engine.kernels.build import LIBRARY
 
     if kernel() is not None:
         return
     setting = os.environ.get("DDLP_KERNEL", "")
-    if setting != "off" and os.path.exists(setting or LIBRARY) and shutil.which("cc"):
+    if setting != "off" and os.path.exists(setting or LIBRARY) and compilers.find():
         pytest.fail(f"a kernel was built and is not used: {why_not()}", pytrace=False)
     pytest.skip(why_not())
 
@@ -98,7 +97,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """List the tests that needed a second try, and why."""
+    """List the tests that needed a second try, and why; write down those that were skipped for what this machine lacks."""
+    needs.write_lacking(terminalreporter.stats.get("skipped", []))
     for report in terminalreporter.stats.get("rerun", []):
         crash = getattr(report.longrepr, "reprcrash", None)
         why = f"{crash.path}:{crash.lineno}: {crash.message}" if crash is not None else report.longreprtext.strip()[-300:]

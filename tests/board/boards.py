@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,7 +112,9 @@ def path_without_cross_compilers(programs: Path) -> str:
 def why_not() -> str | None:
     """Why no board can be made here, or None."""
     if os.geteuid() != 0:
-        return "an emulated board needs root"
+        return "they need root"
+    if shutil.which("apt-get") is None:
+        return "their system is made by Debian's or Ubuntu's apt-get"
     tried = subprocess.run(
         ["unshare", "--mount", "--net", "--pid", "--uts", "--fork", "mount", "-t", "tmpfs", "none", "/mnt"],
         capture_output=True,

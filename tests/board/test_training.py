@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import json
 import os
@@ -24,6 +23,7 @@ from ddlp import DDLPLoader, ImageFiles, cli
 from ddlp.devices import address_book as book
 from tests.board.boards import Board, path_without_cross_compilers, raise_board
 from tests.engine_process import until
+from tests.needs import need_zig
 
 IMAGES, BATCH = 240, 4
 SAID: dict[str, str] = {}  # the output of ddlp deploy, by the board's name
@@ -47,9 +47,7 @@ def boards(needs_boards: None, images: Path, tmp_path_factory: pytest.TempPathFa
 
     csd0 has no shared spool, and a kernel that zig compiled. csd1 shares its spool with the host, and has no kernel.
     """
-    if importlib.util.find_spec("ziglang") is None:
-        assert "CI" not in os.environ, "no ziglang: scripts/test.sh installs it"
-        pytest.skip("no ziglang: pip install ziglang")
+    need_zig()
     patch = pytest.MonkeyPatch()
     patch.setenv("DDLP_HOME", str(tmp_path_factory.mktemp("book")))
     no_gcc = path_without_cross_compilers(tmp_path_factory.mktemp("path") / "programs")

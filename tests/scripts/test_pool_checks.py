@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.needs import need
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for namespaces")]
@@ -20,13 +21,13 @@ def run(*command: str) -> str:
     return done.stdout
 
 
-@pytest.mark.skipif(not shutil.which("slurmctld"), reason="needs slurmctld, slurmd, slurm-client and munge")
 def test_slurm():
+    need("slurmctld")
     said = run("scripts/slurm_check.sh", "3")
     assert said.count("each once and with the host's bits") == 2 and said.count("nothing is left") == 2
 
 
-@pytest.mark.skipif(not shutil.which("debootstrap"), reason="needs debootstrap")
 def test_container():
+    need("debootstrap")
     said = run(sys.executable, "-m", "scripts.container_check")
     assert said.count("each once and with the host's bits") == 2 and said.count("a pod ended") == 2

@@ -1,4 +1,5 @@
 import platform
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -9,19 +10,18 @@ from PIL import _imaging
 from csd_engine.kernels import build, compilers
 from csd_engine.kernels.library import Kernel
 from scripts.fuzz_kernel import FLAGS, objects
+from tests.needs import c_compiler, lacks, need
 
 
 @pytest.fixture(scope="session")
 def kernel(tmp_path_factory):
     """The kernel built from these sources: a copy of the installed one if it is that, by the present flags; else a new one."""
-    if not shutil.which("cc"):
-        pytest.skip("needs a C compiler (cc)")
     path = tmp_path_factory.mktemp("kernel") / "kernel.so"
     installed, flags = Path(build.LIBRARY), max(Path(one.__file__).stat().st_mtime for one in (build, compilers))
     if installed.exists() and installed.stat().st_mtime > flags and build.sources_hash().encode() in installed.read_bytes():
         shutil.copy(installed, path)
     else:
-        build.build_kernel(str(path))
+        build.build_kernel(str(path), shlex.join(c_compiler()))
     return Kernel(str(path), _imaging.__file__)
 
 
@@ -29,11 +29,10 @@ def kernel(tmp_path_factory):
 def sanitized(tmp_path_factory):
     """The kernel's objects, compiled with the address and undefined-behaviour sanitizers."""
     directory = tmp_path_factory.mktemp("sanitized")
-    if not shutil.which("cc"):
-        pytest.skip("needs a C compiler (cc)")
+    need("cc")
     (directory / "empty.c").write_text("int main(void) { return 0; }")
     if subprocess.run(["cc", *FLAGS, "empty.c"], cwd=directory, stderr=subprocess.DEVNULL).returncode:
-        pytest.skip("the C compiler has no sanitizers (Debian, Ubuntu: apt install libasan8 libubsan1)")
+        lacks("sanitizers of cc", "apt-get install gcc libc6-dev")
     return objects(directory)
 
 

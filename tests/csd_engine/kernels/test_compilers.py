@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from csd_engine.kernels import compilers
+from tests.needs import need_zig
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -34,7 +35,7 @@ def test_the_first_that_works_is_taken(programs, monkeypatch):
 
 
 def test_zig_is_taken_where_there_is_no_other(programs, monkeypatch):
-    pytest.importorskip("ziglang")
+    need_zig()
     assert "ziglang/zig cc " in compilers.find() and compilers.zig("sparc-linux-gnu") == ""
     monkeypatch.setitem(sys.modules, "ziglang", None)
     assert compilers.find() == ""

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from PIL import _imaging
 from csd_engine.kernels.build import KernelError, build_kernel, main
 from csd_engine.kernels.library import Kernel
 from csd_engine.kernels.selfcheck import first_difference
+from tests.needs import c_compiler, need, need_zig
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -79,7 +81,8 @@ def test_a_kernel_that_differs_from_pillow_is_not_used(kernel, tmp_path):
     text = axis.read_text()
     assert "0.5" in text
     axis.write_text(text.replace("0.5", "0.45"))
-    ask("from csd_engine.kernels.build import *; build_kernel(LIBRARY, 'cc', ['-O0'])", PYTHONPATH=str(tmp_path))
+    compiler = shlex.join(c_compiler())
+    ask(f"from csd_engine.kernels.build import *; build_kernel(LIBRARY, {compiler!r}, ['-O0'])", PYTHONPATH=str(tmp_path))
     answer = ask(WHY, DDLP_KERNEL="", PYTHONPATH=str(tmp_path))
     assert answer.startswith("True ") and "does not agree with Pillow: other pixels" in answer, answer
 
@@ -148,27 +151,25 @@ def test_no_compiler_is_told_in_one_line(tmp_path, capsys):
 
 
 def test_what_the_compiler_says_is_quoted(tmp_path):
-    if not shutil.which("cc"):
-        pytest.skip("needs a C compiler (cc)")
-    with pytest.raises(KernelError, match="(?s)cc failed .exit status.*no-such-flag"):
-        build_kernel(str(tmp_path / "k.so"), "cc", ["--no-such-flag"])
+    compiler = shlex.join(c_compiler())
+    with pytest.raises(KernelError, match="(?s)(cc|zig) failed .exit status.*no-such-flag"):
+        build_kernel(str(tmp_path / "k.so"), compiler, ["--no-such-flag"])
     with pytest.raises(KernelError, match="can't write"):
-        build_kernel(str(tmp_path / "none" / "k.so"))
+        build_kernel(str(tmp_path / "none" / "k.so"), compiler)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("compiler", ["cc", "nonesuch", pytest.param("zig", marks=pytest.mark.slow)])
 def test_the_wheels_tag_says_whether_the_kernel_is_in_it(kernel, tmp_path, compiler):
     pytest.importorskip("setuptools.command.bdist_wheel", reason="needs setuptools 70.1 or newer")
-    if compiler == "cc" and not shutil.which("cc"):
-        pytest.skip("needs a C compiler (cc)")
     environment = {**os.environ, "CC": compiler}
     if compiler == "cc":  # as quickly as it can: what is compiled as it should be is the fixture's
+        need("cc")
         environment["CC"] = str(tmp_path / "quick")
         (tmp_path / "quick").write_text('#!/bin/sh\nexec cc "$@" -O0\n')
         (tmp_path / "quick").chmod(0o755)
     if compiler == "zig":
-        pytest.importorskip("ziglang")
+        need_zig()
         environment.update(CC="", PATH=str(tmp_path))  # no compiler there
     for name in ("setup.py", "setup.cfg", "pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, tmp_path)

@@ -2,8 +2,6 @@
 values must be the same everywhere."""
 
 import functools
-import os
-import shutil
 import subprocess
 from fnmatch import fnmatch
 from pathlib import Path
@@ -13,6 +11,7 @@ import pytest
 
 from scripts.fuzz_kernel import SOURCES, build
 from scripts.progressive_jpeg import progressive_jpeg
+from tests.needs import need
 
 HASHES, COEFFICIENTS = (Path(__file__).with_name(name) for name in ("hashes.c", "coefficients.c"))
 PARTS = (  # the parts that know nothing of JPEG
@@ -40,19 +39,16 @@ def run(program, *arguments, emulator=()):
     return dict(line.split(" ", 1) for line in done.stdout.splitlines())
 
 
-def need(*tools):
-    packages = "gcc libc6-dev qemu-user-static"
-    packages += " gcc-arm-linux-gnueabihf libc6-dev-armhf-cross gcc-aarch64-linux-gnu libc6-dev-arm64-cross"
-    for tool in tools:
-        if not shutil.which(tool):
-            assert "CI" not in os.environ, f"no {tool}: apt install {packages}"
-            pytest.skip(f"no {tool}: apt install {packages}")
+@pytest.fixture(scope="session")  # before the other fixtures, so that all that is missing is named at once
+def board(request):
+    """A board's processor, of BOARDS."""
+    need("cc", *request.param[:2])
+    return request.param
 
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory, sanitized):
     """What this processor computes, under the address and undefined-behaviour sanitizers."""
-    need("cc")
     return run(build(HASHES, chosen(sanitized, PARTS), tmp_path_factory.mktemp("here")), ROUNDS)
 
 
@@ -78,7 +74,6 @@ def files(tmp_path_factory):
 @pytest.fixture(scope="module")
 def read_here(tmp_path_factory, files, sanitized):
     """The coefficients that this processor reads, with and without BMI2, under the sanitizers."""
-    need("cc")
     return run(build(COEFFICIENTS, chosen(sanitized, SCANS), tmp_path_factory.mktemp("read")), *files)
 
 
@@ -99,17 +94,17 @@ def for_board(tmp_path_factory):
     return compiled
 
 
-@pytest.mark.parametrize("compiler, emulator, cpu, variants", BOARDS, ids=NAMES)
-def test_boards_compute_the_same(here, for_board, compiler, emulator, cpu, variants):
-    need(compiler, emulator)
+@pytest.mark.parametrize("board", BOARDS, ids=NAMES, indirect=True)
+def test_boards_compute_the_same(board, here, for_board):
+    compiler, emulator, cpu, variants = board
     found = run(for_board(compiler, HASHES, PARTS), ROUNDS, emulator=[emulator, "-cpu", cpu])
     assert set(found) == variants
     assert set(found.values()) == set(here.values())
 
 
-@pytest.mark.parametrize("compiler, emulator, cpu, variants", BOARDS[1:], ids=NAMES[1:])
-def test_boards_read_scans_alike(read_here, files, for_board, compiler, emulator, cpu, variants):
-    need(compiler, emulator)
+@pytest.mark.parametrize("board", BOARDS[1:], ids=NAMES[1:], indirect=True)
+def test_boards_read_scans_alike(board, read_here, files, for_board):
+    compiler, emulator, cpu, variants = board
     found = run(for_board(compiler, COEFFICIENTS, SCANS), *files, emulator=[emulator, "-cpu", cpu])
     assert set(found) == variants
     assert set(found.values()) == set(read_here.values())

@@ -16,8 +16,9 @@ from csd_engine.kernels import kernel
 from ddlp import cli
 from ddlp.bench.engine import IMAGES, Result, table
 from ddlp.devices import address_book as book
-from tests.ddlp.deploy.sshd import SSHD, Sshd
+from tests.ddlp.deploy.sshd import Sshd
 from tests.engine_process import EngineProcess, make_jpegs
+from tests.needs import need
 
 ROOT = Path(__file__).parents[3]
 SMALL = ("--rounds", "2", "--seconds", "0.2", "--batch", "4")
@@ -47,8 +48,7 @@ def test_on_this_computer(images, capsys):
 @pytest.fixture
 def device(images, tmp_path, monkeypatch) -> Iterator[EngineProcess]:
     """csd0: an engine of two workers on a computer that is reached by SSH. Its path of the images differs from the host's."""
-    if SSHD is None:
-        pytest.skip("no sshd on this machine: apt install openssh-server")
+    need("sshd")
     there = tmp_path / "there"
     shutil.copytree(images, there / "images")
     sshd, home = Sshd(tmp_path / "sshd"), Path(tempfile.mkdtemp(prefix="e-"))

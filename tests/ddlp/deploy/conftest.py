@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -12,7 +11,8 @@ import pytest
 
 from tests.ddlp.deploy.local_device import Device
 from tests.ddlp.deploy.quick import quicken
-from tests.ddlp.deploy.sshd import SSHD, Sshd, kill_tree
+from tests.ddlp.deploy.sshd import Sshd, kill_tree
+from tests.needs import need
 
 
 @pytest.fixture(autouse=True)
@@ -22,9 +22,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def make_sshd(tmp_path: Path) -> Iterator[Callable[..., Sshd]]:
-    if SSHD is None:
-        assert "CI" not in os.environ, "sshd is missing: apt install openssh-server"
-        pytest.skip("no sshd on this machine: apt install openssh-server")
+    need("sshd")
     servers: list[Sshd] = []
 
     def make(*lines: str) -> Sshd:

@@ -12,14 +12,13 @@ import sys
 import time
 from pathlib import Path
 
-SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+from tests.needs import which
 
 
 class Sshd:
     """`sshd` for this user. `config` makes ``ssh -F config board`` work. Its sessions have `home` as their home directory."""
 
     def __init__(self, directory: Path, *lines: str) -> None:
-        assert SSHD is not None
         self.directory = directory
         self.home = directory / "home"
         self.config = directory / "ssh_config"
@@ -67,9 +66,10 @@ class Sshd:
             + "\n".join(self._lines)
             + ("" if any("SetEnv" in line for line in self._lines) else f"\nSetEnv HOME={self.home} {python_path()}\n")
         )
-        assert SSHD is not None
+        sshd = which("sshd")
+        assert sshd is not None
         self.process = subprocess.Popen(
-            [SSHD, "-D", "-e", "-f", str(here / "sshd_config")], stderr=open(here / "sshd.log", "ab"), start_new_session=True
+            [sshd, "-D", "-e", "-f", str(here / "sshd_config")], stderr=open(here / "sshd.log", "ab"), start_new_session=True
         )
         end = time.monotonic() + 10
         while True:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import shlex
-import shutil
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from ddlp import cli
 from ddlp.deploy import address, advice, command, place
 from ddlp.devices import address_book as book
 from ddlp.errors import DDLPError
+from tests.needs import need
 
 
 @pytest.fixture(autouse=True)
@@ -179,8 +179,8 @@ def test_addresses() -> None:
             address.full_address(without, 7711)
 
 
-@pytest.mark.skipif(shutil.which("ssh") is None, reason="ssh is not installed; apt install openssh-client")
 def test_the_host_is_the_one_that_ssh_reaches() -> None:
+    need("ssh")
     assert address.resolve_host("user@board", ("-F", "/dev/null", "-o", "HostName=10.1.2.3")) == "10.1.2.3"
     with pytest.raises(DDLPError, match="--address"):
         address.resolve_host("board", ("-o", "NoSuchOption=1"))

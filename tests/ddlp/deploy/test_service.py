@@ -18,6 +18,7 @@ from ddlp.deploy.service import Service, supervisor_command, unit
 from ddlp.deploy.shell import Shell
 from tests.ddlp.deploy.local_device import SYSTEMD, Device
 from tests.ddlp.deploy.sshd import Sshd, programs, python_path
+from tests.needs import need
 
 # Keeps the table in a file of the test. A real crontab would change this user's own.
 CRONTAB = """\
@@ -44,8 +45,7 @@ def make_unit(tmp_path: Path, kind: str, home: str = "/srv/a home 100%", spool: 
 
 
 def analyze(*arguments: str) -> subprocess.CompletedProcess[str]:
-    if shutil.which("systemd-analyze") is None:
-        pytest.skip("systemd-analyze is not here")
+    need("systemd-analyze")
     return subprocess.run(["systemd-analyze", *arguments], capture_output=True, text=True)
 
 

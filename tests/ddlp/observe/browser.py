@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+from tests.needs import which
 
 # Finds what a person could not read or see. Opens everything that is folded up first.
 _LOOK = r"""
@@ -113,7 +112,7 @@ class Browser:
         from selenium.webdriver.chrome.service import Service
 
         options = webdriver.ChromeOptions()
-        options.binary_location = str(CHROMIUM)
+        options.binary_location = str(which("chromium"))
         for argument in (
             "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-extensions",
             "--disable-background-networking", "--no-first-run", "--host-resolver-rules=MAP * ~NOTFOUND",
@@ -121,7 +120,7 @@ class Browser:
             options.add_argument(argument)
         environment = {**os.environ, "TMPDIR": str(directory), "SE_OFFLINE": "true"}  # selenium downloads no driver
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-        self.driver: Any = webdriver.Chrome(options=options, service=Service(str(DRIVER), env=environment))
+        self.driver: Any = webdriver.Chrome(options=options, service=Service(str(which("chromedriver")), env=environment))
 
     def end(self) -> None:
         """Close it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,19 +9,18 @@ import pytest
 
 from ddlp.cli import main
 from ddlp.observe.report import read_comparison, write_comparison, write_report
-from tests.ddlp.observe.browser import CHROMIUM, DRIVER, Browser
+from tests.ddlp.observe.browser import Browser
 from tests.ddlp.observe.by_hand import A_POOL, DECIDED, WITH_GPUS, written
+from tests.needs import need
 
-if not os.environ.get("CI"):  # in CI, selenium must be there
-    pytest.importorskip("selenium", reason="selenium is not installed: pip install 'ddlp[test]'")
+pytest.importorskip("selenium", reason="selenium is not installed: pip install 'ddlp[test]'")
 
 RUNS = ("wrr", "mte", "alone", "taken back", "lost", "broken off", "empty")
 
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    if not (CHROMIUM and DRIVER) and not os.environ.get("CI"):
-        pytest.skip("no chromium and chromedriver here (Debian: apt-get install chromium chromium-driver)")
+    need("chromium", "chromedriver")
     browser = Browser(tmp_path_factory.mktemp("browser"))
     yield browser
     browser.end()

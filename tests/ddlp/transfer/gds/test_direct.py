@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,13 +15,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.needs import c_compiler
+
 HEADERS = next((Path(torch.__file__).parents[1] / "nvidia").glob("*/include/cufile.h"), None)
-pytestmark = [
-    pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc"),
-    pytest.mark.skipif(
-        HEADERS is None or not (HEADERS.parent / "cuda.h").exists(), reason="this torch brings no cufile.h, or no cuda.h"
-    ),
-]
+pytestmark = pytest.mark.skipif(
+    HEADERS is None or not (HEADERS.parent / "cuda.h").exists(), reason="this torch brings no cufile.h, or no cuda.h"
+)
 
 DRIVER = """
 #include <cuda.h>
@@ -100,7 +98,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, code, others in (("libcuda.so.1", DRIVER, []), ("libcufile.so.0", CUFILE, [str(home / "libcuda.so.1")])):
         source = home / f"{name}.c"
         source.write_text(code)
-        command = ["gcc", "-shared", "-fPIC", "-I", str(HEADERS.parent), f"-Wl,-soname,{name}"]
+        command = [*c_compiler(), "-shared", "-fPIC", "-I", str(HEADERS.parent), f"-Wl,-soname,{name}"]
         subprocess.run([*command, "-o", str(home / name), str(source), *others], check=True)
     return home
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from ddlp.transfer.gds.cufile import strict
 from ddlp.transfer.gds.probe import _last_error, _try, judge, run_child
 from ddlp.transfer.gds.probe_child import Outcome
 from tests.engine_process import alive, until
+from tests.needs import c_compiler
 
 GOOD = Outcome(True, "", 6.5, "cufile")
 ROUND = Outcome(True, "", 6.5, "posix")
@@ -109,14 +109,13 @@ def test_cufiles_own_reason_is_found(tmp_path: Path) -> None:
     assert _last_error(str(tmp_path / "none")) == ""
 
 
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
 def test_the_whole_way_with_a_driver_in_name_only(tmp_path: Path) -> None:
     """The driver and kvikio are empty fakes. All else is real: the file, the child process, its result, what is left."""
     libraries, packages, spool, root = (tmp_path / name for name in ("lib", "packages", "spool", "root"))
     for directory in (libraries, packages / "kvikio", spool, root / "proc/driver/nvidia/gpus/0000:01:00.0"):
         directory.mkdir(parents=True)
     (packages / "kvikio/__init__.py").touch()
-    empty = ["gcc", "-shared", "-o", str(libraries / "libcuda.so.1"), "-x", "c", os.devnull]
+    empty = [*c_compiler(), "-shared", "-o", str(libraries / "libcuda.so.1"), "-x", "c", os.devnull]
     subprocess.run(empty, check=True)
     code = (
         "import dataclasses, json, sys; from ddlp.transfer.gds.probe import probe\n"
