@@ -6,9 +6,10 @@
 #   ./scripts/test.sh tests/ddlp/schedule/test_ledger.py -k lost
 #
 # DDLP_VENV   another place for the virtual environment (default: .venv in the project)
+# DDLP_LACKING   a file that gets a line for each test that was skipped for what this machine lacks: Debian's packages, a tab, the test
 set -euo pipefail
 cd "$(dirname "$0")/.."
-case ${1:-} in -h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
+case ${1:-} in -h | --help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
 all="" chosen='-m "not slow"'
 [ "${1:-}" != --all ] || { all=yes chosen=""; shift; }
 source scripts/setup_venv.sh
@@ -49,6 +50,7 @@ export OMP_WAIT_POLICY=passive # threads of torch's that wait leave the processo
 export OPENBLAS_NUM_THREADS=1 # numpy starts hundreds of times, and its threads take a fifth of that
 unset PYTHONDONTWRITEBYTECODE # the tests start hundreds of processes, and each would compile ddlp
 work=$(mktemp -d)
+export DDLP_LACKING=${DDLP_LACKING:-$work/lacking}
 if [ -e "$VENV/.ddlp-made" ] && [ -n "${DDLP_CONSTRAINTS-tested}" ]; then
   # pip keeps one core busy at most, so the first parts, which do without these, run beside it. It changes nothing that is there:
   # constraints.txt names one version of each.
@@ -129,5 +131,7 @@ for number in "${!commands[@]}"; do
   running[number]=$!
 done
 while [ ${#running[@]} -gt 0 ]; do sleep 0.2; finished; done
+[ ! -s "$DDLP_LACKING" ] || printf '\ntest: %s tests were skipped for what this machine lacks: apt-get install %s\n' \
+  "$(wc -l <"$DDLP_LACKING")" "$(cut -f1 "$DDLP_LACKING" | xargs -rn 1 | sort -u | xargs)"
 [ -z "$failures" ] || printf '\ntest: failures:\n%s' "$failures"
 exit $status

@@ -8,6 +8,7 @@ import gc
 import os
 import random
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -22,6 +23,7 @@ from typing import Any
 import torch
 
 from csd_engine.errors import EngineError
+from csd_engine.kernels.compilers import find
 from csd_engine.protocol.keys import make_keys
 from csd_engine.service.sealed_streams import PORT_STEP
 from ddlp import CardPool, DDLPLoader, Device, LocalPool
@@ -294,10 +296,10 @@ def package_with(where: Path, file: str, pattern: str, replacement: str) -> Path
 
 def _preloads(home: Path) -> tuple[Path, Path] | None:
     """clock.c and slow_spool.c, compiled; None without a compiler."""
-    clock, slow_spool = home / "clock.so", home / "slow_spool.so"
+    compiler, clock, slow_spool = shlex.split(find() or "cc"), home / "clock.so", home / "slow_spool.so"
     for made in (clock, slow_spool):
         source = Path(__file__).with_name(f"{made.stem}.c")
-        command = ["cc", "-O1", "-shared", "-fPIC", "-o", str(made), str(source), "-ldl"]
+        command = [*compiler, "-O1", "-shared", "-fPIC", "-o", str(made), str(source), "-ldl"]
         try:
             if subprocess.run(command, capture_output=True, check=False).returncode:
                 return None

@@ -48,7 +48,7 @@ def test_on_this_computer(images, capsys):
 @pytest.fixture
 def device(images, tmp_path, monkeypatch) -> Iterator[EngineProcess]:
     """csd0: an engine of two workers on a computer that is reached by SSH. Its path of the images differs from the host's."""
-    need("sshd")
+    need("ssh", "sshd")
     there = tmp_path / "there"
     shutil.copytree(images, there / "images")
     sshd, home = Sshd(tmp_path / "sshd"), Path(tempfile.mkdtemp(prefix="e-"))

@@ -22,7 +22,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def make_sshd(tmp_path: Path) -> Iterator[Callable[..., Sshd]]:
-    need("sshd")
+    need("ssh", "sshd")
     servers: list[Sshd] = []
 
     def make(*lines: str) -> Sshd:

@@ -25,7 +25,7 @@ COMPILERS = ("cc", "gcc", "clang", "c89", "c99", "tcc")
 
 @pytest.fixture
 def needs_a_compiler() -> None:
-    need("cc", "sshd")
+    need("cc", "ssh", "sshd")
 
 
 @pytest.fixture
