@@ -10,32 +10,54 @@ import pytest
 
 SCRIPT = Path(__file__).resolve().parents[2] / ".ci/run"
 LACKING = "openssh-server\\ttests/a.py::test_1[x y]\\ngcc libc6-dev\\ttests/b.py::test_2\\n\\ttests/c.py::test_3\\n"
+INSTALL = ["apt-get -qq update", "apt-get -qq install -y --no-install-recommends gcc libc6-dev openssh-server"]
 
 
-@pytest.mark.parametrize("lacking", ["", LACKING], ids=["nothing is missing", "packages are missing"])
-@pytest.mark.parametrize("user", [0, 1000])
-@pytest.mark.parametrize("ci", ["", "true"])
-def test_what_is_missing_is_installed_last(tmp_path: Path, lacking: str, user: int, ci: str) -> None:
-    said = tmp_path / "said"
-    stubs = {
+def steps(project: Path, lacking: str, *, user: int = 0, ci: str = "", status: int = 0) -> list[str]:
+    """Run .ci/run in a project whose other programs only log. `status`: of the tests that run again."""
+    log = project / "log"
+    scripts = {
         ".ci/run": SCRIPT.read_text(),
         "scripts/test.sh": "#!/bin/sh\n"
-        f'echo "test.sh CI=$CI $(cat $(echo "$1" | tr -d @) /dev/null | xargs -d "\\n" echo)" | sed "s/ *$//" >>{said}\n'
-        f'[ -n "$1" ] || printf "{lacking}" >>"$DDLP_LACKING"\n',
-        "scripts/quickstart.sh": f"#!/bin/sh\necho quickstart >>{said}\n",
-        "bin/apt-get": f'#!/bin/sh\necho "apt-get $*" >>{said}\n',
+        f'if [ -n "$1" ]; then sed "s/^/again CI=$CI /" "${{1#@}}" >>{log}; exit {status}; fi\n'
+        f'echo "test.sh CI=$CI" >>{log}; printf "{lacking}" >>"$DDLP_LACKING"\n',
+        "scripts/quickstart.sh": f"#!/bin/sh\necho quickstart >>{log}\n",
+        "bin/apt-get": f'#!/bin/sh\necho "apt-get $*" >>{log}\n',
         "bin/id": f"#!/bin/sh\necho {user}\n",
     }
-    for name, text in stubs.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
-    (tmp_path / "tmp").mkdir()
-    environment = {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "TMPDIR": str(tmp_path / "tmp"), "CI": ci}
-    done = subprocess.run([tmp_path / ".ci/run"], env=environment, stdout=subprocess.PIPE, text=True, timeout=60)
-    assert done.returncode == 0, done.stdout
-    install = ["apt-get -qq update", "apt-get -qq install -y --no-install-recommends gcc libc6-dev openssh-server"]
-    again = [f"test.sh CI={ci} tests/a.py::test_1[x y] tests/b.py::test_2 tests/c.py::test_3"]
-    second = (install if user == 0 else []) + (again if user == 0 or ci else [])
-    assert said.read_text().splitlines() == ["test.sh CI=", *(second if lacking else []), "quickstart"]
-    assert not list((tmp_path / "tmp").iterdir())
+    for name, text in scripts.items():
+        (project / name).parent.mkdir(exist_ok=True)
+        (project / name).write_text(text)
+        (project / name).chmod(0o755)
+    (project / "tmp").mkdir()
+    environment = {**os.environ, "PATH": f"{project}/bin:{os.environ['PATH']}", "TMPDIR": str(project / "tmp"), "CI": ci}
+    done = subprocess.run([project / ".ci/run"], env=environment, stdout=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode == 0) == (status == 0), done.stdout
+    assert not list((project / "tmp").iterdir())
+    return log.read_text().splitlines()
+
+
+def again(ci: str = "") -> list[str]:
+    return [f"again CI={ci} tests/{test}" for test in ("a.py::test_1[x y]", "b.py::test_2", "c.py::test_3")]
+
+
+@pytest.mark.parametrize("ci", ["", "true"])
+def test_what_is_missing_is_installed_after_the_tests(tmp_path: Path, ci: str) -> None:
+    first, *then, last = steps(tmp_path, LACKING, ci=ci)
+    assert (first, last) == ("test.sh CI=", "quickstart")
+    assert then[:2] == INSTALL and sorted(then[2:]) == again(ci)
+
+
+def test_nothing_is_installed_where_nothing_is_missing(tmp_path: Path) -> None:
+    assert steps(tmp_path, "") == ["test.sh CI=", "quickstart"]
+
+
+@pytest.mark.parametrize("ci", ["", "true"])
+def test_an_ordinary_user_installs_nothing(tmp_path: Path, ci: str) -> None:
+    """With CI set the tests run once more, and fail for what they lack."""
+    first, *then, last = steps(tmp_path, LACKING, user=1000, ci=ci)
+    assert (first, last) == ("test.sh CI=", "quickstart") and sorted(then) == (again(ci) if ci else [])
+
+
+def test_one_that_fails_then_is_a_failure(tmp_path: Path) -> None:
+    assert sorted(steps(tmp_path, LACKING, status=1)[3:]) == again()
