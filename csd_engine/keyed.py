@@ -1,8 +1,8 @@
 """Random numbers that depend on (seed, epoch, sample index, occurrence) alone, the same on every platform.
 
 Python's and numpy's generators may change between versions and a libm's exp and log between platforms, so neither is
-used: blake2b in counter mode gives the bits, and ``exp``, ``log`` and ``sine_cosine`` are made of IEEE operations that
-round correctly everywhere.
+used: blake2b in counter mode gives the bits, and ``exp`` and ``log`` are made of IEEE operations that round correctly
+everywhere.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
+from csd_engine.angles import sine_cosine
 from csd_engine.kernels import kernel
 
-__all__ = ["Keyed", "KeyedRows", "exp", "log", "sine_cosine"]
+__all__ = ["Keyed", "KeyedRows", "exp", "log", "single", "single_exp", "single_log"]
 
 _MASK = (1 << 64) - 1
 _KEY = struct.Struct("<5Q")
@@ -29,9 +30,6 @@ _LN2_HIGH = float.fromhex("0x1.62e42fee00000p-1")
 _LN2_LOW = float.fromhex("0x1.a39ef35793c76p-33")
 _INVERSE_LN2 = float.fromhex("0x1.71547652b82fep+0")
 _SQRT_HALF = float.fromhex("0x1.6a09e667f3bcdp-1")
-# pi / 2 likewise: its high part has 33 bits.
-_HALF_PI_HIGH = float.fromhex("0x1.921fb54400000p+0")
-_HALF_PI_LOW = float.fromhex("0x1.0b4611a626331p-34")
 _EXP_TERMS = tuple(float(n) for n in range(14, 0, -1))  # |r| <= ln(2) / 2: r**15 / 15! < 1e-19
 _LOG_TERMS = 12  # |t| <= 0.1716: t**24 / 25 < 1e-19
 
@@ -75,6 +73,10 @@ class Keyed:
         """Next number, uniform in [low, high) with 53 bits."""
         unit = (self.u64() >> 11) * 2.0**-53
         return low + (high - low) * unit
+
+    def single(self, low: float, high: float) -> float:
+        """Next number, uniform in [low, high], in single precision as the numbers of torch's ``uniform_(low, high)``."""
+        return single(self.uniform(low, high))
 
     def normal(self) -> float:
         """Next number of a standard normal distribution, by Box and Muller's method."""
@@ -177,6 +179,10 @@ class KeyedRows:
         unit = (self.u64(rows) >> np.uint64(11)).astype(np.float64) * 2.0**-53
         return low + (high - low) * unit
 
+    def single(self, low: float, high: float, rows: Optional[np.ndarray] = None) -> np.ndarray:
+        """Next numbers, float64, uniform in [low, high], each rounded to single precision."""
+        return self.uniform(low, high, rows).astype(np.float32).astype(np.float64)
+
     def below(self, n: Union[int, np.ndarray], rows: Optional[np.ndarray] = None) -> np.ndarray:
         """Next integers, int64, uniform in [0, n); ``n`` for all or one each, from 1 to 2**32 - 1, else ValueError."""
         bounds = np.asarray(n, dtype=np.int64)
@@ -187,6 +193,21 @@ class KeyedRows:
         bound = bounds.astype(np.uint64)
         low = (number & np.uint64(0xFFFFFFFF)) * bound >> half
         return (((number >> half) * bound + low) >> half).astype(np.int64)  # (number * bound) >> 64, in halves
+
+
+def single(x: float) -> float:
+    """x rounded to single precision."""
+    return float(np.float32(x))
+
+
+def single_exp(x: float) -> float:
+    """`exp`, rounded to single precision."""
+    return single(exp(x))
+
+
+def single_log(x: float) -> float:
+    """The natural logarithm of x in single precision, rounded likewise; ValueError as `log`."""
+    return single(log(single(x)))
 
 
 def exp(x: float) -> float:
@@ -229,20 +250,3 @@ def _log(x: float) -> float:
     for n in range(_LOG_TERMS, -1, -1):
         total = 1.0 / (2 * n + 1) + square * total
     return exponent * _LN2_HIGH + (2.0 * t * total + exponent * _LN2_LOW)
-
-
-def sine_cosine(x: float) -> Tuple[float, float]:
-    """Sine and cosine of x radians by +, -, * and / only: the same bits on every platform, error below 1e-15 for |x| < 1000.
-
-    It is the Taylor series of what is left of x after whole quarter turns. Raises ValueError beyond 1e6 radians.
-    """
-    if not -1e6 <= x <= 1e6:
-        raise ValueError(f"sine_cosine takes angles up to 1e6 radians, got {x!r}; check the caller's parameters")
-    quarters = math.floor(x / _HALF_PI_HIGH + 0.5)
-    r = (x - quarters * _HALF_PI_HIGH) - quarters * _HALF_PI_LOW
-    square, sine, cosine = r * r, 1.0, 1.0
-    for n in range(20, 0, -2):
-        sine = 1.0 - square * sine / (n * (n + 1))
-        cosine = 1.0 - square * cosine / (n * (n - 1))
-    sine = r * sine
-    return ((sine, cosine), (cosine, -sine), (-sine, -cosine), (-cosine, sine))[quarters % 4]

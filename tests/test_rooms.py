@@ -19,7 +19,7 @@ FACE = "ddlp/__init__.py"
 
 # From bottom to top. CONTRIBUTING.md shows the same, with a line for each room.
 FLOORS = (
-    ("csd_engine", "csd_engine.errors", "csd_engine.directory", "csd_engine.rng", "csd_engine.kernels"),
+    ("csd_engine", "csd_engine.errors", "csd_engine.directory", "csd_engine.rng", "csd_engine.angles", "csd_engine.kernels"),
     ("csd_engine.keyed", "csd_engine.machine", "csd_engine.batchfile"),
     ("csd_engine.data",),
     ("csd_engine.transforms", "csd_engine.protocol", "csd_engine.cache", "csd_engine.census"),

@@ -41,8 +41,8 @@ class ColorJitter(Operator):
         order = keyed.permutation(4)
         found: List[Optional[Primitive]] = []
         for name, factors in (("brightness", self.brightness), ("contrast", self.contrast), ("saturation", self.saturation)):
-            found.append(None if factors is None else steps.Enhance(name, keyed.uniform(*factors)))
-        found.append(None if self.hue is None else steps.Hue(int(keyed.uniform(*self.hue) * 255) & 255))
+            found.append(None if factors is None else steps.Enhance(name, keyed.single(*factors)))
+        found.append(None if self.hue is None else steps.Hue(int(keyed.single(*self.hue) * 255) & 255))
         for number in order:
             step = found[number]
             if step is not None:
@@ -129,7 +129,7 @@ class GaussianBlur(Operator):
 
     def draw(self, canvas: Canvas, keyed: Keyed) -> None:
         """Add one step. PipelineError if the image is smaller than the border to reflect; torchvision raises then too."""
-        sigma = keyed.uniform(*self.sigma)
+        sigma = keyed.single(*self.sigma)
         if self.kernel_size[0] // 2 >= canvas.width or self.kernel_size[1] // 2 >= canvas.height:
             raise PipelineError(f"GaussianBlur: kernel_size={list(self.kernel_size)!r} (width, height) is too large for an "
                                 f"image of {canvas.width}x{canvas.height}; resize first, or choose a smaller kernel")

@@ -217,13 +217,13 @@ def drawn(program: Program, keyed: KeyedRows, boxes: int) -> Parameters:
 
 def _erase(erasing: masks.RandomErasing, rows: int, columns: int, keyed: KeyedRows, boxes: np.ndarray) -> None:
     """Do as RandomErasing.rectangle: a sample that has found no box tries again, ten times in all."""
-    low, high = keyed_numbers.log(erasing.ratio[0]), keyed_numbers.log(erasing.ratio[1])
+    low, high = map(keyed_numbers.single_log, erasing.ratio)
     trying = np.flatnonzero(keyed.uniform() < erasing.p)
     for _ in range(10):
         if not len(trying):
             return
-        areas = rows * columns * keyed.uniform(*erasing.scale, rows=trying)
-        ratios = map(keyed_numbers.exp, keyed.uniform(low, high, rows=trying).tolist())
+        areas = rows * columns * keyed.single(*erasing.scale, rows=trying)
+        ratios = map(keyed_numbers.single_exp, keyed.single(low, high, rows=trying).tolist())
         sides = [(round(math.sqrt(a * r)), round(math.sqrt(a / r))) for a, r in zip(areas.tolist(), ratios)]
         height, width = np.array(sides, dtype=np.int64).T
         fits = (height < rows) & (width < columns)

@@ -58,7 +58,7 @@ def _resized_crop(operator: operators.RandomResizedCrop) -> PlanOperator:
     (low, high), (narrow, wide) = operator.scale, operator.ratio
     return PlanOperator(
         FileKind.RESIZED_CROP, *operator.size, _filter(operator), low=low, high=high, ratio_low=narrow, ratio_high=wide,
-        log_low=keyed_numbers.log(narrow), log_high=keyed_numbers.log(wide),
+        log_low=keyed_numbers.single_log(narrow), log_high=keyed_numbers.single_log(wide),
     )  # fmt: skip
 
 
@@ -102,7 +102,7 @@ def _random_erasing(operator: masks.RandomErasing) -> PlanOperator:
     (low, high), (narrow, wide) = operator.scale, operator.ratio
     return PlanOperator(
         FileKind.ERASE, box=operator.slot, chance=operator.p, low=low, high=high, ratio_low=narrow, ratio_high=wide,
-        log_low=keyed_numbers.log(narrow), log_high=keyed_numbers.log(wide),
+        log_low=keyed_numbers.single_log(narrow), log_high=keyed_numbers.single_log(wide),
     )  # fmt: skip
 
 

@@ -57,10 +57,10 @@ class RandomErasing(Mask):
 
     def rectangle(self, height: int, width: int, keyed: Keyed, count: int = 1) -> Box:
         """Draw a box, one of ``count``, for an image of this size; zeros if no attempt fits."""
-        low, high = keyed_numbers.log(self.ratio[0]), keyed_numbers.log(self.ratio[1])
+        low, high = map(keyed_numbers.single_log, self.ratio)
         for _ in range(10):
-            area = height * width * keyed.uniform(*self.scale) / count
-            ratio = keyed_numbers.exp(keyed.uniform(low, high))
+            area = height * width * keyed.single(*self.scale) / count
+            ratio = keyed_numbers.single_exp(keyed.single(low, high))
             h = int(round(math.sqrt(area * ratio)))
             w = int(round(math.sqrt(area / ratio)))
             if h < height and w < width:

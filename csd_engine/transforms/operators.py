@@ -230,10 +230,10 @@ class RandomResizedCrop(Operator):
 
     def rectangle(self, height: int, width: int, keyed: Keyed) -> Tuple[int, int, int, int]:
         """Draw (top, left, height, width) for an image of this size."""
-        low, high = keyed_numbers.log(self.ratio[0]), keyed_numbers.log(self.ratio[1])
+        low, high = map(keyed_numbers.single_log, self.ratio)
         for _ in range(10):
-            area = height * width * keyed.uniform(*self.scale)
-            ratio = keyed_numbers.exp(keyed.uniform(low, high))
+            area = height * width * keyed.single(*self.scale)
+            ratio = keyed_numbers.single_exp(keyed.single(low, high))
             w = int(round(math.sqrt(area * ratio)))
             h = int(round(math.sqrt(area / ratio)))
             if 0 < w <= width and 0 < h <= height:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import ClassVar, Dict, NamedTuple, Optional, Tuple
 
 import numpy as np
 
+from csd_engine.angles import arctangent
 from csd_engine.keyed import Keyed
 from csd_engine.transforms import checks
 from csd_engine.transforms import colour_steps as colours
@@ -22,19 +24,27 @@ from csd_engine.transforms.warps import inverse_affine, rotate
 __all__ = ["OPERATORS", "POLICIES", "augment"]
 
 _MOST_BINS = 1024
+_DEGREES = 180.0 / math.pi
 
 
-def augment(canvas: Canvas, name: str, magnitude: float, interpolation: str, fill: Tuple[int, ...]) -> None:
-    """Add the step of one operator with a magnitude, as torchvision's _apply_op. A shear's magnitude is its tangent."""
+def augment(
+    canvas: Canvas, name: str, magnitude: float, interpolation: str, fill: Tuple[int, ...], v2: bool
+) -> None:
+    """Add the step of one operator with a magnitude, as torchvision's _apply_op does in v1, or in ``v2``.
+
+    A shear's magnitude is its tangent, of which torchvision makes degrees, and a tangent again.
+    """
     width, height = canvas.width, canvas.height
-    if name == "ShearX":
-        canvas.warp(height, width, (1.0, magnitude, 0.0, 0.0, 1.0, 0.0), interpolation, fill)
-    elif name == "ShearY":
-        canvas.warp(height, width, (1.0, 0.0, 0.0, magnitude, 1.0, 0.0), interpolation, fill)
+    along_x = name.endswith("X")
+    if name in ("ShearX", "ShearY"):
+        degrees = arctangent(magnitude) * _DEGREES
+        shear = (degrees, 0.0) if along_x else (0.0, degrees)
+        matrix = inverse_affine((0.0, 0.0), 0.0, (0.0, 0.0), 1.0, shear, v2)
+        canvas.warp(height, width, matrix, interpolation, fill)
     elif name in ("TranslateX", "TranslateY"):
         pixels = float(int(magnitude))
-        move = (pixels, 0.0) if name == "TranslateX" else (0.0, pixels)
-        matrix = inverse_affine((width * 0.5, height * 0.5), 0.0, move, 1.0, (0.0, 0.0))
+        move = (pixels, 0.0) if along_x else (0.0, pixels)
+        matrix = inverse_affine((width * 0.5, height * 0.5), 0.0, move, 1.0, (0.0, 0.0), v2)
         canvas.warp(height, width, matrix, interpolation, fill)
     elif name == "Rotate":
         rotate(canvas, magnitude, interpolation, False, None, fill)
@@ -122,7 +132,7 @@ def _magnitude(space: Space, name: str, level: int, bins: int, v2: bool, canvas:
 
 @dataclasses.dataclass(frozen=True)
 class _Policy(Operator):
-    """Base of the policies. ``v2``: torchvision's v2 computes the thresholds of Solarize in another way than v1."""
+    """Base of the policies. ``v2``: torchvision's v2 computes Solarize's thresholds and shears in other ways than v1."""
 
     interpolation: str
     fill: Tuple[int, ...]
@@ -136,7 +146,8 @@ class _Policy(Operator):
     def augment(self, canvas: Canvas, space: Space, name: str, level: Optional[int], bins: int, negative: bool) -> None:
         """Add the step of one operator at a level, or without a level."""
         magnitude = 0.0 if level is None else _magnitude(space, name, level, bins, self.v2, canvas)
-        augment(canvas, name, -magnitude if negative and name in space.signed else magnitude, self.interpolation, self.fill)
+        signed = -magnitude if negative and name in space.signed else magnitude
+        augment(canvas, name, signed, self.interpolation, self.fill, self.v2)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,18 +1,20 @@
 """The operators that move pixels by a random matrix: rotation, affine map, perspective.
 
-The matrices are torchvision's for PIL images (and Pillow's own for rotations). They are computed by + - * / alone, so that
-every computer draws the same pixels.
+The matrices are torchvision's for PIL images (and Pillow's own for rotations), computed in the same order of operations. Sines
+and the like are correctly rounded and perspectives solved exactly, so every computer draws the same pixels. Where torchvision's
+differ, its C library has rounded a sine to the other neighbour, or its LAPACK a coefficient.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+import operator
 from typing import Any, ClassVar, Dict, List, Optional, Sequence, Tuple
 
-import numpy as np
-
-from csd_engine.keyed import Keyed, sine_cosine
+from csd_engine.angles import sine_cosine, tangent
+from csd_engine.keyed import Keyed, single
 from csd_engine.transforms import checks
 from csd_engine.transforms.operators import Canvas, Operator, Shape
 from csd_engine.transforms.warp_steps import WARP_FILTERS
@@ -24,6 +26,8 @@ _angle = checks.number(-1e6, 1e6)
 _angles = checks.interval(-1e6, 1e6)
 _filter = checks.one_of(*WARP_FILTERS)
 Point = Tuple[float, float]
+Corner = Tuple[int, int]
+Vector = Tuple[int, int, int]
 
 
 def _point(value: Any) -> Point:
@@ -64,29 +68,27 @@ def rotate(
 
 
 def inverse_affine(
-    center: Point, angle: float, translate: Point, scale: float, shear: Point
+    center: Point, angle: float, translate: Point, scale: float, shear: Point, v2: bool
 ) -> Tuple[float, float, float, float, float, float]:
-    """torchvision's _get_inverse_affine_matrix: degrees with the clock, pixels, a factor, degrees of shear along x and y."""
+    """torchvision's _get_inverse_affine_matrix: degrees with the clock, pixels, a factor, degrees of shear along x and y.
+
+    torchvision's v1 and v2 (``v2``) compute the same numbers in different orders, so their last bits differ.
+    """
     rotation, across, down = angle * _RADIANS, shear[0] * _RADIANS, shear[1] * _RADIANS
-    (sine, cosine), cosine_down = sine_cosine(rotation - down), sine_cosine(down)[1]
-    across_sine, across_cosine = sine_cosine(across)
-    tangent = across_sine / across_cosine
+    (sine, cosine), cosine_down, tangent_across = sine_cosine(rotation - down), sine_cosine(down)[1], tangent(across)
     rotation_sine, rotation_cosine = sine_cosine(rotation)
-    a = cosine / cosine_down
-    b = -cosine * tangent / cosine_down - rotation_sine
-    c = sine / cosine_down
-    d = -sine * tangent / cosine_down + rotation_cosine
-    return _inverted((a, b, c, d), center, translate, scale)
-
-
-def _inverted(
-    matrix: Tuple[float, float, float, float], center: Point, translate: Point, scale: float
-) -> Tuple[float, float, float, float, float, float]:
-    """The inverse map of a matrix of determinant 1, which turns around the centre and then moves."""
-    a, b, c, d = matrix
+    (x, y), (right, below) = center, translate
+    a, c = cosine / cosine_down, sine / cosine_down
+    if v2:
+        b, d = -(a * tangent_across + rotation_sine), rotation_cosine - c * tangent_across
+        right, below = x + right, y + below
+        a, b, c, d = d / scale, -b / scale, -c / scale, a / scale
+        return a, b, x - a * right - b * below, c, d, y - c * right - d * below
+    b = -cosine * tangent_across / cosine_down - rotation_sine
+    d = -sine * tangent_across / cosine_down + rotation_cosine
+    right, below = -x - right, -y - below
     a, b, c, d = d / scale, -b / scale, -c / scale, a / scale
-    x, y = -center[0] - translate[0], -center[1] - translate[1]
-    return a, b, 0.0 + (a * x + b * y) + center[0], c, d, 0.0 + (c * x + d * y) + center[1]
+    return a, b, a * right + b * below + x, c, d, c * right + d * below + y
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +114,7 @@ class RandomRotation(Operator):
 
     def draw(self, canvas: Canvas, keyed: Keyed) -> None:
         """Add one rotation."""
-        rotate(canvas, keyed.uniform(*self.degrees), self.interpolation, self.expand, self.center, self.fill)
+        rotate(canvas, keyed.single(*self.degrees), self.interpolation, self.expand, self.center, self.fill)
 
 
 def _share(value: Any) -> Tuple[float, ...]:
@@ -128,7 +130,7 @@ class RandomAffine(Operator):
     """Rotate, move, scale and shear at random.
 
     degrees, shear: intervals in degrees. translate: the largest shares of width and height, in either direction. scale: an
-    interval of factors. None leaves one out.
+    interval of factors. None leaves one out. v2: compute in the order of torchvision's v2.
     """
 
     degrees: Tuple[float, float]
@@ -138,6 +140,7 @@ class RandomAffine(Operator):
     interpolation: str
     center: Optional[Point]
     fill: Tuple[int, ...]
+    v2: bool
     FIELDS: ClassVar[Dict[str, checks.Check]] = {
         "degrees": _angles,
         "translate": checks.optional(_share),
@@ -146,46 +149,57 @@ class RandomAffine(Operator):
         "interpolation": _filter,
         "center": checks.optional(_point),
         "fill": checks.fill,
+        "v2": checks.boolean,
     }
 
     def draw(self, canvas: Canvas, keyed: Keyed) -> None:
         """Draw as torchvision's get_params, in its order."""
         width, height = canvas.width, canvas.height
-        angle, scale, across, down = keyed.uniform(*self.degrees), 1.0, 0.0, 0.0
+        angle, scale, across, down = keyed.single(*self.degrees), 1.0, 0.0, 0.0
         move: List[float] = [0.0, 0.0]
         if self.translate is not None:
             shares = zip(self.translate, (width, height))
-            move = [float(round(keyed.uniform(-share * side, share * side))) for share, side in shares]
+            move = [float(round(keyed.single(-share * side, share * side))) for share, side in shares]
         if self.scale is not None:
-            scale = keyed.uniform(*self.scale)
+            scale = keyed.single(*self.scale)
         if self.shear is not None:
-            across = keyed.uniform(*self.shear[:2])
-            down = keyed.uniform(*self.shear[2:]) if len(self.shear) == 4 else 0.0
+            across = keyed.single(*self.shear[:2])
+            down = keyed.single(*self.shear[2:]) if len(self.shear) == 4 else 0.0
         center = self.center or (width * 0.5, height * 0.5)
-        matrix = inverse_affine(center, angle, (move[0], move[1]), scale, (across, down))
+        matrix = inverse_affine(center, angle, (move[0], move[1]), scale, (across, down), self.v2)
         canvas.warp(height, width, matrix, self.interpolation, self.fill)
 
 
-def perspective_coefficients(start: Sequence[Point], end: Sequence[Point]) -> Tuple[float, ...]:
+def perspective_coefficients(start: Sequence[Corner], end: Sequence[Corner]) -> Tuple[float, ...]:
     """The 8 coefficients that map four end points to the start points, rounded to single precision as torchvision's are.
 
-    They are found by Gauss elimination with the largest pivot. Points without such a map (three on one line) give NaN; the
-    image is then all fill.
+    They are computed exactly, by whole numbers. Points without such a map (three on one line) give NaN; the image is then all
+    fill.
     """
-    rows: List[List[float]] = []
-    for (x, y), (u, v) in zip(end, start):
-        rows.append([x, y, 1.0, 0.0, 0.0, 0.0, -u * x, -u * y, u])
-        rows.append([0.0, 0.0, 0.0, x, y, 1.0, -v * x, -v * y, v])
-    for k in range(8):
-        best = max(range(k, 8), key=lambda row: abs(rows[row][k]))
-        rows[k], rows[best] = rows[best], rows[k]
-        if rows[k][k] == 0.0:
-            return (math.nan,) * 8
-        for row in range(8):
-            if row != k and rows[row][k] != 0.0:
-                factor = rows[row][k] / rows[k][k]
-                rows[row] = [value - factor * pivot for value, pivot in zip(rows[row], rows[k])]
-    return tuple(float(np.float32(rows[k][8] / rows[k][k])) for k in range(8))
+    first, second, third = _frame(end)
+    inverse = [_cross(second, third), _cross(third, first), _cross(first, second)]  # times the determinant
+    columns = list(zip(*inverse))
+    matrix = [sum(map(operator.mul, row, column)) for row in zip(*_frame(start)) for column in columns]
+    collinear = any(_area(*corners) == 0 for corners in itertools.combinations(end, 3))
+    if collinear or matrix[8] == 0:
+        return (math.nan,) * 8
+    return tuple(single(value / matrix[8]) for value in matrix[:8])  # Python divides whole numbers with correct rounding
+
+
+def _area(a: Corner, b: Corner, c: Corner) -> int:
+    """Twice the area of a triangle, with a sign; 0 if its corners are on one line."""
+    return (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0])
+
+
+def _frame(points: Sequence[Corner]) -> List[Vector]:
+    """The first three of four points in homogeneous coordinates, with weights by which their sum is a multiple of the fourth."""
+    a, b, c, d = points
+    weighted = ((a, _area(d, b, c)), (b, _area(a, d, c)), (c, _area(a, b, d)))
+    return [(weight * x, weight * y, weight) for (x, y), weight in weighted]
+
+
+def _cross(a: Vector, b: Vector) -> Vector:
+    return a[1] * b[2] - a[2] * b[1], a[2] * b[0] - a[0] * b[2], a[0] * b[1] - a[1] * b[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,13 +220,12 @@ class Perspective(Operator):
         width, height = canvas.width, canvas.height
         across, down = int(self.distortion_scale * (width // 2)), int(self.distortion_scale * (height // 2))
 
-        def corner(right: bool, bottom: bool) -> Point:
+        def corner(right: bool, bottom: bool) -> Corner:
             x = keyed.below(across + 1) + (width - across - 1 if right else 0)
-            return float(x), float(keyed.below(down + 1) + (height - down - 1 if bottom else 0))
+            return x, keyed.below(down + 1) + (height - down - 1 if bottom else 0)
 
         end = [corner(False, False), corner(True, False), corner(True, True), corner(False, True)]
-        far_x, far_y = width - 1.0, height - 1.0
-        start = [(0.0, 0.0), (far_x, 0.0), (far_x, far_y), (0.0, far_y)]
+        start = [(0, 0), (width - 1, 0), (width - 1, height - 1), (0, height - 1)]
         canvas.warp(height, width, perspective_coefficients(start, end), self.interpolation, self.fill)
 
 

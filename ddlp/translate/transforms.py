@@ -443,7 +443,7 @@ class _Translator:
 
     def affine(self, t: Any) -> list[Data]:
         return [self.warp(t, "RandomAffine", degrees=plain(t.degrees), translate=plain(t.translate), scale=plain(t.scale),
-                          shear=plain(t.shear), center=plain(t.center))]
+                          shear=plain(t.shear), center=plain(t.center), v2=_is_v2(t))]
 
     def perspective(self, t: Any) -> list[Data]:
         return _by_chance(t.p, self.warp(t, "Perspective", distortion_scale=plain(t.distortion_scale)))

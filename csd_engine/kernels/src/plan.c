@@ -31,6 +31,9 @@ static double uniform(stream *s, double low, double high) {
     return low + (high - low) * ((double)(next_number(s) >> 11) * 0x1p-53);
 }
 
+/* In single precision, as torch draws. */
+static double single(stream *s, double low, double high) { return (float)uniform(s, low, high); }
+
 /* A number below `bound`, which is itself below 2**32. */
 static int32_t below(stream *s, int32_t bound) {
     const uint64_t number = next_number(s), low = (number & 0xFFFFFFFF) * (uint64_t)bound >> 32;
@@ -87,8 +90,8 @@ static int resize(canvas *c, int32_t height, int32_t width, int32_t filter) {
 
 /* Draws the sides of a rectangle, for RandomResizedCrop and RandomErasing. */
 static void draw_sides(stream *s, const plan_operator *o, const canvas *c, double *of_ratio, double *of_inverse) {
-    const double area = (double)((int64_t)c->height * c->width) * uniform(s, o->low, o->high);
-    const double ratio = exponential(uniform(s, o->log_low, o->log_high));
+    const double area = (double)((int64_t)c->height * c->width) * single(s, o->low, o->high);
+    const double ratio = (float)exponential(single(s, o->log_low, o->log_high));
     *of_ratio = rint(sqrt(area * ratio)), *of_inverse = rint(sqrt(area / ratio));
 }
 
