@@ -11,7 +11,7 @@ import functools
 import math
 import struct
 from hashlib import blake2b
-from typing import List, Optional, Sequence, Tuple, Union
+from typing import List, Optional, Sequence, Union
 
 import numpy as np
 

@@ -21,7 +21,7 @@ from csd_engine.transforms.operators import Canvas, Operator
 from csd_engine.transforms.warp_steps import WARP_FILTERS
 from csd_engine.transforms.warps import inverse_affine, rotate
 
-__all__ = ["OPERATORS", "POLICIES", "augment"]
+__all__ = ["AUTO", "OPERATORS", "POLICIES", "RAND", "WIDE", "augment"]
 
 _MOST_BINS = 1024
 _DEGREES = 180.0 / math.pi
@@ -103,9 +103,9 @@ def _space(shear: float, translate: Tuple[Strength, Strength], angle: float, mos
 
 
 _SHARES = Strength(150.0 / 331.0, "width"), Strength(150.0 / 331.0, "height")
-_AUTO = _space(0.3, _SHARES, 30.0, 0.9, 4, "Invert")
-_RAND = _space(0.3, _SHARES, 30.0, 0.9, 4, "Identity")
-_WIDE = _space(0.99, (Strength(32.0), Strength(32.0)), 135.0, 0.99, 6, "Identity")
+AUTO = _space(0.3, _SHARES, 30.0, 0.9, 4, "Invert")
+RAND = _space(0.3, _SHARES, 30.0, 0.9, 4, "Identity")
+WIDE = _space(0.99, (Strength(32.0), Strength(32.0)), 135.0, 0.99, 6, "Identity")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -172,8 +172,8 @@ class RandAugment(_Policy):
     def draw(self, canvas: Canvas, keyed: Keyed) -> None:
         """Draw each operator, then its sign."""
         for _ in range(self.num_ops):
-            name = _RAND.names[keyed.below(len(_RAND.names))]
-            self.augment(canvas, _RAND, name, self.magnitude, self.bins, name in _RAND.signed and keyed.below(2) == 0)
+            name = RAND.names[keyed.below(len(RAND.names))]
+            self.augment(canvas, RAND, name, self.magnitude, self.bins, name in RAND.signed and keyed.below(2) == 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,9 +185,9 @@ class TrivialAugmentWide(_Policy):
 
     def draw(self, canvas: Canvas, keyed: Keyed) -> None:
         """Draw the operator, its level, its sign."""
-        name = _WIDE.names[keyed.below(len(_WIDE.names))]
-        level = None if name in _WIDE.plain else keyed.below(self.bins)
-        self.augment(canvas, _WIDE, name, level, self.bins, name in _WIDE.signed and keyed.below(2) == 0)
+        name = WIDE.names[keyed.below(len(WIDE.names))]
+        level = None if name in WIDE.plain else keyed.below(self.bins)
+        self.augment(canvas, WIDE, name, level, self.bins, name in WIDE.signed and keyed.below(2) == 0)
 
 
 def _policies(text: str) -> Tuple[Tuple[Tuple[str, float, Optional[int]], ...], ...]:
@@ -215,7 +215,7 @@ class AutoAugment(_Policy):
         signs = [keyed.below(2) for _ in pair]
         for (name, p, level), chance, sign in zip(pair, chances, signs):
             if chance <= p:
-                self.augment(canvas, _AUTO, name, level, 10, sign == 0)
+                self.augment(canvas, AUTO, name, level, 10, sign == 0)
 
 
 # The tables of arXiv 1805.09501's appendix, as torchvision has them.

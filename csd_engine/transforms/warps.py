@@ -192,7 +192,7 @@ def _area(a: Corner, b: Corner, c: Corner) -> int:
 
 
 def _frame(points: Sequence[Corner]) -> List[Vector]:
-    """The first three of four points in homogeneous coordinates, with weights by which their sum is a multiple of the fourth."""
+    """The first three of four points in homogeneous coordinates, so weighted that their sum is a multiple of the fourth."""
     a, b, c, d = points
     weighted = ((a, _area(d, b, c)), (b, _area(a, d, c)), (c, _area(a, b, d)))
     return [(weight * x, weight * y, weight) for (x, y), weight in weighted]

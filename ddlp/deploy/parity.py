@@ -212,11 +212,11 @@ def augmentation_rows() -> dict[str, list[Data]]:
     for filter_name in WARP_FILTERS:
         how: Data = {"interpolation": filter_name, "fill": [90]}
         rows[f"RandomRotation {filter_name}"] = [_op("RandomRotation", degrees=[-60.0, 60.0], expand=False, center=None, **how)]
-        for v2, version in ((False, "v1"), (True, "v2")):
-            rows[f"RandomAffine {version} {filter_name}"] = [
-                _op("RandomAffine", degrees=[-20.0, 20.0], translate=[0.1, 0.2], scale=[0.7, 1.4], shear=[-9.0, 9.0, -5.0, 5.0],
-                    center=None, v2=v2, **how)
-            ]  # fmt: skip
+        rows[f"RandomAffine {filter_name}"] = [
+            _op("RandomAffine", degrees=[-20.0, 20.0], translate=[0.1, 0.2], scale=[0.7, 1.4], shear=[-9.0, 9.0, -5.0, 5.0],
+                center=None, v2=v2, **how)
+            for v2 in (False, True)
+        ]  # fmt: skip
         rows[f"RandomPerspective {filter_name}"] = [_op("Perspective", distortion_scale=0.5, **how)]
     rows["RandomRotation, expanded"] = [
         _op("RandomRotation", degrees=[90.0, 180.0], expand=True, center=None, interpolation="bilinear", fill=[0])

@@ -70,7 +70,7 @@ def made(array, canvas):
 def test_policies_have_torchvisions_operators_and_magnitudes(kind, module):
     rnd = random.Random(kind)
     theirs = getattr(module, kind)()
-    ours = {"RandAugment": policies._RAND, "TrivialAugmentWide": policies._WIDE, "AutoAugment": policies._AUTO}[kind]
+    ours = {"RandAugment": policies.RAND, "TrivialAugmentWide": policies.WIDE, "AutoAugment": policies.AUTO}[kind]
     for _ in range(25):
         array, bins = noisy(rnd), 10 if kind == "AutoAugment" else rnd.choice([31, 10, 11])
         canvas, image = canvas_of(array), picture(array)
@@ -159,7 +159,9 @@ FIXED = {  # operators whose intervals are one number each
     "scale": lambda m, rnd, how: m.RandomAffine((9, 9), scale=fixed(rnd, 0.2, 4), shear=(5, 5, 3, 3), **how),
     "shear": lambda m, rnd, how: m.RandomAffine((0, 0), shear=(*fixed(rnd, -80, 80), *fixed(rnd, -80, 80)), **how),
     "one shear": lambda m, rnd, how: m.RandomAffine((-9, -9), scale=(1.2, 1.2), shear=fixed(rnd, -80, 80), **how),
-    "all": lambda m, rnd, how: m.RandomAffine(fixed(rnd, -180, 180), None, fixed(rnd, 0.3, 3), (*fixed(rnd, -60, 60), 3, 3), **how),
+    "all": lambda m, rnd, how: m.RandomAffine(
+        fixed(rnd, -180, 180), None, fixed(rnd, 0.3, 3), (*fixed(rnd, -60, 60), 3, 3), **how
+    ),
 }
 
 
