@@ -169,6 +169,13 @@ def make_parser() -> argparse.ArgumentParser:
         help="replace a worker process that is at one sample for S seconds; default 30",
     )
     add(
+        "--sample-timeout",
+        type=_at_least(float, 0.01),
+        default=3.0,
+        metavar="S",
+        help="leave an image to the host that takes Pillow S seconds of a processor to decode; default 3",
+    )
+    add(
         "--retire-s",
         type=_at_least(float, 0),
         default=20.0,
@@ -272,6 +279,7 @@ def _serve(options: argparse.Namespace, members: Optional[Members]) -> None:
             memory_bytes=options.memory,
             lease_timeout_s=options.lease_timeout,
             worker_timeout_s=options.worker_timeout,
+            sample_timeout_s=options.sample_timeout,
             slowdown=options.slowdown,
             parent=options.parent,
             exit_with_stdin=options.exit_with_stdin,

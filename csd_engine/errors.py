@@ -15,6 +15,7 @@ __all__ = [
     "EngineGone",
     "EngineRefused",
     "EngineUnreachable",
+    "LeftToHost",
     "MissingBatch",
     "OperatorFailed",
     "OperatorFileError",
@@ -86,6 +87,10 @@ class SampleError(EngineError):
             else "Check the file (it may be missing, truncated or not an image) or leave it out of the data set"
         )
         return f"sample {self.where} cannot be prepared: {self.why}. {way_out}."
+
+
+class LeftToHost(EngineError):
+    """An image takes more memory or time than an engine allows one. Its host prepares it, without such a limit."""
 
 
 class SpoolError(EngineError):

@@ -10,6 +10,7 @@ from typing import Any
 
 import ddlp
 from csd_engine.errors import EngineError
+from csd_engine.protocol.printable import printable_lines
 from ddlp.errors import DDLPError
 from ddlp.process.platforms import other_system
 
@@ -101,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 end_on_sigterm()
         return int(options.run(options))
     except (DDLPError, EngineError) as error:
-        print(f"ddlp: {error}", file=sys.stderr)
+        print(f"ddlp: {printable_lines(str(error))}", file=sys.stderr)  # it may quote a device, or a file
         return 1
     except KeyboardInterrupt as interrupt:
         if arguments is not None:  # a script called this function: it should end by Ctrl-C, too

@@ -24,7 +24,7 @@ _TO_JSON = json.JSONEncoder(separators=(",", ":")).encode  # made once, not at e
 class Layout:
     """Shape of a batch: uint8 images (batch, height, width, channels) and int32 boxes (batch, boxes, 4).
 
-    With ``bad_rows`` the file also has uint8 (batch,): 1 for a row whose sample its writer could not prepare, else 0.
+    With ``bad_rows`` the file also has uint8 (batch,): 1 for a row that its writer leaves to the host, else 0.
     """
 
     batch: int
@@ -57,6 +57,11 @@ class Layout:
     def bad_offset(self) -> int:
         """Bytes of images and boxes, which is where the marks of bad rows begin."""
         return self.image_bytes + self.batch * self.boxes * _BOX_BYTES
+
+    @property
+    def most_bad_rows(self) -> int:
+        """How many rows may be left to the host; beyond, the batch is not worth its way."""
+        return max(1, self.batch // 2)
 
     @property
     def data_bytes(self) -> int:

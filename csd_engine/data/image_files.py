@@ -13,8 +13,8 @@ from csd_engine.errors import SampleError
 from csd_engine.data.safe_open import OpenFile, open_file
 
 __all__ = [
-    "MAX_FILE_BYTES", "SampleStream", "SizedStream", "content", "not_read", "open_image", "open_sample", "part_of", "pillow_open",
-    "turned_upright",
+    "MAX_FILE_BYTES", "SampleStream", "SizedStream", "content", "is_above_limit", "most_pixels", "not_read", "open_image",
+    "open_sample", "part_of", "pillow_open", "turned_upright",
 ]  # fmt: skip
 
 _ORIENTATION = 0x0112  # Exif's tag
@@ -166,6 +166,17 @@ def open_image(path: str, data: Union[bytes, BinaryIO]) -> Image.Image:
         return pillow_open(io.BytesIO(data) if isinstance(data, bytes) else data)
     except Exception as error:
         raise not_read(path, error) from error
+
+
+def is_above_limit(pixels: int) -> bool:
+    """Whether Pillow warns of an image or crop of so many pixels, or refuses it. The user may have set its limit."""
+    return Image.MAX_IMAGE_PIXELS is not None and pixels > Image.MAX_IMAGE_PIXELS
+
+
+def most_pixels() -> Optional[int]:
+    """Return Pillow's limit as a number of 63 bits. Users set it to any number, also to 1e10 or inf. None: there is no limit."""
+    limit = Image.MAX_IMAGE_PIXELS
+    return None if limit is None or limit >= 1 << 63 else max(0, int(limit))
 
 
 def turned_upright(image: Image.Image) -> Image.Image:

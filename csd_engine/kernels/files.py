@@ -108,6 +108,7 @@ class FilePlan:
         fast: bool,
     ) -> None:
         self.kernel, self.shape, self.boxes = kernel, shape, boxes
+        self.most_cropped = max((one.height * one.width for one in operators), default=0)  #: pixels of a crop, at most
         self._operators = (_Operator * len(operators))(*(_Operator(*operator) for operator in operators))
         self._plan = _Plan(
             ctypes.addressof(self._operators), len(operators), shape[2], boxes, pillow13, fast, shape[0], shape[1]

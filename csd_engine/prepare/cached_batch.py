@@ -14,6 +14,7 @@ from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Tuple, U
 
 import numpy as np
 import PIL
+from PIL import Image
 
 import csd_engine
 from csd_engine.cache.files import FILES, KeptFiles
@@ -22,6 +23,7 @@ from csd_engine.cache.origins import Origins, origins_of
 from csd_engine.cache.segments import Sample
 from csd_engine.cache.shelf import Found, Shelf
 from csd_engine.data.base import Reader, Source
+from csd_engine.data.image_files import is_above_limit
 from csd_engine.data.readahead import ReadAhead
 from csd_engine.errors import SampleError
 from csd_engine.kernels import kernel
@@ -41,6 +43,7 @@ __all__ = ["CachedBatchMaker", "Kept", "RowReader", "SampleCache", "channels_of"
 Kept = Union[CachePoint, str]
 """What is kept: the pixels where a pipeline is cut; `INDEXES` of JPEG files; `FILES`."""
 
+_PILLOWS_LIMIT = (1 << 30) // 12  # pixels of an image, if nobody has set Image.MAX_IMAGE_PIXELS
 _MADE_BYTES = 2 << 20  # of pixels that are made before what is behind the cut runs on them: they stay in a core's cache
 
 
@@ -58,7 +61,8 @@ def shelf_key(data_set: Tuple[Any, ...], points: Iterable[Kept]) -> str:
     """
     kept = [(point.before.digest, point.shape) if isinstance(point, CachePoint) else point for point in points]
     decoders = () if kept == [FILES] else (csd_engine.__version__, PIL.__version__, libjpeg(), platform.machine())
-    told = repr((*data_set, kept, decoders))
+    limit = () if Image.MAX_IMAGE_PIXELS == _PILLOWS_LIMIT else (Image.MAX_IMAGE_PIXELS,)
+    told = repr((*data_set, kept, decoders, *limit))
     return hashlib.blake2b(told.encode(errors="surrogateescape"), digest_size=16, person=b"ddlp shelf").hexdigest()
 
 
@@ -265,7 +269,7 @@ class _CachedBatch(StartedBatch):
         arrays = found.arrays + tuple(pixels for _, pixels in made)
         images = Pixels.packed(first, height, width, maker.point.shape[2], arrays)
         sources, occurrences, key = self._sources[part], self._occurrences[part], (self._seed, self._epoch)
-        if maker.plan is None:
+        if maker.plan is None or is_above_limit(maker.plan.most_cropped):
             return _FromRows(maker, self._reader, images, sources, occurrences, *key, self._before_decoding)
         calls = PixelSamples(maker.plan, images, *key, sources, occurrences)
         whole = self._reader, maker.pipeline, maker.plan  # by which a sample is made that the kernel refuses

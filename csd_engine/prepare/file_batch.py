@@ -6,11 +6,10 @@ import os
 from typing import Callable, Optional
 
 import numpy as np
-from PIL import Image
 
 from csd_engine.cache.indexes import BatchIndexes, JpegIndexes
 from csd_engine.data.base import Reader
-from csd_engine.data.image_files import MAX_FILE_BYTES
+from csd_engine.data.image_files import MAX_FILE_BYTES, is_above_limit, most_pixels
 from csd_engine.data.readahead import AHEAD
 from csd_engine.kernels.files import FilePlan, Files
 from csd_engine.prepare.kernel_batch import KernelBatch
@@ -18,12 +17,6 @@ from csd_engine.prepare.sample import prepare_by_pillow
 from csd_engine.transforms import Pipeline
 
 __all__ = ["FileBatch"]
-
-
-def _most_pixels() -> Optional[int]:
-    """Pillow's limit in a form for C. Users set it to any number, also to 1e10 or inf. None: there is no limit."""
-    limit = Image.MAX_IMAGE_PIXELS
-    return None if limit is None or limit >= 1 << 63 else int(limit)
 
 
 class FileBatch(KernelBatch):
@@ -56,7 +49,7 @@ class FileBatch(KernelBatch):
             before_decoding: as for `prepare_sample`; called for these images, and before Pillow decodes.
             indexes: of the data set's files. They are used, and what is missing is added.
         """
-        if plan is None:
+        if plan is None or is_above_limit(plan.most_cropped):
             return None
         try:
             found = reader.places(sources.tolist())
@@ -69,7 +62,7 @@ class FileBatch(KernelBatch):
             return None
         indexed = BatchIndexes(None, None) if indexes is None else indexes.of(sources, found)
         files = Files(
-            plan, paths, found.parts, seed, epoch, sources, occurrences, AHEAD, MAX_FILE_BYTES, _most_pixels(), most_memory,
+            plan, paths, found.parts, seed, epoch, sources, occurrences, AHEAD, MAX_FILE_BYTES, most_pixels(), most_memory,
             reader.beneath, indexed.found, indexed.keep,
         )  # fmt: skip
         return FileBatch(reader, pipeline, plan, files, sources, occurrences, seed, epoch, before_decoding)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 
-from csd_engine.errors import DatasetError
+from csd_engine.errors import LeftToHost
 from csd_engine.machine.sizes import size_text
 
 __all__ = ["LargeImageLock", "large_bytes", "most_bytes"]
@@ -54,12 +54,12 @@ class LargeImageLock:
         """Wait for the lock and take it, if an image that needs so many bytes of memory is large.
 
         Raises:
-            DatasetError: it needs too many.
+            LeftToHost: it needs too many.
         """
         if needed_bytes > self._most_bytes:
-            raise DatasetError(
+            raise LeftToHost(
                 f"decoding takes {size_text(needed_bytes)}, the engine allows {size_text(self._most_bytes)} an image: "
-                "a quarter of its memory. The host prepares such images."
+                "a quarter of its memory"
             )
         if needed_bytes >= self.large_bytes and self._descriptor >= 0 and not self._held:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)  # Linux releases it if the worker dies

@@ -7,6 +7,7 @@ from typing import Callable, Optional
 import numpy as np
 
 from csd_engine.data.base import Reader
+from csd_engine.data.image_files import is_above_limit
 from csd_engine.kernels.files import FilePlan
 from csd_engine.kernels.pixels import PixelSamples
 from csd_engine.prepare.kernel_batch import KernelBatch
@@ -30,7 +31,7 @@ class PixelBatch(KernelBatch):
         before_decoding: Optional[Callable[[int], None]] = None,
     ) -> Optional[PixelBatch]:
         """Make a batch; None if there is no plan, or a sample is no array in memory. Arguments as for `KernelBatch`."""
-        if plan is None:
+        if plan is None or is_above_limit(plan.most_cropped):
             return None
         try:
             pixels = reader.pixels(sources)

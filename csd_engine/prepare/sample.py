@@ -13,45 +13,43 @@ import hashlib
 import io
 import os
 import time
-import warnings
 from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Optional, Tuple, Union
 
 import numpy as np
 from PIL import Image
 
 from csd_engine.data.base import Reader
-from csd_engine.data.image_files import MAX_FILE_BYTES, SampleStream, content, not_read, open_image, turned_upright
+from csd_engine.data.image_files import (
+    MAX_FILE_BYTES,
+    SampleStream,
+    content,
+    is_above_limit,
+    not_read,
+    open_image,
+    turned_upright,
+)
 from csd_engine.data.safe_open import OpenFile
 from csd_engine.errors import EngineError, OperatorFailed, SampleError
 from csd_engine.kernels import kernel
 from csd_engine.kernels.library import Context, Job
 from csd_engine.kernels.steps import PackedSteps
 from csd_engine.keyed import Keyed
+from csd_engine.prepare.decode_time import in_small_steps, stream_of
 from csd_engine.prepare.file_info import FileInfo, Header
 from csd_engine.prepare.read_time import READING
 from csd_engine.transforms import Pipeline
 from csd_engine.transforms.compiled import Compiled, compile_plan
 from csd_engine.transforms.pipeline import CHANNELS, SamplePlan, row_shape
-from csd_engine.transforms.primitives import UserCall, kernel_steps
+from csd_engine.transforms.primitives import Crop, UserCall, kernel_steps
 from csd_engine.transforms.reduced import is_jpeg
 
 __all__ = ["is_bad_image", "prepare_any_size", "prepare_by_pillow", "prepare_sample", "sample_digest"]
 
-_PILLOW_MODULES = r"PIL\."  # as a warning filter's module
 _ONE_BYTE = ("1", "L", "P")  # modes in which Pillow keeps a pixel in one byte; in the others it takes four
 _SEVERAL_IMAGES = ("ICNS", "ICO")  # formats whose header may give another size than that of the image which is decoded
 _MOST_PIXELS = 1 << 28  # of an image whose size is not known; Pillow's own limit is lower
 _SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _COEFFICIENT_BYTES = 6  # of a pixel's three, kept until the last scan is read; with one scan the kernel keeps a band of rows
-
-
-def _silence_pillow() -> None:
-    """Keep Pillow's warnings on odd files (EXIF, large images) off the user's terminal; errors stay errors.
-
-    It sets a filter, again if somebody has removed it, since `warnings.catch_warnings` is not safe between threads.
-    """
-    if not any(getattr(entry[3], "pattern", None) == _PILLOW_MODULES for entry in warnings.filters):
-        warnings.filterwarnings("ignore", module=_PILLOW_MODULES)
 
 
 def prepare_sample(
@@ -182,8 +180,7 @@ def _told(reader: Reader, index: int) -> Iterator[None]:
 
 
 def _opened(path: str, data: Union[bytes, BinaryIO]) -> Image.Image:
-    _silence_pillow()
-    return open_image(path, data)
+    return in_small_steps(open_image(path, stream_of(data) if isinstance(data, bytes) else data))
 
 
 def _by_pillow(
@@ -235,8 +232,7 @@ def _by_kernel(
         size = _read(context, source)
     finally:
         READING.seconds += time.monotonic() - began
-    # Pillow warns of images above this, or refuses them; the user may have set it.
-    if size is None or (Image.MAX_IMAGE_PIXELS is not None and size[0] * size[1] > Image.MAX_IMAGE_PIXELS):
+    if size is None or is_above_limit(size[0] * size[1]):
         return None
     if source.upright and context.turned:
         return None
@@ -263,6 +259,9 @@ def _by_kernel(
 
 def _compiled(plans: List[SamplePlan], size: Tuple[int, int], pipeline: Pipeline) -> Optional[List[Compiled]]:
     """Return the kernel's part of each image of a sample's row; None if Pillow must make one of them."""
+    crops = (step for plan in plans for step in plan.primitives if isinstance(step, Crop))
+    if any(is_above_limit(crop.width * crop.height) for crop in crops):
+        return None
     found = [compile_plan(plan, size, one) for one, plan in zip(pipeline.each, plans)]
     compiled = [one for one in found if one is not None]
     return compiled if len(compiled) == len(plans) else None

@@ -32,7 +32,7 @@ from csd_engine.protocol.messages import (
 __all__ = ["MAX_FRAME_BYTES", "MAX_HOST_FRAME_BYTES", "PROTOCOL", "Payload", "decode", "encode", "shorten"]
 __all__ += messages.__all__
 
-PROTOCOL = 3
+PROTOCOL = 4
 MAX_FRAME_BYTES = 8 << 20
 MAX_HOST_FRAME_BYTES = 4 << 20  # of what a host sends: the longest lease with indices of twelve digits
 

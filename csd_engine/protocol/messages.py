@@ -144,8 +144,9 @@ class Refused(Message):
 
 @dataclass(frozen=True)
 class OpenJob(Message):
-    """Host: open a job. Pipeline, data set and layout are plain data; each is parsed by its own package. The other fields say
-    which rank of which training run it is for (`csd_engine.service.groups.Member`).
+    """Host: open a job. Pipeline, data set and layout are plain data; each is parsed by its own package. `run` to `after_lower`
+    say which rank of which training run it is for (`csd_engine.service.groups.Member`). `most_pixels`: the engine leaves larger
+    images to the host, which may warn of them; null: it has its own limit alone.
     """
 
     job: str = _checked(_name)
@@ -155,6 +156,7 @@ class OpenJob(Message):
     run: str = _checked(_no_or_name, "")
     rank: int = _checked(_count, 0)
     after_lower: bool = _checked(_truth, False)
+    most_pixels: Optional[int] = _checked(_optional(_count), None)
 
 
 @dataclass(frozen=True)
@@ -214,7 +216,7 @@ class Probe(Message):
 @dataclass(frozen=True)
 class ProbeDone(Message):
     """Engine: `csd_engine.prepare.sample.sample_digest` of each item, in order. For an item that failed: 'error: ' and the
-    reason, or 'refused: ' if a user's operator does not run there.
+    reason, 'refused: ' if a user's operator does not run there, or 'left: ' if only the host may make it.
     """
 
     job: str = _checked(_name)

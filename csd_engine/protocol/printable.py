@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["printable"]
+__all__ = ["printable", "printable_lines"]
 
 
 def printable(text: str, longest: int = 500) -> str:
@@ -15,3 +15,8 @@ def printable(text: str, longest: int = 500) -> str:
     if cut.isprintable():
         return cut
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in cut)
+
+
+def printable_lines(text: str) -> str:
+    """Return a text of several lines with each of them `printable`, and none cut. Tabulators become blanks."""
+    return "\n".join(printable(line, len(line)) for line in text.expandtabs().split("\n"))

@@ -65,6 +65,7 @@ class EngineOptions:
     memory_bytes: int  # 0: what the computer has
     lease_timeout_s: float
     worker_timeout_s: float
+    sample_timeout_s: float
     slowdown: float
     parent: int
     exit_with_stdin: bool
@@ -113,6 +114,7 @@ class Service:
         self._worker_arguments = [
             *("--slowdown", repr(options.slowdown), "--large-image-lock", str(self._spool.directory / ".large")),
             *("--large-bytes", str(large_bytes(memory_bytes, options.workers)), "--memory", str(memory_bytes)),
+            *("--sample-timeout", repr(options.sample_timeout_s)),
         ]
         if options.cache is not None:
             self._worker_arguments += ["--cache", options.cache.path, "--cache-bytes", str(options.cache.quota_bytes)]
@@ -312,9 +314,8 @@ class Service:
         self._hosts[peer] = time.monotonic()
         spool = self._spool
         quotas = (spool.quota_batches, spool.quota_bytes)
-        # It answers AskSensors and AskRetires, marks rows that it can't make, takes samples' bytes, seals parts, and says which
-        # object storages it may read.
-        features = {"sensors": "1", "bad_rows": "1", "retires": "1", "parcels": "1"}
+        # It answers AskSensors and AskRetires, takes samples' bytes, seals parts, and says which object storages it may read.
+        features = {"sensors": "1", "retires": "1", "parcels": "1"}
         if self._options.cache is not None:
             features["cache"] = "1"
         urls = self._roots_of(peer).urls

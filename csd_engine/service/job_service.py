@@ -191,6 +191,7 @@ class JobService:
             "pipeline": message.pipeline,
             "dataset": message.dataset,
             "layout": message.layout,
+            "most_pixels": message.most_pixels,
             "directory": directory.path,
             "place": directory.place,
             "roots": roots.to_data(),

@@ -1,8 +1,8 @@
 """A worker process of the engine: takes one lease at a time from its pipe and fills the batch file, a few samples at a time.
 
 `python -m csd_engine.service.worker_start [--slowdown F] [--large-image-lock FILE --large-bytes N] [--memory N]
-[--cache DIR --cache-bytes N]`, JSON lines on standard input and output. After each few samples it looks whether the lease was
-cancelled. When its pipe closes, it drops its lease and exits.
+[--sample-timeout S] [--cache DIR --cache-bytes N]`, JSON lines on standard input and output. After each few samples it looks
+whether the lease was cancelled. When its pipe closes, it drops its lease and exits.
 """
 
 from __future__ import annotations
@@ -10,17 +10,20 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import math
 import os
 import resource
 import signal
 import sys
 import time
+import warnings
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Deque, Dict, Generator, Iterator, List, Optional, Tuple, Union
 
 import numpy as np
+from PIL import Image, ImageFile
 
 from csd_engine.batchfile.checksum import READ_BYTES, Checksum
 from csd_engine.batchfile.reader import Layout
@@ -31,11 +34,21 @@ from csd_engine.data.concat import ConcatSet
 from csd_engine.data.kinds import parse_dataset
 from csd_engine.data.roots import Roots
 from csd_engine.directory import Directory
-from csd_engine.errors import CacheRefused, DatasetError, EngineError, OperatorFileError, SampleError, SpoolError, SpoolFull
+from csd_engine.errors import (
+    CacheRefused,
+    DatasetError,
+    EngineError,
+    LeftToHost,
+    OperatorFileError,
+    SampleError,
+    SpoolError,
+    SpoolFull,
+)
 from csd_engine.kernels import kernel
 from csd_engine.machine.computer import status_bytes
 from csd_engine.prepare.batch_maker import BatchMaker, Destination, StartedBatch
 from csd_engine.prepare.cached_batch import SampleCache
+from csd_engine.prepare.decode_time import limit_decoding
 from csd_engine.prepare.large_image_lock import LargeImageLock, most_bytes
 from csd_engine.prepare.operator_file import OperatorDirectory
 from csd_engine.prepare.sample import is_bad_image, sample_digest
@@ -53,6 +66,8 @@ _LEAST_MEMORY_BYTES = 384 << 20
 _FIRST_TO_END = 500  # of 1000
 _PATIENCE_S = 20  # with a storage: less than after which a worker is replaced
 _SLEEP_AT_LEAST_S = 0.002  # shorter sleeps are mostly timer slack
+_MOST_PIXELS = Image.MAX_IMAGE_PIXELS  # Pillow's own limit, which a user's operators may change
+_ONLY_THE_HOST = (Warning, LeftToHost, Image.DecompressionBombError)  # reasons for which only the host may make a sample
 
 
 @dataclass
@@ -61,6 +76,7 @@ class _OpenJob:
     carried: Optional[CarriedReader]  # the reader, if the samples' bytes come with the leases
     parts: int  # data sets that its data set consists of
     layout: Layout
+    most_pixels: Optional[int]  # of an image; None: any number
     directory: Directory
     maker: BatchMaker
     cache: Optional[SampleCache]  # that the maker uses
@@ -83,6 +99,26 @@ class _Cancelled(Exception):
 def _unforeseen(what: str, error: Exception) -> EngineError:
     """Return the error for an exception that no check foresaw. The worker tells it and goes on."""
     return EngineError(f"{what}: {type(error).__name__}: {error}.")
+
+
+def _smaller(one: Optional[int], other: Optional[int]) -> Optional[int]:
+    """Return the smaller of two limits; None is no limit."""
+    return min((limit for limit in (one, other) if limit is not None), default=None)
+
+
+def _only_the_host(error: Exception) -> bool:
+    """Whether the sample may be sound, and only the host may make it: it alone warns, and has no limits but Pillow's."""
+    return isinstance(error.__cause__, _ONLY_THE_HOST)
+
+
+def _obey(most_pixels: Optional[int]) -> None:
+    """Have Pillow refuse in this process what only a host may make: images that it warns of, or that are cut off.
+
+    Called for each lease, since a user's operators may change these settings of the process.
+    """
+    Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES = most_pixels, False
+    for category in (UserWarning, RuntimeWarning):
+        warnings.filterwarnings("error", category=category, module=r"PIL\.")
 
 
 class Slowdown:
@@ -170,11 +206,12 @@ class WrittenRows(Destination):
 
     Attributes:
         first: the row in the file at which the samples that are made begin.
+        left_out: how many rows are left to the host.
     """
 
     def __init__(self, writer: BatchWriter, before_writing: Callable[[], None] = lambda: None) -> None:
         layout = writer.layout
-        self.first = 0
+        self.first = self.left_out = 0
         self._writer, self._before_writing = writer, before_writing
         self._images, self._boxes = _sample_memory(layout, max(1, min(layout.batch, _CHUNK_BYTES // layout.row_bytes)))
 
@@ -189,13 +226,14 @@ class WrittenRows(Destination):
         self._writer.write_rows(self.first + part.start, *self.place(part))
 
     def leave_out(self, row: int) -> None:
-        """Mark the next row as one whose sample could not be prepared. Its bytes are 0."""
+        """Mark the next row as one that the host makes. Its bytes are 0."""
         part = slice(row, row + 1)
         for memory in self.place(part):
             if memory is not None:
                 memory[:] = 0
         self.done(part)
         self._writer.mark_bad(self.first + row)
+        self.left_out += 1
 
 
 class _OneRow(Destination):
@@ -290,6 +328,8 @@ class Worker:
     def _opened(self, command: Dict[str, Any]) -> Union[_OpenJob, EngineError]:
         try:
             directory = _job_directory(command["directory"], command["place"])
+            most_pixels = _smaller(command["most_pixels"], _MOST_PIXELS)
+            _obey(most_pixels)  # what is kept of samples depends on it
             roots = Roots.from_data(command["roots"])
             operators = command["operators"]
             calls = None if operators is None else OperatorDirectory(operators).call
@@ -315,7 +355,7 @@ class Worker:
                 reader.close()
                 raise
             parts = len(dataset.parts) if isinstance(dataset, ConcatSet) else 1
-            return _OpenJob(reader, carried, parts, layout, directory, maker, cache)
+            return _OpenJob(reader, carried, parts, layout, most_pixels, directory, maker, cache)
         except Exception as error:  # reported with each lease
             told = error if isinstance(error, EngineError) else _unforeseen("the job cannot be opened", error)
             told.__traceback__ = told.__context__ = told.__cause__ = None  # their frames hold files and memory
@@ -415,7 +455,9 @@ class Worker:
             try:
                 done = self._make(batch, done, rows)
             except SampleError as error:
-                if not (writer.layout.bad_rows and is_bad_image(error)):
+                if not (writer.layout.bad_rows and (is_bad_image(error) or _only_the_host(error))):
+                    raise
+                if rows.left_out >= writer.layout.most_bad_rows:
                     raise
                 rows.leave_out(done)  # the host makes this row
                 done += 1
@@ -501,6 +543,7 @@ class Worker:
     def _start(
         self, job: _OpenJob, command: Dict[str, Any], items: np.ndarray, reader: Optional[Reader]
     ) -> StartedBatch:
+        _obey(job.most_pixels)
         large = self._large_image_lock.large_bytes, self._large_image_lock.acquire
         return job.maker.start(items[:, 0], items[:, 1], command["seed"], command["epoch"], *large, reader=reader)
 
@@ -536,7 +579,7 @@ class Worker:
             raise
         except EngineError as error:
             by_operator = isinstance(error, OperatorFileError) or (isinstance(error, SampleError) and error.by_operator)
-            return f"{'refused' if by_operator else 'error'}: {error}"
+            return f"{'left' if _only_the_host(error) else 'refused' if by_operator else 'error'}: {error}"
         except Exception as error:
             return f"error: {_unforeseen('the sample cannot be made', error)}"
 
@@ -576,12 +619,14 @@ def main(arguments: Optional[List[str]] = None) -> None:
     parser.add_argument("--slowdown", type=float, default=1.0)
     parser.add_argument("--large-image-lock", default="", metavar="FILE")
     parser.add_argument("--large-bytes", type=int, default=0, metavar="N")
+    parser.add_argument("--sample-timeout", type=float, default=math.inf, metavar="S")
     parser.add_argument("--memory", type=int, default=0, metavar="N")
     parser.add_argument("--cache", default="", metavar="DIR")
     parser.add_argument("--cache-bytes", type=int, default=0, metavar="N")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the engine, which closes our pipe
     limit_memory(options.memory)
+    limit_decoding(options.sample_timeout)
     commands, reports = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # a forgotten breakpoint() in a user's operator must not read commands
     os.dup2(2, 1)  # a stray print must not garble the reports

@@ -12,6 +12,7 @@ from typing import Tuple
 import numpy as np
 from PIL import Image
 
+from csd_engine.data.image_files import is_above_limit
 from csd_engine.errors import PipelineError
 
 __all__ = ["FILTERS", "ORDERS", "crop_resize", "native_order", "resize", "vertical_first"]
@@ -81,7 +82,7 @@ def crop_resize(
         return part if part.mode == mode else part.convert(mode)
 
     one_pass = filter_name == "nearest" or width == across or height == down
-    if one_pass or across * down <= _WHOLE_PIXELS:
+    if one_pass or across * down <= _WHOLE_PIXELS or is_above_limit(across * down):  # Pillow judges the crop, not a band
         return resize(piece(box), width, height, filter_name, order)
     if vertical_first(order, across, down, width, height):
         between = Image.new(mode, (across, height))

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 from ddlp.deploy.findings import Finding, bad, ok, warn
+from ddlp.deploy.shell import number_in
 from ddlp.deploy.survey import Directory, PrivateFile, Python, Survey
 
 __all__ = ["APT_PACKAGES", "MIB", "PIP_NAMES", "check", "check_python", "missing", "replaced", "workers_that_fit"]
@@ -101,7 +102,7 @@ def _check_modules(survey: Survey, python: Python) -> Iterator[Finding]:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    return tuple(number for part in version.split(".")[:2] if (number := number_in(part)) is not None)
 
 
 def replaced(python: Python | None, loaded: Mapping[str, str]) -> str:

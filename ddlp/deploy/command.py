@@ -38,7 +38,7 @@ from ddlp.errors import DDLPError
 # The engine's own, passed on by name; python -m csd_engine --help documents them.
 ENGINE_OPTIONS = (
     "--workers", "--memory", "--quota-bytes", "--quota-batches", "--reserve-bytes", "--lease-timeout", "--worker-timeout",
-    "--cpus", "--slowdown", "--log-level", "--sys", "--cache", "--environment",
+    "--sample-timeout", "--cpus", "--slowdown", "--log-level", "--sys", "--cache", "--environment",
 )  # fmt: skip
 _SSH_OPTIONS = (("-F", "FILE"), ("-p", "PORT"), ("-i", "KEY"), ("-J", "HOST"))
 

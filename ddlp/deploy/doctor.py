@@ -38,9 +38,9 @@ from ddlp.deploy.options import add_device, add_json
 from ddlp.deploy.parity import compare_device
 from ddlp.deploy.place import engine_module
 from ddlp.deploy.prove import Trial, check_port, seen_by_both, some_images
-from ddlp.deploy.service import Service
+from ddlp.deploy.service import Service, state_of
 from ddlp.deploy.settings import Settings
-from ddlp.deploy.shell import CommandFailed, Shell
+from ddlp.deploy.shell import CommandFailed, Shell, number_in
 from ddlp.deploy.steps import Step, Steps
 from ddlp.deploy.storage import of_storage
 from ddlp.deploy.survey import Survey, survey
@@ -221,7 +221,7 @@ class _Examination:
             f"i=0; while [ $i -lt {_START_S} ]; do state=$(cat {file}); case $state in ready* | failed*) break ;; esac; "
             'sleep 1; i=$((i+1)); done; echo "$state"'
         )
-        return self._shell.run(script, timeout_s=_START_S + 60).out.strip() or state
+        return state_of(self._shell.run(script, timeout_s=_START_S + 60).out) or state
 
     def _greet(self, _: Step) -> Iterator[Finding]:
         record = self._record
@@ -275,7 +275,7 @@ class _Examination:
         else:
             yield seen_by_both(self._shell, record.host_spool, record.device_spool)
         done = self._shell.run(f"ls -A {shlex.quote(record.device_spool)} 2> /dev/null | grep -cxE '{JOB}'", timeout_s=60)
-        yield from diagnosis.of_leftovers(record, int(done.out.strip() or 0), self._jobs)
+        yield from diagnosis.of_leftovers(record, number_in(done.out) or 0, self._jobs)
 
     def _data(self, step: Step) -> Iterator[Finding]:
         for url in self._record.urls:

@@ -6,6 +6,7 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from csd_engine.protocol.printable import printable_lines
 from ddlp.errors import DDLPError
 
 __all__ = ["DeviceNotReady", "Finding", "Level", "bad", "ok", "warn"]
@@ -34,6 +35,10 @@ class Finding:
     what: str
     why: str = ""
     way_out: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("what", "why", "way_out"):  # they quote what a device says
+            object.__setattr__(self, name, printable_lines(getattr(self, name)))
 
     def __str__(self) -> str:
         text = f"{self.level.value:4} {self.what}"

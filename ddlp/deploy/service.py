@@ -5,6 +5,7 @@ Either way the supervisor (`csd_engine.supervisor`) runs the engine, keeps its l
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from ddlp.deploy.sandbox import quoted, sandbox
 from ddlp.deploy.shell import CommandFailed, Shell
 from ddlp.devices.address_book import DeviceRecord
 
-__all__ = ["KEEPS", "Service", "supervisor_command", "unit"]
+__all__ = ["KEEPS", "Service", "state_of", "supervisor_command", "unit"]
 
 START_TIMEOUT_S = 180.0  # until the engine says that it serves; Python with numpy takes its time on a board
 _STOP_TIMEOUT_S = 40.0
@@ -34,6 +35,12 @@ $2
 }
 """
 """Defines `keeps PID HOME`: whether a process is the supervisor of a directory."""
+
+
+def state_of(text: str) -> str:
+    """Return the supervisor's state as a device has told it; empty if it says that it is ready, and not where it listens."""
+    text = text.strip()
+    return "" if text.startswith("ready") and not re.match(r"ready \S+:[0-9]{1,5}(\s|$)", text) else text
 
 
 def supervisor_command(python: str, home: str) -> str:
@@ -196,8 +203,8 @@ class Service:
             'echo "$state"; case $state in ready*) ;; *) exit 8 ;; esac'
         )
         done = self.shell.run(script, timeout_s=START_TIMEOUT_S + 60)
-        state = done.out.strip()
-        if done.status == 0:
+        state = state_of(done.out)
+        if done.status == 0 and state:
             return state.split()[1]
         words = state.split(maxsplit=2)
         reason = words[2] if words[:1] == ["failed"] else state or " ".join(done.err.split()) or "it says nothing"

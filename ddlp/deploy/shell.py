@@ -2,23 +2,29 @@
 
 One ssh process holds the connection (a ControlMaster) and every command goes through it. Its remote end is a `cat` whose
 standard input is a pipe of this process: however this process ends, the pipe closes, `cat` ends, and ssh with it.
+
+What a device prints is text of a stranger: here it is bounded, and made fit for a terminal.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
+import selectors
 import shlex
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from csd_engine.protocol.printable import printable_lines
 from ddlp.deploy.sshfaults import (
     BadOptions,
     ConnectionLost,
@@ -29,13 +35,14 @@ from ddlp.deploy.sshfaults import (
     ShellError,
     Slow,
     SshMissing,
+    TooMuch,
     Unreachable,
     explain,
 )  # fmt: skip
 
 __all__ = [
     "BadOptions", "CommandFailed", "ConnectionLost", "Done", "HostKeyChanged", "HostKeyUnknown", "NoShell", "NotAllowed",
-    "Shell", "ShellError", "Slow", "SshMissing", "Unreachable",
+    "Shell", "ShellError", "Slow", "SshMissing", "TooMuch", "Unreachable", "number_in",
 ]  # fmt: skip
 
 CONNECT_TIMEOUT_S = 15
@@ -44,6 +51,8 @@ _MARK = f"{_READY}\n".encode()  # stands between the output of a login shell (it
 _OWN_FAILURE = 255  # the exit status if ssh itself failed, not the command
 _TICK_S = 1.0
 _END_S = 2.0
+_MOST_BYTES = 16 << 20  # that a command may print; the longest list that we ask for is a log
+_LAST_BYTES = 1 << 16  # of what is printed on standard error, or while we wait
 _LONGEST_BASE = 60  # of a control socket's directory: a socket's path has at most 107 bytes, and ssh adds some
 
 
@@ -61,11 +70,45 @@ class CommandFailed(ShellError):
 
 @dataclass(frozen=True)
 class Done:
-    """A command that has ended: its exit status (minus the signal if ssh was killed here) and its output."""
+    """A command that has ended: its exit status (minus the signal if ssh was killed here) and its output, fit for a terminal.
+
+    Of the standard error only the end is here.
+    """
 
     status: int
     out: str
     err: str
+
+
+def _text(data: bytes | bytearray) -> str:
+    """Return what a device has printed as text that a terminal shows and does not obey."""
+    return printable_lines(data.decode(errors="replace").replace("\r\n", "\n"))
+
+
+def number_in(text: str) -> int | None:
+    """Return the number that a device has printed, of at most 18 digits; None: it is none."""
+    text = text.strip()
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
+
+
+class _Tail:
+    """Reads a pipe to its end in a thread, and keeps the end of what came: nobody waits for us, and it takes no memory."""
+
+    def __init__(self, pipe: IO[bytes] | None) -> None:
+        assert pipe is not None
+        self._pipe, self._last = pipe, bytearray()
+        self._thread = threading.Thread(target=self._read, name="ddlp-ssh-words", daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        with self._pipe:
+            while piece := os.read(self._pipe.fileno(), _LAST_BYTES):
+                self._last = (self._last + piece)[-_LAST_BYTES:]
+
+    def text(self) -> str:
+        """Return what came last. Waits a moment for the end."""
+        self._thread.join(_TICK_S)
+        return _text(self._last)
 
 
 def _file_of(data: bytes) -> IO[bytes]:
@@ -106,7 +149,7 @@ class Shell:
         self.ssh_options = tuple(ssh_options)
         self._directory: Path | None = None
         self._master: subprocess.Popen[bytes] | None = None
-        self._words: IO[bytes] | None = None  # what the master says on its standard error
+        self._words: _Tail | None = None  # what the master says on its standard error
 
     def __enter__(self) -> Shell:
         return self
@@ -135,14 +178,14 @@ class Shell:
             raise SshMissing("there is no ssh on this host. Install OpenSSH's client: apt install openssh-client.")
         base = tempfile.gettempdir()
         self._directory = Path(tempfile.mkdtemp(prefix="ddlp-ssh-", dir=base if len(base) <= _LONGEST_BASE else "/tmp"))
-        self._words = tempfile.TemporaryFile()
         try:
             self._master = subprocess.Popen(
                 [*self._ssh("-o", "ControlMaster=yes"), self.destination, f"echo {_READY}; exec cat"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=self._words,
+                stderr=subprocess.PIPE,
             )
+            self._words = _Tail(self._master.stderr)
             self._await_ready()
         except BaseException:
             self.close()
@@ -150,7 +193,7 @@ class Shell:
 
     def _await_ready(self) -> None:
         """Wait until the remote shell prints `_READY`. A login shell may print greetings before it."""
-        assert self._master is not None and self._master.stdout is not None
+        assert self._master is not None and self._master.stdout is not None and self._words is not None
         patience_s = None if "batchmode=no" in " ".join(self.ssh_options).lower() else 4.0 * CONNECT_TIMEOUT_S
         until = None if patience_s is None else time.monotonic() + patience_s
         said = b""
@@ -162,13 +205,8 @@ class Shell:
             piece = os.read(self._master.stdout.fileno(), 4096)
             if not piece:
                 self._master.wait()
-                raise explain(self.destination, self.ssh_options, self._said(), said.decode(errors="replace"))
-            said = (said + piece)[-65536:]
-
-    def _said(self) -> str:
-        assert self._words is not None
-        size = os.fstat(self._words.fileno()).st_size
-        return os.pread(self._words.fileno(), 65536, max(0, size - 65536)).decode(errors="replace")
+                raise explain(self.destination, self.ssh_options, self._words.text(), _text(said))
+            said = (said + piece)[-_LAST_BYTES:]
 
     # -- commands
 
@@ -202,32 +240,39 @@ class Shell:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
+        assert process.stdout is not None
+        words, out, ended = _Tail(process.stderr), bytearray(), False
         try:
-            while True:
-                left_s = timeout_s - (time.monotonic() - began)
-                try:
-                    out, err = process.communicate(timeout=max(0.0, min(_TICK_S, left_s)))
-                    break
-                except subprocess.TimeoutExpired:
-                    pass
-                if time.monotonic() - began >= timeout_s:
-                    raise Slow(
-                        f"{self.destination} has not finished within {timeout_s:g} s: {command.strip():.80}. Is it "
-                        "overloaded, or its disk or network file system stuck? Try again."
-                    )
-                if waiting is not None:
-                    waiting(time.monotonic() - began, os.lseek(input.fileno(), 0, os.SEEK_CUR))  # ssh shares the position
+            with selectors.DefaultSelector() as selector:
+                selector.register(process.stdout, selectors.EVENT_READ)
+                while not ended:
+                    left_s = timeout_s - (time.monotonic() - began)
+                    if selector.select(max(0.0, min(_TICK_S, left_s))):
+                        piece = os.read(process.stdout.fileno(), 1 << 16)
+                        out += piece
+                        ended = not piece
+                        if len(out) > _MOST_BYTES:
+                            raise TooMuch(
+                                f"{self.destination} has printed more than {_MOST_BYTES >> 20} MiB: {command.strip():.80}. "
+                                "Run a command there by ssh, and see what its login shell prints."
+                            )
+                        continue
+                    if time.monotonic() - began >= timeout_s:
+                        raise Slow(
+                            f"{self.destination} has not finished within {timeout_s:g} s: {command.strip():.80}. Is it "
+                            "overloaded, or its disk or network file system stuck? Try again."
+                        )
+                    if waiting is not None:
+                        waiting(time.monotonic() - began, os.lseek(input.fileno(), 0, os.SEEK_CUR))  # ssh shares the position
+            process.wait()
         finally:
             if process.poll() is None:
                 process.kill()
                 process.wait()
-                # Do not read the pipes to their end: the master has them open as well, while the command runs on the device.
-                for stream in (process.stdout, process.stderr):
-                    if stream is not None:
-                        with contextlib.suppress(OSError):
-                            stream.close()
-        out = out.partition(_MARK)[2] if _MARK in out else out
-        done = Done(process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
+            # Not read to its end: the master has the pipe open as well, while the command runs on the device.
+            process.stdout.close()
+        whole = bytes(out)
+        done = Done(process.returncode, _text(whole.partition(_MARK)[2] if _MARK in whole else whole), words.text())
         self._check_connected(done)
         return done
 
@@ -269,14 +314,15 @@ class Shell:
         """
         self.connect()
         until = None if timeout_s is None else time.monotonic() + timeout_s
-        with _file_of(input) as stdin, tempfile.TemporaryFile() as words:  # no second pipe: unread, it could fill up
+        with _file_of(input) as stdin:
             process = subprocess.Popen(
                 self._command(f"echo {_READY}; {command}"),
                 stdin=stdin,
                 stdout=subprocess.PIPE,
-                stderr=words,
+                stderr=subprocess.PIPE,
             )
             assert process.stdout is not None
+            words = _Tail(process.stderr)
             out = process.stdout.fileno()
 
             def read(count: int) -> bytes:
@@ -293,7 +339,7 @@ class Shell:
             try:
                 before = b""
                 while not before.endswith(_MARK) and (one := read(1)):  # the caller reads what follows the mark
-                    before += one
+                    before = (before + one)[-_LAST_BYTES:]
                 yield read
                 while read(1 << 16):
                     pass
@@ -302,8 +348,7 @@ class Shell:
                 process.stdout.close()
                 process.kill()
                 process.wait()
-            words.seek(0)
-            said = " ".join(words.read().decode(errors="replace").split())[-600:]
+            said = " ".join(words.text().split())[-600:]
         done = Done(process.returncode, "", said)
         self._check_connected(done)
         if done.status:
@@ -338,9 +383,9 @@ class Shell:
         self.must(command, f"writing {path}", input=data, timeout_s=timeout_s)
 
     def attach(self, command: str) -> int:
-        """Run one program, given as a line of shell; its output goes to this process's own. Returns its exit status.
+        """Run one program, given as a line of shell; its output goes to this process's standard output, line by line.
 
-        The program is ended on the device when this process is interrupted, or is gone.
+        Returns its exit status. The program is ended on the device when this process is interrupted, or is gone.
         """
         self.connect()
         # Without a terminal, sshd does not end a command when its client is gone. So the end of the input ends it here.
@@ -348,10 +393,16 @@ class Shell:
             f"exec 3<&0; {{ exec {command}\n}} 3<&- & c=$!; (cat; kill $c) <&3 3<&- >/dev/null 2>&1 & w=$!; exec 3<&-; "
             "wait $c; s=$?; kill $w 2>/dev/null; exit $s"
         )
-        process = subprocess.Popen(self._command(script), stdin=subprocess.PIPE)
+        process = subprocess.Popen(
+            self._command(script), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        assert process.stdout is not None
         try:
+            while line := process.stdout.readline(_LAST_BYTES):  # of a longer one a part
+                print(_text(line), end="", flush=True)
             return process.wait()
         finally:
+            process.stdout.close()
             _end(process)
 
     def close(self) -> None:
@@ -361,9 +412,7 @@ class Shell:
             _end(master)
             assert master.stdout is not None
             master.stdout.close()
-        if self._words is not None:
-            self._words.close()
-            self._words = None
+        self._words = None
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
             self._directory = None

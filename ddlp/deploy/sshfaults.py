@@ -10,7 +10,7 @@ from ddlp.errors import DDLPError
 
 __all__ = [
     "BadOptions", "ConnectionLost", "HostKeyChanged", "HostKeyUnknown", "NoShell", "NotAllowed", "ShellError", "Slow",
-    "SshMissing", "Unreachable", "explain",
+    "SshMissing", "TooMuch", "Unreachable", "explain",
 ]  # fmt: skip
 
 
@@ -52,6 +52,10 @@ class ConnectionLost(Unreachable):
 
 class Slow(ShellError):
     """A command did not end in time."""
+
+
+class TooMuch(ShellError):
+    """A command printed more than any of ours does."""
 
 
 _Kind = type[ShellError]

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
+from csd_engine.protocol.printable import printable_lines
 from ddlp.deploy.findings import Finding
 
 __all__ = ["Step", "Steps"]
@@ -32,7 +33,7 @@ class Step:
 
     def say(self, result: str | Finding) -> None:
         """Add a line to the result."""
-        self.results.append(str(result))
+        self.results.append(printable_lines(str(result)))
 
     def waiting(self, seconds: float, sent: int) -> None:
         """Show how much was sent: for `Shell.run`."""

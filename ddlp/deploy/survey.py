@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from collections.abc import Iterable, Sequence
@@ -10,8 +11,8 @@ from dataclasses import dataclass, field
 from csd_engine.data.objects.urls import is_url
 from ddlp.deploy import homedir, spooldir
 from ddlp.deploy.findings import DeviceNotReady, bad
-from ddlp.deploy.service import KEEPS
-from ddlp.deploy.shell import Shell
+from ddlp.deploy.service import KEEPS, state_of
+from ddlp.deploy.shell import Shell, number_in
 
 __all__ = ["Directory", "PrivateFile", "Python", "Survey", "modules", "survey"]
 
@@ -305,7 +306,13 @@ def survey(
         key, equals, value = line.partition("=")
         if equals:
             values.setdefault(key, []).append(value)
-    return _parse(values, began)
+    try:
+        return _parse(values, began)
+    except (ValueError, LookupError) as error:
+        raise DeviceNotReady(
+            shell.destination,
+            [bad(f"its answers make no sense ({error!s:.99})", "our script prints others", "See what its shell prints.")],
+        ) from None
 
 
 def _parse(values: dict[str, list[str]], began: float) -> Survey:
@@ -313,8 +320,7 @@ def _parse(values: dict[str, list[str]], began: float) -> Survey:
         return values.get(key, [""])[-1]
 
     def number(key: str) -> int:
-        value = text(key).strip()
-        return int(value) if value.isdigit() else 0
+        return number_in(text(key)) or 0
 
     total, limit = number("memory_kib") << 10, number("memory_limit")
     available = number("available_kib") << 10
@@ -352,25 +358,26 @@ def _parse(values: dict[str, list[str]], began: float) -> Survey:
         clients=dict(line.split(" ", 1) for line in values.get("client", []) if not line.startswith(" ")),
         operators=tuple(values.get("operator", [])),
         supervisor=number("supervisor") or None,
-        state=text("state"),
+        state=state_of(text("state")),
     )
 
 
 def _directory(line: str) -> Directory:
     kind, may, free, path = line.split("|", 3)
-    free_bytes = int(free) << 10 if free.isdigit() else None
+    free_kib = number_in(free)
+    free_bytes = None if free_kib is None else free_kib << 10
     return Directory(path, kind != "none", kind == "directory", "r" in may, "w" in may, free_bytes)
 
 
 def _private_file(line: str) -> PrivateFile:
     kind, mode, owner, path = line.split("|", 3)
-    return PrivateFile(path, kind != "none", kind == "file", int(mode, 8) if mode else None, owner)
+    return PrivateFile(path, kind != "none", kind == "file", int(mode, 8) if re.fullmatch("[0-7]{1,6}", mode) else None, owner)
 
 
 def _python(line: str, needed: Sequence[str]) -> Python:
     path, version, *rest = line.split("|")
     fields = dict(one.split("=", 1) for one in rest if "=" in one)
-    if not version.replace(".", "").isdigit():
+    if not re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,4})*", version):
         return Python(path, ())
     return Python(
         path=path,

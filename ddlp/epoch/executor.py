@@ -454,7 +454,7 @@ class EpochExecutor:
     def _apply_epilogue(self, position: int, batch: PreparedBatch) -> PreparedBatch | PendingTransfer:
         """Make a batch ready for the training thread. The thread that has prepared or fetched it calls this."""
         spec = self.spec
-        if batch.state is BatchState.ON_DEVICE:
+        if batch.state in (BatchState.ON_DEVICE, BatchState.FAILED):
             return batch
         if spec.own_steps is not None:
             return spec.own_steps.finish(spec, position, batch)
@@ -553,7 +553,8 @@ class EpochExecutor:
         try:
             batch = source.fetch(lease, position, handle)
             seconds = time.monotonic() - began
-            self.hooks.fetch_read(lease, position, batch)
+            if batch.state is not BatchState.FAILED:
+                self.hooks.fetch_read(lease, position, batch)
             if self.spec.own_steps is not None:  # the user's steps may be slow: the fetch must not count as hanging
                 with self._lock:
                     self.ledger.read(lease)

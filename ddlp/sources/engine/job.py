@@ -36,18 +36,20 @@ class Probed(NamedTuple):
         digest: `csd_engine.prepare.sample.sample_digest` of the sample; empty if it failed.
         error: why it failed, else empty.
         refused: it failed because a user's operator does not run there.
+        left: only this host may make it.
     """
 
     digest: str = ""
     error: str = ""
     refused: bool = False
+    left: bool = False
 
     @staticmethod
     def read(told: str) -> Probed:
         """Parse one entry of `csd_engine.protocol.messages.ProbeDone.digests`."""
         kind, _, why = told.partition(":")
-        if kind in ("error", "refused"):
-            return Probed(error=why.strip(), refused=kind == "refused")
+        if kind in ("error", "refused", "left"):
+            return Probed(error=why.strip(), refused=kind == "refused", left=kind == "left")
         return Probed(told)
 
 

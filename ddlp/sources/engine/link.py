@@ -22,6 +22,7 @@ from typing import NamedTuple, TypeVar
 
 from csd_engine.batchfile.reader import Layout
 from csd_engine.data.base import Dataset, Reader
+from csd_engine.data.image_files import most_pixels
 from csd_engine.errors import BadMessage, EngineError, EngineGone, EngineRefused, EngineUnreachable
 from csd_engine.protocol import codec as say
 from csd_engine.service.groups import Member
@@ -202,7 +203,7 @@ class EngineLink:
                 handle.parcels.close()
             raise
         parts = (pipeline.to_data(), dataset.to_data(), layout.to_data())
-        handle.ask(say.OpenJob(handle.name, *parts, *member))
+        handle.ask(say.OpenJob(handle.name, *parts, *member, most_pixels=most_pixels()))
         try:
             answer = handle.answer(timeout_s)
             while isinstance(answer, say.NeedFile):  # a sign of life while a file is on its way

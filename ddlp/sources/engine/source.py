@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import ImageFile
 
 from csd_engine.batchfile import reader as batchfile
 from csd_engine.batchfile.reader import Batch, Layout
@@ -45,8 +46,8 @@ from ddlp.sources.engine.fetch import BatchFetcher
 from ddlp.sources.engine.job import JobHandle
 from ddlp.sources.engine.parcels import MOST_AHEAD, carried
 from ddlp.sources.engine.parity_bisect import first_difference
-from ddlp.sources.host.native import fresh_rows, prepare_item
-from ddlp.sources.host.replacing import confirmed_bad, replace_samples
+from ddlp.sources.host.native import as_raised_by_the_dataset, fresh_rows, prepare_item
+from ddlp.sources.host.replacing import Put, make_left_out, replace_samples
 from ddlp.stats.replaced import Replaced
 from ddlp.stats.thread_cpu import ELSEWHERE
 from ddlp.transfer.gpu_transfer import FileTransfer, OnDevice
@@ -65,10 +66,16 @@ class DifferentBits(DDLPError):
 
 
 class EngineJob:
-    """One epoch on one device's engine: a `ddlp.sources.base.AttachedSource`. A batch's handle is the path of its file."""
+    """One epoch on one device's engine: a `ddlp.sources.base.AttachedSource`. A batch's handle is the path of its file.
 
-    def __init__(self, spec: EpochSpec, dataset: Dataset, layout: Layout, audit: int | None) -> None:
-        self._spec, self._layout, self._audit = spec, layout, audit
+    ``remark`` takes a line for the epoch's report about the samples that the device leaves to this host.
+    """
+
+    def __init__(
+        self, spec: EpochSpec, dataset: Dataset, layout: Layout, audit: int | None, remark: Callable[[str], None]
+    ) -> None:
+        self._spec, self._layout, self._audit, self._remark = spec, layout, audit, remark
+        self._left_out = itertools.count(1)
         self._dataset = fingerprint(dataset)
         self._identities: dict[int, tuple[str, float]] = {}  # of each lease, and when it was given
         self._read = itertools.count(1)
@@ -146,12 +153,16 @@ class EngineJob:
         else:
             batch = self.fetching.land(spec.epilogue, handle, identity, lease, layout, sample, memory)
         bad = [] if batch.bad_rows is None else np.flatnonzero(batch.bad_rows).tolist()
+        if len(bad) > layout.most_bad_rows:
+            raise DamagedBatch(f"the device leaves {len(bad)} of its {size} samples to this host, which makes all of it")
         if sample in bad:  # this host makes it anyway
             sample = None
         if isinstance(batch, OnDevice):
             if batch.sample is not None and sample is not None:
                 self._check(position, sample, *batch.sample)
-            replaced = self._replace_on_device(position, bad, batch) if bad else ()
+            replaced, error = self._make_on_device(position, bad, batch) if bad else ((), None)
+            if error is not None:
+                return PreparedBatch.failed(error)
             return PreparedBatch(batch.images, None, BatchState.ON_DEVICE, batch.event, replaced=replaced)
         images, boxes, _ = batch
         if sample is not None:
@@ -162,40 +173,59 @@ class EngineJob:
             if boxes is not None:
                 boxes[row] = its_boxes
 
-        replaced = self._replace(position, bad, put) if bad else ()
+        replaced, error = self._make(position, bad, put) if bad else ((), None)
+        if error is not None:
+            return PreparedBatch.failed(error)
         boxes_of_all = None if boxes is None else torch.from_numpy(boxes)
         return PreparedBatch(torch.from_numpy(images), boxes_of_all, replaced=replaced)
 
-    def _replace(
-        self, position: int, bad: list[int], put: Callable[[int, np.ndarray, np.ndarray | None], None]
-    ) -> tuple[Replaced, ...]:
-        """Make other samples in the place of those that the device could not prepare, if this host can't either."""
+    def _make(self, position: int, left_out: list[int], put: Put) -> tuple[tuple[Replaced, ...], Exception | None]:
+        """Make the rows that the device has left out, or others in the place of bad ones, if this host can't make them either.
+
+        Returns which were replaced; and the error to raise in the batch's place, None: there is none.
+        """
+        spec = self._spec
         errors: dict[int, SampleError] = {}
         try:
-            errors = confirmed_bad(self._spec, position, bad)
-            return replace_samples(self._spec, position, errors, put)
+            errors = make_left_out(spec, position, left_out, put)
+            self._count(position, [row for row in left_out if row not in errors])
+            if errors and not spec.replaces:
+                return (), as_raised_by_the_dataset(errors[min(errors)])
+            return replace_samples(spec, position, errors, put), None
         except SampleError as error:
             raise DamagedBatch(f"samples of it can't be prepared, nor replaced: {error}") from error
         finally:
             errors.clear()  # their tracebacks hold this frame: the cycle would keep the loader
 
-    def _replace_on_device(self, position: int, bad: list[int], batch: OnDevice) -> tuple[Replaced, ...]:
+    def _count(self, position: int, rows: list[int]) -> None:
+        """Have the report tell how many samples the device has left to this host, which could make them."""
+        for number in list(itertools.islice(self._left_out, len(rows)))[-1:]:
+            last, _ = self._spec.plan.image_items(position)[rows[-1]]
+            self._remark(
+                f"it left {number} samples to this host, the last one {self._spec.reader.where(last)}: they take more pixels, "
+                "memory or time than it allows an image, it can't read them, or Pillow warns of them"
+            )
+
+    def _make_on_device(
+        self, position: int, left_out: list[int], batch: OnDevice
+    ) -> tuple[tuple[Replaced, ...], Exception | None]:
         """Do the same for a batch that is finished on the GPU."""
         spec, transfer = self._spec, self._spec.gpu_transfer
         assert transfer is not None
-        rows: list[int] = []
-        images, boxes = fresh_rows(spec, len(bad) * spec.plan.views)
+        rows: dict[int, int] = {}  # where each row of the batch is in the memory for them
+        images, boxes = fresh_rows(spec, len(left_out) * spec.plan.views)
 
         def put(row: int, image: np.ndarray, its_boxes: np.ndarray | None) -> None:
-            images[len(rows)] = image
+            k = rows.setdefault(row, len(rows))
+            images[k] = image
             if boxes is not None:
-                boxes[len(rows)] = its_boxes
-            rows.append(row)
+                boxes[k] = its_boxes
 
-        replaced = self._replace(position, bad, put)
-        made_boxes = None if boxes is None else torch.from_numpy(boxes[: len(rows)])
-        transfer.put_rows(spec.epilogue, batch, rows, torch.from_numpy(images[: len(rows)]), made_boxes)
-        return replaced
+        replaced, error = self._make(position, left_out, put)
+        if error is None:
+            made_boxes = None if boxes is None else torch.from_numpy(boxes[: len(rows)])
+            transfer.put_rows(spec.epilogue, batch, list(rows), torch.from_numpy(images[: len(rows)]), made_boxes)
+        return replaced, error
 
     def _check(self, position: int, k: int, image: np.ndarray, boxes: np.ndarray | None) -> None:
         """Make one of the batch's samples again and compare."""
@@ -318,8 +348,7 @@ class EngineSource:
         sink.shared(name, ranks)
         source = spec.dataset.reader if dataset.carried else None
         open_job = partial(place.open_job, dataset, source, member, lambda: not sink.over_within(0))
-        marks = spec.replaces and "bad_rows" in welcome.versions  # an older engine fails the leases of bad samples
-        layout = Layout(spec.plan.largest * spec.plan.views, *spec.shape, spec.pipeline.boxes, marks)
+        layout = Layout(spec.plan.largest * spec.plan.views, *spec.shape, spec.pipeline.boxes, bad_rows=True)
         room = welcome.quota_bytes * 3 // 4 if dataset.carried else welcome.quota_bytes  # samples' bytes take the rest
         quota = Quota(max(1, welcome.quota_batches), max(1, room)).usable(layout.file_bytes)
         if quota < 1:
@@ -327,7 +356,7 @@ class EngineSource:
                 f"the spool of {name} holds {welcome.quota_bytes} bytes, a batch file of this loader needs "
                 f"{layout.file_bytes}. Give it a larger quota, or use smaller batches."
             )
-        job = EngineJob(spec, dataset, layout, self.audit)
+        job = EngineJob(spec, dataset, layout, self.audit, lambda text: sink.remark(name, text, "left out"))
         job.handle = open_job(spec.pipeline, layout, _telling(sink, name, files, job))
         try:
             job.fetching = BatchFetcher(
@@ -391,6 +420,8 @@ def _compare_bits(sink: EpochSink, name: str, handle: JobHandle, allow: bool, op
     items = [item for k in range(views) for item in first[k * size : (k + 1) * size][:of_each]]
     different: tuple[int, int] | None = None
     for item, theirs in zip(items, handle.probe(spec.seed, spec.epoch, items), strict=True):
+        if theirs.left:
+            continue  # nor does this host make it now: Pillow would warn of it twice
         try:
             ours = host_digest(spec, item)
         except Exception:
@@ -398,6 +429,8 @@ def _compare_bits(sink: EpochSink, name: str, handle: JobHandle, allow: bool, op
         if theirs.refused:
             raise EngineRefused(f"{name} can't run an operator, which this host can: {theirs.error}")
         if not theirs.digest:
+            if ImageFile.LOAD_TRUNCATED_IMAGES:  # only this host obeys it
+                continue
             sink.warn(f"{spec.reader.where(item[0])} can be read here, but not on {name}: {theirs.error}")
         elif ours != theirs.digest:
             different = different or item

@@ -26,10 +26,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 
 from csd_engine.data.base import Reader, at_hand
-from csd_engine.data.image_files import MAX_FILE_BYTES, content, open_image
+from csd_engine.data.image_files import MAX_FILE_BYTES, content, is_above_limit, open_image
 from csd_engine.data.readahead import ReadAhead
 from csd_engine.data.safe_open import OpenFile
 from csd_engine.kernels import kernel
@@ -315,7 +314,7 @@ class DaliHost:
                 return None
             data = content(source)
             size = _size(source.path, data)
-            if size is None or (Image.MAX_IMAGE_PIXELS is not None and size[0] * size[1] > Image.MAX_IMAGE_PIXELS):
+            if size is None or is_above_limit(size[0] * size[1]):
                 return None
             plan = spec.pipeline.draw(size, Keyed(spec.seed, spec.epoch, index, occurrence))
             compiled = compile_plan(plan, size, spec.pipeline)

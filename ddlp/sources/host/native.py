@@ -27,7 +27,9 @@ from ddlp.sources.host.replacing import replace_samples
 from ddlp.transfer.epilogue import Epilogue
 from ddlp.transfer.memory_pool import MemoryPool
 
-__all__ = ["NativeHost", "Rows", "fresh_rows", "get_ready", "no_boxes", "prepare_batch", "prepare_item"]
+__all__ = [
+    "NativeHost", "Rows", "as_raised_by_the_dataset", "fresh_rows", "get_ready", "no_boxes", "prepare_batch", "prepare_item",
+]  # fmt: skip
 
 
 class NativeHost:
@@ -119,7 +121,7 @@ def prepare_batch(
                     at += 1
         replaced = replace_samples(spec, position, bad, rows.put_one) if bad else ()
     except SampleError as error:
-        raise _as_raised_by_the_dataset(error) from error
+        raise as_raised_by_the_dataset(error) from error
     finally:
         bad.clear()  # the errors' tracebacks hold this frame: the cycle would keep the loader
     return replace(rows.pixels(), replaced=replaced) if replaced else rows.pixels()
@@ -218,10 +220,10 @@ def prepare_item(spec: EpochSpec, item: tuple[int, int], out: np.ndarray, boxes:
     try:
         prepare_sample(spec.reader, spec.pipeline, item, spec.seed, spec.epoch, out, boxes)
     except SampleError as error:
-        raise _as_raised_by_the_dataset(error) from error
+        raise as_raised_by_the_dataset(error) from error
 
 
-def _as_raised_by_the_dataset(error: SampleError) -> Exception:
+def as_raised_by_the_dataset(error: SampleError) -> Exception:
     """Return an error of the kind that the data set itself would have raised."""
     cause = error.__cause__
     kind = type(cause) if isinstance(cause, Exception) else OSError

@@ -1,7 +1,7 @@
-"""Makes other samples in the place of bad ones, for loaders with ``on_error="replace"``.
+"""Makes the samples that a device leaves to the host, and others in the place of bad ones (``on_error="replace"``).
 
-The host makes them all. A device only marks the rows that it can't make (`csd_engine.batchfile`). The host then tries these
-samples itself, so that a device that fails, or lies, can't leave out a good one.
+A device only marks the rows that it does not make (`csd_engine.batchfile`). The host tries these samples itself, so that a
+device that fails, or lies, can't leave out a good one.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from csd_engine.data.base import Reader, Source
-from csd_engine.errors import DamagedBatch, SampleError
+from csd_engine.errors import SampleError
 from csd_engine.prepare.sample import is_bad_image, prepare_sample
 from ddlp.sampling.replacements import candidates
 from ddlp.sources.base import EpochSpec
 from ddlp.stats.replaced import Replaced
 
-__all__ = ["confirmed_bad", "replace_samples"]
+__all__ = ["make_left_out", "replace_samples"]
 
 Put = Callable[[int, np.ndarray, "np.ndarray | None"], None]
 """Takes a row of the batch, its image uint8 (height, width, channels), and its boxes int32 (masks, 4) or None."""
@@ -92,26 +92,19 @@ def _made(spec: EpochSpec, item: tuple[int, int], reader: Reader) -> tuple[np.nd
     return image, boxes
 
 
-def confirmed_bad(spec: EpochSpec, position: int, rows: Iterable[int]) -> dict[int, SampleError]:
-    """Try the samples of rows that a device has marked as bad. Returns the error of each.
+def make_left_out(spec: EpochSpec, position: int, rows: Iterable[int], put: Put) -> dict[int, SampleError]:
+    """Make the samples of rows that a device has left out. Returns the error of each that has a bad image.
 
     Raises:
-        DamagedBatch: this host can prepare one of them.
         SampleError: one fails for another reason than its image.
     """
     errors = {}
     sources, occurrences = spec.plan.images(position)
     for row in rows:
-        item = int(sources[row]), int(occurrences[row])
         try:
-            _made(spec, item, spec.reader)
+            put(row, *_made(spec, (int(sources[row]), int(occurrences[row])), spec.reader))
         except SampleError as error:
             if not is_bad_image(error):
                 raise
             errors[row] = error
-        else:
-            raise DamagedBatch(
-                f"the device says that {spec.reader.where(item[0])} can't be prepared, and this host can prepare it; is the "
-                "device's copy of the data set complete?"
-            )
     return errors

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import struct
-import warnings
 
 import numpy as np
 import pytest
@@ -266,18 +265,6 @@ def test_bad_samples_name_their_file(jpegs, tmp_path, capfd, monkeypatch):
     with pytest.raises(SampleError, match="99"):
         prepare_sample(reader, pipeline(), (99, 0), 1, 1, out)
     assert capfd.readouterr().err == ""
-
-
-def test_pillows_warnings_stay_off_the_terminal(tmp_path, monkeypatch):
-    Image.new("L", (12, 12)).save(tmp_path / "large.png")
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    write_manifest(tmp_path / "m", ["large.png"])
-    reader = open_reader(FileSet(str(tmp_path), HEX, 1), str, lambda _: tmp_path / "m")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.resetwarnings()  # a loader of an earlier test may have left our filter
-        warnings.simplefilter("always")
-        prepare_sample(reader, pipeline(), (0, 0), 1, 1, np.zeros((32, 32, 3), np.uint8))
-    assert caught == []
 
 
 def test_roots(tmp_path):

@@ -143,7 +143,7 @@ def test_an_engines_worker_makes_batches_of_it(scene):
         "do": "job", "job": "j", "pipeline": pipeline().to_data(), "dataset": ConcatSet((scene.joined, scene.files)).to_data(),
         "layout": layout.to_data(), "directory": str(scene.path.parent),
         "place": Directory(str(scene.path.parent)).place, "roots": Roots((), trust=True).to_data(),
-        "operators": None, "manifests": str(scene.manifests),
+        "operators": None, "manifests": str(scene.manifests), "most_pixels": None,
     }  # fmt: skip
     lease = {
         "do": "lease", "job": "j", "lease": 1, "identity": "0" * 32, "begun": False, "seed": SEED, "epoch": EPOCH, "items": items,

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from csd_engine.errors import DatasetError
+from csd_engine.errors import LeftToHost
 from csd_engine.prepare.large_image_lock import LargeImageLock, large_bytes, most_bytes
 
 INSIDE = """
@@ -56,5 +56,5 @@ def test_what_is_large_follows_from_the_memory():
 def test_an_excessive_image_is_refused(tmp_path):
     lock = LargeImageLock(str(tmp_path / "lock"), 4000, 9000)
     lock.acquire(9000)
-    with pytest.raises(DatasetError, match="engine allows 8.79 KiB"):
+    with pytest.raises(LeftToHost, match="engine allows 8.79 KiB"):
         lock.acquire(9001)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -26,13 +27,31 @@ from tests.engine_process import children, until
 def test_commands_their_input_and_their_end(sshd: Sshd) -> None:
     with Shell("board", sshd.options) as there:
         done = there.run("cat; echo oops >&2; exit 3", input=b"abc\0\n" * 100_000, timeout_s=30)
-        assert (done.status, done.out, done.err) == (3, "abc\0\n" * 100_000, "oops\n")
+        assert (done.status, done.out, done.err) == (3, "abc\\x00\n" * 100_000, "oops\n")
         assert there.run("echo \"$HOME\" '*' \\$x", timeout_s=30).out == f"{sshd.home} * $x\n"
         assert there.run("read x || echo empty", timeout_s=30).out == "empty\n"
         assert there.run("exit 255", timeout_s=30).status == 255
         assert there.run("sleep 1.2; wc -c", input=bytes(3_000_000), timeout_s=30).out.strip() == "3000000", "sent slowly"
         with pytest.raises(shell.CommandFailed, match=r"making tea failed on board: no water\."):
             there.must("echo no water >&2; exit 1", "making tea", timeout_s=30)
+
+
+def test_what_a_device_prints_is_bounded_and_fit_for_a_terminal(sshd: Sshd, capfd: pytest.CaptureFixture[str]) -> None:
+    escapes = r"printf '\033]0;title\007\033[2J\tone\r\n\302\233two\342\200\256'"
+    plain = "\\x1b]0;title\\x07\\x1b[2J   one\n\\x9btwo\\u202e"
+    with Shell("board", sshd.options) as there:
+        done = there.run(f"{escapes}; {escapes} >&2", timeout_s=30)
+        assert (done.out, done.err) == (plain, plain)
+        assert there.attach(f"sh -c {shlex.quote(escapes)}") == 0
+        assert capfd.readouterr().out == plain.replace("   one", "   one\\r").replace("\\r\n", "\n")
+        with pytest.raises(shell.TooMuch, match="board has printed more than 16 MiB: yes"):
+            there.run("yes", timeout_s=120)
+        assert there.run("head -c 50000000 /dev/zero >&2; echo done", timeout_s=120).out == "done\n"
+        with pytest.raises(shell.CommandFailed) as failed, there.stream(f"{escapes} >&2; exit 1", "streaming", timeout_s=60):
+            pass
+        assert "\x1b" not in str(failed.value) and "title" in str(failed.value)
+        assert there.run("echo more", timeout_s=30).out == "more\n"
+    assert [shell.number_in(text) for text in ("12\n", "9" * 5000, "\u00b2", "-1", "", "0x1")] == [12, *[None] * 5]
 
 
 def test_one_connection_serves_all_commands(sshd: Sshd) -> None:
