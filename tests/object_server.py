@@ -46,6 +46,7 @@ class ObjectServer:
         objects: as given; may be changed.
         ranges, conditions, tags: whether ranges are given, If-Match is obeyed, and objects have ETags.
         hanging: keys that are not answered before the server ends.
+        elsewhere: another server's URL, to which all requests are sent on once; empty: none.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class ObjectServer:
         self.ranges = self.conditions = self.tags = True
         self.keep_requests = True
         self.hanging: set[str] = set()
+        self.elsewhere = ""
         self.requests: list[str] = []
         self.most = self._now = 0
         self._next_s = 0.0
@@ -136,6 +138,10 @@ class ObjectServer:
             hangs = any(target.endswith(key) for key in self.hanging)
             if self._stops.wait(None if hangs else self.latency_s):
                 return False
+            if self.elsewhere and "moved" not in target:
+                to = f"{self.elsewhere}{target}{'&' if '?' in target else '?'}moved=1"
+                connection.sendall(f"HTTP/1.1 307 Moved\r\nLocation: {to}\r\nContent-Length: 0\r\n\r\n".encode())
+                return True
             if drawn < self.busy:
                 connection.sendall(b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\n\r\n")
                 return True

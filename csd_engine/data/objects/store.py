@@ -11,6 +11,7 @@ from datetime import timedelta
 from types import ModuleType
 from typing import Any, Callable, ClassVar, Dict, Iterator, Mapping, Optional, Tuple, Type, Union
 
+from csd_engine.data.objects.own_hosts import led_astray, only_own_hosts
 from csd_engine.data.objects.stored import Part, Stored, mark_of, same_tag
 from csd_engine.data.objects.urls import check_url, is_web
 from csd_engine.errors import StorageRefused
@@ -23,10 +24,22 @@ _SERVERS_OF_ENVIRONMENT = (  # obstore reads them too
     "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT", "GOOGLE_BASE_URL",
 )  # fmt: skip
 _CLOUD_OF = {"s3": "AWS", "s3a": "AWS", "gs": "GOOGLE"}  # by URL's scheme, how their names begin; the others are Azure's
+ASTRAY = "its server sends requests on to another host, which is refused"
 _LONGEST = 240  # characters of a storage's own message
-_SECRET = re.compile(
-    r"secret|token|password|account_key|access_key|sas|credential|service_account|authorization|^(https?|all)_proxy$", re.I
-)
+# obstore's settings that may be seen, without the name of their cloud; all others are taken for secrets.
+_SHOWN = frozenset({
+    "account_name", "base_url", "bucket", "bucket_name", "checksum_algorithm", "conditional_put", "container_name",
+    "copy_if_not_exists", "default_region", "disable_tagging", "endpoint", "endpoint_url", "endpoint_url_s3", "imdsv1_fallback",
+    "metadata_endpoint", "region", "request_payer", "s3_express", "skip_signature", "unsigned_payload", "use_emulator",
+    "use_fabric_endpoint", "virtual_hosted_style_request",
+    "allow_http", "allow_invalid_certificates", "connect_timeout", "default_content_type", "http1_only",
+    "http2_keep_alive_interval", "http2_keep_alive_timeout", "http2_keep_alive_while_idle", "http2_only", "pool_idle_timeout",
+    "pool_max_idle_per_host", "proxy_ca_certificate", "proxy_excludes", "proxy_url", "randomize_addresses", "read_timeout",
+    "root_certificate", "timeout", "user_agent",
+})  # fmt: skip
+_CLOUD = re.compile(r"(aws|azure_storage|azure|google_storage|google)_", re.I)
+_OF_PROXIES = re.compile(r"(https?|all)_proxy", re.I)
+_USER_OF_URL = re.compile(r"(?<=://)[^/@\s]*@")
 PATIENCE = {"max_retries": 2, "retry_timeout": timedelta(seconds=60)}  # who asks goes on, as long as the object is wanted
 _SHORTER = ("416 Range Not Satisfiable", "Wanted range starting at")  # a part is behind the object's end
 
@@ -76,9 +89,11 @@ class ObjectStore:
         return self
 
     def __reduce__(self) -> Tuple[Any, ...]:
-        """Pickle without credentials: another process has those of its environment."""
-        config = {name: value for name, value in self._config.items() if not _SECRET.search(name)}
-        options = {name: value for name, value in self._client_options.items() if name != "default_headers"}
+        """Pickle only what may be seen, without credentials: another process has those of its environment."""
+        config, options = (
+            {name: value for name, value in settings.items() if _may_be_shown(name, value)}
+            for settings in (self._config, self._client_options)
+        )
         return type(self), (self.url, config, options)
 
     def get_ready(self) -> None:
@@ -152,17 +167,20 @@ class ObjectStore:
             return FileNotFoundError("there is no such object any more")
         if kind in REFUSED:
             return PermissionError("it may not be read with these credentials")
+        if led_astray(error):
+            return PermissionError(ASTRAY)
         return ConnectionError(self.plain(error))
 
     def _make(self, retry: Mapping[str, Any]) -> Any:
         obstore = obstore_module(self.raises)
+        options = {**only_own_hosts(self.url, self._config, self._client_options), **self._client_options}
         try:
             if self.web:
-                options = {"allow_http": self.url.startswith("http:"), **self._client_options}
+                options = {"allow_http": self.url.startswith("http:"), **options}
                 return obstore.store.HTTPStore(self.url[:-1], client_options=options, retry_config=retry)
-            given: Dict[str, Any] = {"client_options": self._client_options, "retry_config": retry}
             if self._server().startswith("http:"):
-                given["client_options"] = {"allow_http": True, **self._client_options}
+                options = {"allow_http": True, **options}
+            given: Dict[str, Any] = {"client_options": options, "retry_config": retry}
             if self._credential_provider is not None:
                 given["credential_provider"] = self._credential_provider
             return obstore.store.from_url(self.url, config=self._config, **given)
@@ -177,18 +195,37 @@ class ObjectStore:
 
     def plain(self, error: Exception) -> str:
         """Return an error's first line, without credentials and without URLs' queries, which may be signed."""
+        if led_astray(error):
+            return ASTRAY
         text = (str(error).strip().splitlines() or [type(error).__name__])[0]
         for value in self._secrets():
             text = text.replace(value, "***")
+        text = _USER_OF_URL.sub("***@", text)
         return re.sub(r"\?[^\s\"')]*=[^\s\"')]*", "?...", text)[:_LONGEST].rstrip(". ")
 
     def _secrets(self) -> Iterator[str]:
-        headers = self._client_options.get("default_headers") or {}
-        named = [value for name, value in (*self._config.items(), *os.environ.items()) if _SECRET.search(name)]
-        for value in (*named, *headers.values()):
-            text = value.decode("latin-1") if isinstance(value, bytes) else str(value)
-            if len(text) > 3:
-                yield text
+        """Yield the texts that no message may have."""
+        of_environment = [pair for pair in os.environ.items() if _CLOUD.match(pair[0]) or _OF_PROXIES.fullmatch(pair[0])]
+        for name, value in (*self._config.items(), *self._client_options.items(), *of_environment):
+            if not _may_be_shown(name, value):
+                yield from _texts(value)
+
+
+def _may_be_shown(name: str, value: Any) -> bool:
+    """Whether a setting is one that tells no secret. A URL may have a password in it, or be signed."""
+    return _CLOUD.sub("", name, count=1).lower() in _SHOWN and not ("://" in str(value) and re.search("[@?]", str(value)))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield the texts of a secret setting that are long enough to be recognised."""
+    if isinstance(value, Mapping):
+        for one in value.values():
+            yield from _texts(one)
+    else:
+        text = value.decode("latin-1") if isinstance(value, bytes) else str(value)
+        user = _USER_OF_URL.search(text)
+        password = "" if user is None else user[0][:-1].partition(":")[2]
+        yield from (one for one in (text, password) if len(one) > 3)
 
 
 def _options(part: Part) -> Dict[str, Any]:

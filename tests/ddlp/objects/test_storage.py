@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from ddlp import DDLPError, ImageObjects
-from tests.object_server import BUCKET
+from ddlp.objects.storage import Storage
+from tests.object_server import BUCKET, ObjectServer
 
 S3 = f"s3://{BUCKET}/train/"
 SECRETS = "not to be seen anywhere", "AKIAFORTHETEST"
@@ -65,6 +66,50 @@ def test_what_is_wrong_is_told_in_one_line(server, monkeypatch):
     refused(S3, "Correct config=", config={**config, "nonsense": "x"})
     monkeypatch.setitem(sys.modules, "obstore", None)
     refused(S3, "pip install 'ddlp[cloud]'", config=config)
+
+
+KEYS = {
+    "s3": ("sse_customer_key_base64", "AWS_SSE_CUSTOMER_KEY_BASE64", "aws_secret_access_key", "session_token"),
+    "az": ("azure_storage_master_key", "account_key", "azure_storage_sas_token", "AZURE_STORAGE_CLIENT_SECRET", "bearer_token"),
+    "gs": ("google_service_account_key", "bearer_token"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("cloud", "name"), [(cloud, name) for cloud, names in KEYS.items() for name in names])
+def test_only_listed_settings_are_pickled_and_told(cloud, name, monkeypatch):
+    """A key by any name, also one that a later obstore may have; a proxy's password; a signed endpoint."""
+    secret, password, signed = "c2VjcmV0IG9mIDMyIGJ5dGVz", "passw0rd", "signature0"
+    for names, options in (
+        ({name: secret, "endpoint": f"https://u:{password}@s3/"}, {"proxy_url": f"http://someone:{password}@proxy:8080"}),
+        ({f"{name}_of_tomorrow": secret, "endpoint": f"https://s3/?sig={signed}"}, {"default_headers": {"X": secret.encode()}}),
+        ({"region": "eu-north-1", "skip_signature": True}, {"timeout": "30s", "a_token_of_tomorrow": secret}),
+    ):
+        storage = Storage(f"{cloud}://bucket/x/", names, options)
+        again = pickle.loads(pickle.dumps(storage))
+        told = f"{again._config} {again._client_options} " + storage.plain(
+            ValueError(f"with {secret} by http://someone:{password}@proxy:8080 at https://s3/?sig={signed}")
+        )
+        assert not [one for one in (secret, password, signed) if one in told], told
+    assert again._config == {"region": "eu-north-1", "skip_signature": True} and again._client_options == {"timeout": "30s"}
+    monkeypatch.setenv(name if name.isupper() else f"AWS_{name.upper()}", secret)
+    monkeypatch.setenv("HTTPS_PROXY", f"http://someone:{password}@proxy:8080")
+    told = storage.plain(ValueError(f"with {secret} by {password} and someone:{password}"))
+    assert secret not in told and password not in told
+
+
+@pytest.mark.parametrize("web", [False, True])
+def test_a_server_sends_nobody_elsewhere(server, web):
+    """It answers each request by one for an object of another host: no request comes there, and no token."""
+    with ObjectServer(server.objects) as other:
+        config = {**server.config(session_token="a token of the session"), "endpoint": server.url}
+        dataset = ImageObjects(f"{server.url}/{BUCKET}/train", client_options={}) if web else ImageObjects(S3, config=config)
+        server.elsewhere = other.url.replace("127.0.0.1", "localhost")
+        with pytest.raises(OSError, match="another host, which is refused"):
+            dataset[0]
+        refused(f"{server.url}/{BUCKET}/train" if web else S3, "another host", **({} if web else {"config": config}))
+        assert not other.requests
+        server.elsewhere = server.url  # the same host: followed
+        assert dataset[1][1] == 0
 
 
 def test_credentials_are_in_no_text_and_no_pickle(server, monkeypatch):
