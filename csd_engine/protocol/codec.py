@@ -11,7 +11,7 @@ import json
 import re
 import sys
 from dataclasses import fields
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Type, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type, Union
 
 from csd_engine.errors import BadMessage, quote
 from csd_engine.protocol import messages
@@ -29,7 +29,9 @@ from csd_engine.protocol.messages import (
     Part,
 )  # fmt: skip
 
-__all__ = ["MAX_FRAME_BYTES", "MAX_HOST_FRAME_BYTES", "PROTOCOL", "Payload", "decode", "encode", "shorten"]
+__all__ = [
+    "MAX_FRAME_BYTES", "MAX_HOST_FRAME_BYTES", "PROTOCOL", "Announced", "Payload", "announced", "decode", "encode", "shorten",
+]  # fmt: skip
 __all__ += messages.__all__
 
 PROTOCOL = 4
@@ -41,6 +43,8 @@ Payload = Union[bytes, memoryview]
 _WITH_PAYLOAD = (FilePart, ParcelPart, Part, messages.AskStream, messages.StreamOpen)
 _MAX_PAYLOAD_BYTES = MAX_PART_BYTES + (64 << 10)  # zlib makes a part that it can't compress a little longer
 _FIRST = re.compile(rb'\s*{\s*"say"\s*:\s*"(\w{1,32})"')
+_NAME = rb'([A-Za-z0-9_-]{1,64})'
+_LONG = re.compile(rb'{"say":(?:"OpenJob","job":"%b",|"Lease","job":"%b","lease":([0-9]{1,19}),)' % (_NAME, _NAME))
 _MAX_VALUES = 1 << 18  # commas, colons and opening brackets of a message: it has no more values
 _LONG_NUMBER = None if hasattr(sys, "get_int_max_str_digits") else re.compile(rb"[0-9]{400}")  # takes quadratic time there
 _FEW_BYTES = 4096  # a message so short has no need of being counted
@@ -101,6 +105,36 @@ def _check_size(text: bytes) -> None:
     allowed = _MAX_VALUES + (3 * MAX_ITEMS if kind is Lease else 0)
     if values > allowed:
         raise BadMessage(f"message {kind.__name__} has {values} values; at most {allowed} are allowed.")
+    if kind in (Lease, OpenJob) and _LONG.match(text) is None:  # it was not looked at before
+        raise BadMessage(f"{text[:80]!r} does not say first which job it is for. Do both sides run the same version?")
+
+
+class Announced(NamedTuple):
+    """What a long message says of itself before it is parsed.
+
+    Attributes:
+        job: that it is for, or that it opens.
+        lease: its number; None: it opens a job.
+        items: the samples of the lease, at most.
+    """
+
+    job: str
+    lease: Optional[int]
+    items: int
+
+
+def announced(frames: Sequence[Payload]) -> Optional[Announced]:
+    """Return what a long message of a host says of itself, before `decode`. None: it is short, or `decode` will refuse it.
+
+    Only a lease and the opening of a job can be long. `encode` writes first what is read here.
+    """
+    if not frames or not _FEW_BYTES < len(frames[0]) <= MAX_HOST_FRAME_BYTES:
+        return None
+    found = _LONG.match(frames[0])
+    if found is None:
+        return None
+    lease = None if found[3] is None else int(found[3])
+    return Announced(found[1 if lease is None else 2].decode(), lease, 0 if lease is None else bytes(frames[0]).count(b"[") - 1)
 
 
 def decode(frames: Sequence[Payload]) -> Tuple[Message, Payload]:

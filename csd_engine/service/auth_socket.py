@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import List, Optional, Tuple
+from typing import List, Optional, Sequence, Tuple
 
 import zmq
 from zmq.utils import z85
@@ -21,7 +21,7 @@ _LOG = logging.getLogger("csd_engine")
 _DOMAIN = b"ddlp"
 _LINGER_MS = 200
 _HANDSHAKE_S = 10.0  # a small board under load takes a second or two
-_WAITING_MESSAGES = 64  # of one host; it is read no further then, until the engine has handled some
+_WAITING_MESSAGES = 16  # of one connection; it is read no further then, until the engine has taken some
 _GONE_S = 120  # the system ends a connection whose host has vanished after about so long
 
 
@@ -97,7 +97,7 @@ class AuthSocket:
 
     def roots_of(self, peer: bytes) -> Optional[HostRoots]:
         """Return the directories that a connection's host was deployed with; None: all that the engine may read."""
-        return self._allowed.roots(self.connections.key_of(peer))
+        return self._allowed.roots(self.connections.key_of(peer).encode())
 
     def answer_gate(self) -> None:
         """Answer one ZAP request: yes to a public key in the allow-list. The list is looked at each time: it may change."""
@@ -111,26 +111,26 @@ class AuthSocket:
         status = (b"200", b"OK", key) if allowed else (b"400", b"key not allowed", b"")
         self.gate.send_multipart([version, request, *status, b""])
 
-    def receive(self) -> Optional[Tuple[bytes, Optional[Message], Payload]]:
-        """Return the next (host, message, payload), or None if no message waits.
+    def receive(self) -> Optional[Tuple[bytes, List[Payload]]]:
+        """Return the next message as it came, and the connection that it is from; None if none waits."""
+        while True:
+            try:
+                frames = self.router.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return None
+            peer = bytes(frames[0].buffer)
+            if not self.connections.has_ended(peer):
+                self.connections.received(peer, frames)
+                return peer, [frame.buffer for frame in frames[1:]]
 
-        The message is None if it can't be decoded; the host then has its answer already.
-        """
+    def decode(self, peer: bytes, frames: Sequence[Payload]) -> Optional[Tuple[Message, Payload]]:
+        """Return a message and its payload; None if it can't be decoded: the host then has its answer already."""
         try:
-            frames = self.router.recv_multipart(zmq.NOBLOCK, copy=False)
-        except zmq.Again:
-            return None
-        peer = bytes(frames[0].buffer)
-        if self.connections.has_ended(peer):
-            return peer, None, b""
-        self.connections.received(peer, frames)
-        try:
-            message, payload = decode([frame.buffer for frame in frames[1:]])
+            return decode(frames)
         except BadMessage as error:
             _LOG.warning("message not understood: %s", error)
             self.send(peer, Refused("", shorten(str(error))))
-            return peer, None, b""
-        return peer, message, payload
+            return None
 
     def send(self, peer: bytes, message: Message, payload: Optional[bytes] = None) -> None:
         """Send a message to a host. A host that is gone is no error. If the message can't be encoded, Refused is sent."""

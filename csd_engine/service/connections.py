@@ -56,8 +56,7 @@ class _Connection:
 
     descriptor: int
     inode: int  # tells whether the descriptor is still this connection's
-    host: str
-    key: bytes
+    key: str  # the host's public one
     received: int = 0  # bytes of the messages that have been taken
     sent: int = 0  # bytes of the messages that libzmq was given
 
@@ -80,7 +79,7 @@ class Connections:
         self._limit = limit if limit != resource.RLIM_INFINITY else 1 << 30
         self._known: Dict[bytes, _Connection] = {}
         self._ended: Dict[bytes, None] = {}  # the last ones
-        self._keys: Dict[bytes, bytes] = {}  # of the last connections that are not known otherwise
+        self._keys: Dict[bytes, str] = {}  # of the last connections that are not known otherwise
         self._strangers: Dict[_Stranger, float] = {}  # when each was seen first
         self._looked_s = 0.0
         self._statm = -1
@@ -98,7 +97,7 @@ class Connections:
         if known is None:
             known = self._meet(frames[-1])
             if known is None:
-                self._keys[peer] = _property(frames[-1], "User-Id").encode()
+                self._keys[peer] = _property(frames[-1], "User-Id")
                 while len(self._keys) > _REMEMBERED:
                     del self._keys[next(iter(self._keys))]
                 return
@@ -118,8 +117,7 @@ class Connections:
         other = self._port and found[0] != address.partition("%")[0]  # a link-local address names its interface
         if other or any(one.inode == inode for one in self._known.values()):
             return None
-        # An ipc socket has no address, or one of a process: localhost:UID:GID:PID. All processes are on this computer.
-        return _Connection(descriptor, inode, f"{key} {'' if address.startswith('localhost:') else address}", key.encode())
+        return _Connection(descriptor, inode, key)
 
     def sent(self, peer: bytes, frames: Sequence[Payload]) -> None:
         """Count a message that libzmq was given."""
@@ -135,19 +133,18 @@ class Connections:
         counts = self._counts(known.descriptor)
         return max(0, known.sent - counts[0]) if counts else 0
 
-    def host_of(self, peer: bytes) -> str:
-        """Return a name of the computer that a connection comes from, made of its key and address; empty if unknown."""
+    def key_of(self, peer: bytes) -> str:
+        """Return the public key of a connection's host; empty if unknown. A host is a key, wherever it connects from."""
         known = self._known.get(peer)
-        return "" if known is None else known.host
+        return self._keys.get(peer, "") if known is None else known.key
 
-    def key_of(self, peer: bytes) -> bytes:
-        """Return the public key of a connection's host; empty if unknown."""
-        known = self._known.get(peer)
-        return self._keys.get(peer, b"") if known is None else known.key
+    def of_key(self, key: str) -> int:
+        """Return how many connections have a key."""
+        return sum(one.key == key for one in self._known.values())
 
     def without(self, keys: Container[bytes]) -> List[bytes]:
         """Return the connections of hosts that have none of these public keys."""
-        return [peer for peer, one in self._known.items() if one.key not in keys]
+        return [peer for peer, one in self._known.items() if one.key.encode() not in keys]
 
     # -- their end
 
@@ -198,7 +195,7 @@ class Connections:
         if not ending:
             by_host: Dict[str, List[bytes]] = {}
             for peer, one in self._known.items():
-                by_host.setdefault(one.host, []).append(peer)
+                by_host.setdefault(one.key, []).append(peer)
             most = max(by_host.values(), key=len, default=[])
             for peer in most[_HOST_CONNECTIONS:]:
                 self.end(peer)
@@ -222,7 +219,7 @@ class Connections:
             counts = self._counts(known.descriptor)
             if counts:
                 held = max(0, counts[1] - known.received) + max(0, known.sent - counts[0])
-                by_host.setdefault(known.host, []).append((held, peer))
+                by_host.setdefault(known.key, []).append((held, peer))
         for host, held_by in by_host.items():
             total = sum(held for held, _ in held_by)
             for held, peer in sorted(held_by, reverse=True):

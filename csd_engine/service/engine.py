@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
+import math
 import os
 import signal
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Callable, Dict, List, Optional, Set, Type
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Type
 
 import zmq
 
@@ -26,10 +28,12 @@ from csd_engine.protocol import codec as say
 from csd_engine.protocol.keys import KeyPair
 from csd_engine.service.auth_socket import AuthSocket
 from csd_engine.service.file_chunks import FileChunks
+from csd_engine.service.inbox import Inbox
 from csd_engine.service.job_service import RETIRES, JobService
 from csd_engine.service.members import Members
 from csd_engine.service.sealed_streams import SealedStreams
 from csd_engine.service.spool import Spool
+from csd_engine.service.turns import LONG_S, Turns
 from csd_engine.service.uploads import MAX_MANIFEST_BYTES, FileCache
 from csd_engine.service.worker_process import WorkerProcess
 
@@ -37,13 +41,18 @@ __all__ = ["EngineOptions", "Service"]
 
 _LOG = logging.getLogger("csd_engine")
 _MANIFESTS_IN_RESERVE = 64 << 20
+_GREET_FIRST = "send Hello first; was the engine restarted? Connect again."
 _TICK_S = 0.5  # the loop looks for a dead parent, silent hosts and freed disk space at least this often
 _RESTART_S = 1.0  # pause after a worker that died at once or could not be started
 _WORKER_GRACE_S = 2.0  # workers may take this long to end
-_RECEIVE_S = 0.05  # of messages in a row
-_UNREAD_MS = 20  # between two looks whether hosts have read the parts that they were sent
+_TAKE_S = 0.005  # of messages that are taken in a row, and put where they wait
+_SERVE_S = 0.01  # of hosts' turns in a row
+_UNREAD_S = 0.02  # between two looks whether hosts have read the parts that they were sent
+_GARBAGE = (50_000, 50, 50)  # objects are made and freed by the message, and hardly ever in cycles; a long lease has 200,000
 _FAILED_S = 0.1  # pause after an error
 _MAX_FAILURES = 50  # in a row: then the engine ends, and its supervisor starts a fresh one
+_MAX_CONNECTIONS = 256  # of one key
+_LEAVES_S = 1.0  # a connection that is refused may read why
 _MAX_SENSORS = 256  # more than any computer has
 _CANCEL_GRACE_S = 5.0  # a worker looks for a cancel after each sample; one that takes longer is killed
 
@@ -99,14 +108,16 @@ class Service:
         except BaseException:
             self._spool.close()
             raise
-        send, host_of = self._socket.send, self._socket.connections.host_of
+        send, connections = self._socket.send, self._socket.connections
         self._job_service = JobService(
-            self._spool, manifests, arrays, self._workers, send, host_of, self._roots_of, options.operators
+            self._spool, manifests, arrays, self._workers, send, connections.key_of, self._roots_of, options.operators
         )
-        self._file_chunks = FileChunks(self._job_service.published, send, self._socket.connections.unread)
-        self._streams = SealedStreams(self._socket.endpoint, self._socket.connections, self._job_service.published, send)
+        self._file_chunks = FileChunks(self._job_service.published, send, connections.unread, connections.key_of)
+        self._streams = SealedStreams(self._socket.endpoint, connections, self._job_service.published, send)
+        self._inbox, self._turns = Inbox(), Turns()
         self.endpoint = self._socket.endpoint
         self._hosts: Dict[bytes, float] = {}  # when each last sent a message
+        self._leaving: Dict[bytes, float] = {}  # connections that are refused, and when they are ended
         self._shared_directories: Dict[bytes, str] = {}  # below the spool's files/, of the hosts that see the spool
         self._start_after = 0.0
         memory_bytes = options.memory_bytes or memory().total
@@ -178,6 +189,8 @@ class Service:
         signal.signal(signal.SIGTERM, self._told)
         signal.signal(signal.SIGINT, self.stop)
         self._start_workers()
+        gc.freeze()
+        gc.set_threshold(*_GARBAGE)
         announce()
         failures = 0
         while not self._stop:
@@ -201,9 +214,11 @@ class Service:
                 time.sleep(_FAILED_S)
 
     def _rest_ms(self) -> int:
-        if not self._file_chunks.waiting:
-            return int(_TICK_S * 1000)
-        return _UNREAD_MS if self._file_chunks.held_back else 0
+        now = time.monotonic()
+        rest_s = min((self._turns.rest_s(key, now) for key in self._inbox.keys), default=_TICK_S)
+        if self._file_chunks.waiting:
+            rest_s = 0.0 if self._file_chunks.ready() else min(rest_s, _UNREAD_S)
+        return math.ceil(1000 * min(rest_s, _TICK_S))
 
     def _retire(self, retires: Callable[[], None]) -> None:
         """Begin to retire. Hosts that know of it take back the leases that are not begun."""
@@ -228,7 +243,7 @@ class Service:
         if self._socket.gate in events:
             self._socket.answer_gate()
         if self._socket.router in events:
-            self._receive()
+            self._take_messages()
         for peer in self._socket.look_after():  # after the messages: a connection that has sent one is no stranger
             self._drop_host(peer)
         for worker in list(self._workers):
@@ -236,8 +251,8 @@ class Service:
                 self._read_reports(worker)
             elif worker.write_descriptor in events:
                 worker.flush()
-        self._file_chunks.serve()
-        self._streams.serve()
+        self._streams.look()
+        self._serve_hosts()
         self._expire()
         self._end_hanging()
         self._start_workers()
@@ -275,32 +290,71 @@ class Service:
 
     # -- hosts
 
-    def _receive(self) -> None:
-        until = time.monotonic() + _RECEIVE_S
-        while time.monotonic() < until:  # then it is the workers' turn again
+    def _take_messages(self) -> None:
+        """Take the messages that have come: libzmq knows no keys, and would have all wait for one that is read no further."""
+        until = time.monotonic() + _TAKE_S
+        while time.monotonic() < until:
             received = self._socket.receive()
             if received is None:
                 return
-            peer, message, payload = received
-            if isinstance(message, say.Hello):
-                self._hello(peer, message)
-            elif peer not in self._hosts:
-                if message is not None:
-                    self._socket.send(peer, say.Refused("", "send Hello first; was the engine restarted? Connect again."))
-            else:
+            peer, frames = received
+            if peer in self._hosts:
                 self._hosts[peer] = time.monotonic()
-                if message is None:
-                    continue
-                answer = self._handlers.get(type(message))
-                if answer is None:
-                    self._job_service.refuse(peer, "", f"{type(message).__name__} is not a host's message")
-                    continue
-                try:
-                    answer(peer, message, payload)
-                except Exception as error:  # a mistake of ours, or the computer's trouble: it is this host's alone
-                    _LOG.exception("a host's message %s was not handled: %s", type(message).__name__, error)
-                    job = getattr(message, "job", "")
-                    self._job_service.refuse(peer, job, f"the engine failed at {type(message).__name__}: {error!r}")
+            key = self._socket.connections.key_of(peer)
+            greedy = self._inbox.add(key, peer, frames)
+            if greedy is not None:
+                _LOG.warning("a connection is ended: it sends messages faster than they are handled")
+                self._socket.connections.end(greedy)
+
+    def _serve_hosts(self) -> None:
+        """Handle messages and send parts of batches, a turn each, for a while."""
+        until = time.monotonic() + _SERVE_S
+        parts = self._file_chunks.ready() | self._streams.ready()
+        while True:
+            now = time.monotonic()
+            messages = {key for key in self._inbox.keys if not self._turns.rest_s(key, now)}
+            key = self._turns.next(messages | parts)
+            if key is None or now > until:
+                return
+            if key in messages:
+                self._handle(*self._inbox.take(key))
+            if key in parts and not (self._file_chunks.serve(key) | self._streams.serve(key)):
+                parts.remove(key)
+            ended = time.monotonic()
+            self._turns.ended(key, ended - now, ended)
+            if key in messages and ended - now > LONG_S:
+                self._job_service.stalled(key, ended - now - LONG_S)
+
+    def _handle(self, peer: bytes, frames: Sequence[say.Payload]) -> None:
+        """Handle a message."""
+        if self._socket.connections.has_ended(peer):
+            return
+        said = say.announced(frames)
+        known = peer in self._hosts
+        if said is not None and (not known or self._job_service.refuses(peer, said)):
+            if not known:
+                self._job_service.refuse(peer, "", _GREET_FIRST)
+            return
+        decoded = self._socket.decode(peer, frames)
+        if decoded is None:
+            return
+        message, payload = decoded
+        if isinstance(message, say.Hello):
+            self._hello(peer, message)
+            return
+        if not known:
+            self._socket.send(peer, say.Refused("", _GREET_FIRST))
+            return
+        answer = self._handlers.get(type(message))
+        if answer is None:
+            self._job_service.refuse(peer, "", f"{type(message).__name__} is not a host's message")
+            return
+        try:
+            answer(peer, message, payload)
+        except Exception as error:  # a mistake of ours, or the computer's trouble: it is this host's alone
+            _LOG.exception("a host's message %s was not handled: %s", type(message).__name__, error)
+            job = getattr(message, "job", "")
+            self._job_service.refuse(peer, job, f"the engine failed at {type(message).__name__}: {error!r}")
 
     def _hello(self, peer: bytes, message: say.Hello) -> None:
         if message.protocol != say.PROTOCOL:
@@ -310,6 +364,12 @@ class Service:
                 f"the engine speaks protocol {say.PROTOCOL} (csd_engine {csd_engine.__version__}), the host protocol "
                 f"{message.protocol} (version {message.version}). Install the same version on both.",
             )
+            return
+        connections = self._socket.connections
+        if peer not in self._hosts and (count := connections.of_key(connections.key_of(peer))) > _MAX_CONNECTIONS:
+            why = f"this key has {count} connections, and may have {_MAX_CONNECTIONS}. Close some."
+            self._job_service.refuse(peer, "", why)
+            self._leaving.setdefault(peer, time.monotonic() + _LEAVES_S)
             return
         self._hosts[peer] = time.monotonic()
         spool = self._spool
@@ -363,10 +423,16 @@ class Service:
             if jobs := self._drop_host(peer):
                 _LOG.warning("a host has sent nothing for %g s: its jobs (%d) are dropped", self._options.lease_timeout_s, jobs)
 
+        now = time.monotonic()
+        for peer in [peer for peer, until_s in self._leaving.items() if until_s < now]:
+            del self._leaving[peer]
+            self._socket.connections.end(peer)
+
     def _drop_host(self, peer: bytes) -> int:
         """End all that a connection has here; return how many jobs that were."""
         self._hosts.pop(peer, None)
         self._tell_retiring.discard(peer)
+        self._inbox.forget(self._socket.connections.key_of(peer), peer)
         self._file_chunks.forget(peer)
         self._streams.forget(peer)
         jobs = self._job_service.drop_host(peer)

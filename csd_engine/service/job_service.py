@@ -40,7 +40,7 @@ _LOG = logging.getLogger("csd_engine")
 _FULL_DISK_PAUSE_S = 1.0
 _MOST_EXPECTED = 8  # leases whose samples a worker may request before their turn
 _MAX_OPEN_JOBS = 256
-_MAX_JOBS_OF_HOST = 64
+_MAX_JOBS_OF_HOST = 128
 _MAX_DESCRIPTION_BYTES = 16 << 20  # of one host's jobs, as JSON; one with a thousand parts takes 0.3 MB
 # What may wait for one host, over all its jobs. Each rank sends a lease more than there are workers, and a probe or two.
 _MAX_LEASES = 4096
@@ -74,7 +74,7 @@ class JobService:
         manifests, arrays: files that hosts have sent or are sending.
         workers: the worker processes; the engine adds and removes them.
         send: sends a message to a host.
-        host_of: names the computer that a connection comes from, for fairness.
+        host_of: returns the key of a connection's host, for fairness.
         roots_of: returns the directories that may be read for a connection's host.
         operators: directory of the files of users' operators; None: there is none.
     """
@@ -120,6 +120,22 @@ class JobService:
         _LOG.warning("refused %s: %s", job or "connection", reason)
         self._send(peer, say.Refused(job, say.shorten(reason)))
 
+    def refuses(self, peer: bytes, said: say.Announced) -> bool:
+        """Refuse a long message before it is parsed, if it will be refused. Return whether it was."""
+        if said.lease is None:
+            try:
+                self._check_count(self._host_of(peer))
+            except EngineError as error:
+                self.refuse(peer, said.job, str(error))
+                return True
+            return False
+        job = self._job_of(peer, said.job)
+        return job is None or self._fails(job, said.lease, said.items)
+
+    def stalled(self, host: str, seconds: float) -> None:
+        """Charge a host for a turn that was too long by so many seconds: all workers may have waited for its end."""
+        self._queue.stalled(host, seconds * len(self._workers))
+
     def ping(self, peer: bytes, message: say.Ping) -> say.Pong:
         """Note which jobs' training waits, and return the answer to the ping."""
         for job in self._queue.of(peer):
@@ -163,8 +179,6 @@ class JobService:
     def open_job(self, peer: bytes, message: say.OpenJob, _: bytes) -> None:
         """Open a job or refuse it. If a file of its data set is missing, ask the host for the file first."""
         try:
-            if self._retires:
-                raise EngineError(self._retires)
             if self._queue.find(peer, message.job) is not None:
                 raise EngineError(f"job {message.job} is open already. Close it first.")
             host = self._host_of(peer)
@@ -207,14 +221,24 @@ class JobService:
         self._send(peer, say.JobOpen(message.job, directory.name))
         self._send_measurements(job, learned(job, self._queue.of()))
 
-    def _check_share(self, host: str, description_bytes: int) -> None:
-        """Raise EngineError if the host may not open a further job, whose description is so long."""
+    def _check_count(self, host: str) -> None:
+        """Raise EngineError if the host may not open a further job, whatever it is."""
+        if self._retires:
+            raise EngineError(self._retires)
         if len(self._queue.of()) + len(self._opening) >= _MAX_OPEN_JOBS:
             raise EngineError(f"{_MAX_OPEN_JOBS} jobs are open already. Close one first.")
-        sizes = [job.description_bytes for job in self._queue.of_host(host)]
-        sizes += [one.description_bytes for one in self._opening if one.host == host]
-        if len(sizes) >= _MAX_JOBS_OF_HOST:
-            raise EngineError(f"this host has {len(sizes)} jobs open, as many as one host may. Close one first.")
+        if (count := len(self._descriptions(host))) >= _MAX_JOBS_OF_HOST:
+            raise EngineError(f"this host has {count} jobs open, as many as one host may. Close one first.")
+
+    def _descriptions(self, host: str) -> List[int]:
+        """Return the bytes of the descriptions of a host's jobs."""
+        found = [job.description_bytes for job in self._queue.of_host(host)]
+        return found + [one.description_bytes for one in self._opening if one.host == host]
+
+    def _check_share(self, host: str, description_bytes: int) -> None:
+        """Raise EngineError if the host may not open a further job, whose description is so long."""
+        self._check_count(host)
+        sizes = self._descriptions(host)
         if sum(sizes) + description_bytes > _MAX_DESCRIPTION_BYTES:
             raise EngineError(
                 f"the descriptions of this host's {len(sizes) + 1} jobs take more than {size_text(_MAX_DESCRIPTION_BYTES)}. "
@@ -337,23 +361,32 @@ class JobService:
         job = self._job_of(peer, message.job)
         if job is None:
             return
-        layout = dataclasses.replace(job.layout, batch=max(1, len(message.items)))
-        reason = self._spool.refusal(layout.file_bytes) or ""
+        number, count = message.lease, len(message.items)
+        if self._fails(job, number, count):
+            return
+        if any(index >= job.samples for index, _ in message.items):
+            self._fail(job, number, f"lease {number} names a sample beyond the data set's {job.samples}")
+            return
+        job.add(Work(message, dataclasses.replace(job.layout, batch=count)))
+
+    def _fails(self, job: Job, number: int, count: int) -> bool:
+        """Refuse a lease of so many samples, whatever they are, if it may not wait. Return whether it was refused."""
+        reason = self._spool.refusal(dataclasses.replace(job.layout, batch=max(1, count)).file_bytes) or ""
         jobs = self._queue.of_host(job.host)
-        if not message.items:
-            reason = f"lease {message.lease} has no items"
+        if not count:
+            reason = f"lease {number} has no items"
         elif sum(len(one.queue) for one in jobs) >= _MAX_LEASES:
             reason = f"{_MAX_LEASES} leases of this host wait already; cancel some"
-        elif sum(one.items for one in jobs) + len(message.items) > self._most_items:
+        elif sum(one.items for one in jobs) + count > self._most_items:
             reason = f"leases of {self._most_items} samples are the most that may wait for one host; cancel some"
-        elif message.lease in job.work:
-            reason = f"lease {message.lease} is in use already"
-        elif any(index >= job.samples for index, _ in message.items):
-            reason = f"lease {message.lease} names a sample beyond the data set's {job.samples}"
+        elif number in job.work:
+            reason = f"lease {number} is in use already"
         if reason:
-            self._send(peer, say.Failed(job.name, message.lease, reason, False))
-            return
-        job.add(Work(message, layout))
+            self._fail(job, number, reason)
+        return bool(reason)
+
+    def _fail(self, job: Job, lease: int, reason: str) -> None:
+        self._send(job.peer, say.Failed(job.name, lease, say.shorten(reason), False))
 
     def parcel_part(self, peer: bytes, message: say.ParcelPart, part: say.Payload) -> None:
         """Store a part of the bytes that a lease's or a probe's samples are made of."""
@@ -369,7 +402,7 @@ class JobService:
         """Fail a lease, or the next probe, whose samples' bytes do not come."""
         if lease != say.OF_PROBE:
             self._discard(job, job.work[lease])
-            self._send(job.peer, say.Failed(job.name, lease, say.shorten(reason), False))
+            self._fail(job, lease, reason)
         elif job.probes:
             probe = job.probes.popleft()
             self.probed(job, tuple(f"error: {reason}" for _ in probe.items), 0.0)

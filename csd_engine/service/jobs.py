@@ -114,8 +114,8 @@ class Work:
 class Job:
     """One open job of one connection.
 
-    `key` is the name of the job's directory, unique in this engine. `command` opens the job in a worker. `host` is the
-    computer that is served fairly: all its connections have the same `host`.
+    `key` is the name of the job's directory, unique in this engine. `command` opens the job in a worker. `host` is who is
+    served fairly, the public key of a client: all connections that have it are one host.
     """
 
     peer: bytes
@@ -380,6 +380,10 @@ class FairQueue:
     def probed(self, job: Job, spent_s: float) -> None:
         """Charge the workers' time that a probe has cost, in seconds."""
         self._used_s[job.host] += spent_s
+
+    def stalled(self, host: str, spent_s: float) -> None:
+        """Charge workers' time that a host has cost otherwise, in seconds: whether it has a job now or not."""
+        self._used_s[host] = self._used_s.get(host, self._served_s) + spent_s
 
     # -- leases
 

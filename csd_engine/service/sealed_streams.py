@@ -16,7 +16,7 @@ import select
 import socket
 import time
 from collections import deque
-from typing import Callable, Deque, Dict, NamedTuple, Optional, Tuple
+from typing import Callable, Deque, Dict, NamedTuple, Optional, Set, Tuple
 
 from csd_engine.directory import Entry
 from csd_engine.protocol import sealed
@@ -32,7 +32,7 @@ _LOG = logging.getLogger("csd_engine")
 PORT_STEP = 10000  # from the engine's port to the one that is tried first
 _TICKET_S = 10.0
 _MOST_STRANGERS = 16  # connections whose ticket has not come
-_MOST_OF_HOST = 64  # tickets and connections of one host
+_MOST_OF_HOST = 128  # tickets and connections of one host, which is a key
 _MOST_ASKED = 8  # waiting fetches of a connection; ddlp has one
 _PAUSE_S = 0.5  # after a connection that could not be accepted: descriptors are short
 _OPTIONS: Tuple[Tuple[int, int], ...] = ()
@@ -42,7 +42,7 @@ if hasattr(select, "epoll"):  # the system ends a connection whose host has vani
 
 class _Ticket(NamedTuple):
     peer: bytes
-    host: str
+    host: str  # its key
     cipher: str
     key: bytes
     until_s: float
@@ -88,6 +88,7 @@ class SealedStreams:
         self._strangers: Dict[int, Tuple[socket.socket, bytearray, float]] = {}  # by descriptor, the oldest first
         self._streams: Dict[int, _Stream] = {}  # by descriptor
         self._by_peer: Dict[bytes, _Stream] = {}
+        self._writable: Dict[str, Dict[_Stream, None]] = {}  # by key, in the order of turns
         self._paused_until = 0.0
         self._epoll: Optional[select.epoll] = None
         self._listener: Optional[socket.socket] = None
@@ -117,7 +118,7 @@ class SealedStreams:
     def ask(self, peer: bytes, message: AskStream, payload: Payload) -> None:
         """Wait for a host's ticket. It replaces what the host's connection had before."""
         self.forget(peer)
-        host, ticket = self._connections.host_of(peer), bytes(payload)
+        host, ticket = self._connections.key_of(peer), bytes(payload)
         hosts = [one.host for one in self._tickets.values()] + [one.host for one in self._streams.values()]
         taken = hosts.count(host)
         reason = ""
@@ -156,12 +157,13 @@ class SealedStreams:
 
     # -- the sockets
 
-    def serve(self) -> None:
-        """Do what is to be done now: at most one part for each connection. Never waits."""
+    def look(self) -> None:
+        """Accept connections, hear what they say, and find those that parts can be sent to. Never waits."""
         if self._epoll is None or self._listener is None:
             return
         now = time.monotonic()
         self._expire(now)
+        writable: Dict[_Stream, None] = {}
         for descriptor, events in self._epoll.poll(0):
             if descriptor == self._listener.fileno():
                 self._accept(now)
@@ -171,11 +173,31 @@ class SealedStreams:
                 stream = self._streams[descriptor]
                 if events & ~select.EPOLLOUT:  # a host says nothing here: it is gone, or no host
                     self._end(stream)
-                    continue
-                try:
-                    self._send_some(stream)
-                except OSError as error:
-                    self._end(stream, error.strerror or str(error))
+                else:
+                    writable[stream] = None
+        before = [stream for streams in self._writable.values() for stream in streams]
+        self._writable = {}
+        for stream in (*(one for one in before if one in writable), *writable):  # who has waited for longer comes first
+            self._writable.setdefault(stream.host, {})[stream] = None
+
+    def ready(self) -> Set[str]:
+        """Return the keys that a part can be sent to."""
+        return set(self._writable)
+
+    def serve(self, key: str) -> bool:
+        """Send at most one part to a key, over the connection whose turn it is. Return whether there was one."""
+        streams = self._writable.get(key)
+        if not streams:
+            return False
+        stream = next(iter(streams))
+        del streams[stream]
+        if not streams:
+            del self._writable[key]
+        try:
+            self._send_some(stream)
+        except OSError as error:
+            self._end(stream, error.strerror or str(error))
+        return True
 
     def _expire(self, now: float) -> None:
         for ticket in [ticket for ticket, one in self._tickets.items() if one.until_s < now]:
@@ -251,6 +273,7 @@ class SealedStreams:
             _LOG.warning("a connection for sealed parts is ended: %s", why)
         descriptor = stream.connection.fileno()
         del self._streams[descriptor]
+        self._writable.get(stream.host, {}).pop(stream, None)
         if self._by_peer.get(stream.peer) is stream:
             del self._by_peer[stream.peer]
         stream.connection.close()

@@ -275,8 +275,9 @@ def test_a_message_is_as_short_as_json_can_be_and_its_texts_are_kept():
 
 
 def long_message(name, most):
-    """A message of `most` bytes that is valid except for its field "x"."""
-    head = b'{"say":"%s","x":"' % name
+    """A message of `most` bytes that is valid except for its field "x", and for those that are missing."""
+    about = {b"OpenJob": b'"job":"j",', b"Lease": b'"job":"j","lease":1,'}.get(name, b"")
+    head = b'{"say":"%s",%s"x":"' % (name, about)
     return head + b"x" * (most - len(head) - 2) + b'"}'
 
 
@@ -284,7 +285,7 @@ def long_message(name, most):
     "name, most", [(b"Ping", 128 << 10), (b"OpenJob", 4 << 20), (b"Lease", 4 << 20), (b"Pong", 8 << 20), (b"Hello", 128 << 10)]
 )
 def test_each_message_has_its_greatest_length(name, most):
-    assert "has fields ['x']" in refusal_of(long_message(name, most))
+    assert re.search(r"has fields \[('job', )?('lease', )?'x'\]", refusal_of(long_message(name, most)))
     too_long = refusal_of(long_message(name, most + 1))
     if most == say.MAX_FRAME_BYTES:
         assert too_long == f"1 frames of [{most + 1}] bytes are not a message."
@@ -306,6 +307,25 @@ def test_a_long_message_says_first_which_it_is():
     assert "does not say first" in refusal_of(b'{"say":"%s"}' % (b"x" * 33) + b" " * 5000)
 
 
+def test_a_long_message_says_which_job_it_is_for_before_it_is_parsed():
+    lease = say.Lease("1-j_", 7, "0" * 32, 1, 1, tuple((index, 0) for index in range(1000)))
+    job = say.OpenJob("k", {"ops": ["x" * 5000]}, {}, {})
+    assert say.announced(say.encode(lease)) == ("1-j_", 7, 1000)
+    assert say.announced(say.encode(job)) == ("k", None, 0)
+    assert say.announced([memoryview(say.encode(lease)[0])]) == ("1-j_", 7, 1000)
+    short = (dataclasses.replace(lease, items=lease.items[:9]), say.Ping(()))
+    odd = ([], [b"{" * 5000], [b'{"say":"Ping","waiting":[%s"x"]}' % (b'"x",' * 2000)], [b" " * (say.MAX_FRAME_BYTES + 1)])
+    assert [say.announced(frames) for frames in (*map(say.encode, short), *odd)] == [None] * 6
+    for text in (
+        b'{"say":"Lease","lease":7,"job":"j","items":[%s]}',
+        b'{"say":"Lease","job":"j","items":[%s]}',
+        b'{"say":"OpenJob","pipeline":[%s],"job":"j"}',
+        b'{"say":"OpenJob","job":"j/","pipeline":[%s]}',
+    ):
+        assert say.announced([text % (b"[1,2]," * 1000)]) is None
+        assert "does not say first which job it is for" in refusal_of(text % (b"[1,2]," * 1000))
+
+
 @pytest.mark.parametrize("kind, allowed", [("OpenJob", 1 << 18), ("Lease", (1 << 18) + 3 * (1 << 17))])
 def test_a_message_has_so_many_values_at_most(kind, allowed, monkeypatch):
     head, tail = b'{"say":"%s","x":[' % kind.encode(), b"]}"
@@ -318,8 +338,8 @@ def test_a_message_has_so_many_values_at_most(kind, allowed, monkeypatch):
 
 def test_a_number_of_399_digits_is_no_long_one(monkeypatch):
     monkeypatch.setattr(say, "_LONG_NUMBER", re.compile(rb"[0-9]{400}"))
-    message = b'{"say":"Lease","lease":%s}' + b" " * 5000
-    assert "has fields ['lease']" in refusal_of(message % (b"1" * 399))
+    message = b'{"say":"Lease","job":"j","lease":1,"epoch":%s}' + b" " * 5000
+    assert "has fields ['epoch', 'job', 'lease']" in refusal_of(message % (b"1" * 399))
     assert refusal_of(message % (b"1" * 400)) == "message Lease has a number of more than 400 digits."
 
 

@@ -104,10 +104,11 @@ class Door:
                 self.socket.answer_gate()
             self.withdrawn += self.socket.look_after()
             heard = self.socket.receive()
-            if heard is not None and isinstance(heard[1], say.Hello):
-                self.socket.send(heard[0], say.Welcome({}, 1, 1, "/", 1))
-            elif heard is not None and isinstance(heard[1], say.Ping):
-                self.socket.send(heard[0], say.Pong((), 0, 0, 0, ""))
+            if heard is not None and (decoded := self.socket.decode(*heard)) is not None:
+                if isinstance(decoded[0], say.Hello):
+                    self.socket.send(heard[0], say.Welcome({}, 1, 1, "/", 1))
+                elif isinstance(decoded[0], say.Ping):
+                    self.socket.send(heard[0], say.Pong((), 0, 0, 0, ""))
 
     def close(self) -> None:
         self._stop.set()

@@ -217,5 +217,5 @@ def test_more_parts_than_a_host_may_ask_for_at_once_are_refused():
         chunks.ask(b"host", say.Fetch(number, "job", 1, 0, 1), b"")
     assert [message.number for message in sent] == list(range(64, 70)) and "at once" in sent[0].reason
     while chunks.waiting:
-        chunks.serve()
+        chunks.serve("")
     assert [message.number for message in sent[6:]] == list(range(64)) and "no published batch" in sent[6].reason

@@ -1,0 +1,59 @@
+"""Whose turn it is on the engine's only thread. It is pure: times come in from outside.
+
+Turns go by key, that of a client's CURVE pair, however many connections have it. Each turn costs its key the time that it has
+taken, and the key that has used least is the next one. What a key did not want is not made up for later: this is start-time
+fair queueing (Goyal, Vin and Cheng, 1996).
+
+A turn can't be broken off. While a long one lasts, nobody is answered and workers that have finished stand idle. So a key
+rests after it, three times as long for each of the others that were served lately.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, Iterable, Optional
+
+__all__ = ["LONG_S", "Turns"]
+
+LONG_S = 0.005  # of a turn, at most; a message of usual size takes a tenth of a millisecond, a part of a batch half a one
+_LATELY_S = 1.0
+_RESTS = 3
+_MOST_REST_S = 2.0  # a host that hears nothing for 5 s takes the engine for lost
+
+
+class Turns:
+    """The keys, and the time that each has used. `now` is the time of any monotonic clock, in seconds."""
+
+    def __init__(self) -> None:
+        self._used_s: Dict[str, float] = {}  # the time in which a key wanted nothing counts as used
+        self._served_s = 0.0  # that every key that wants something has used at least
+        self._last_s: Dict[str, float] = {}  # when each last had a turn
+        self._rests_until: Dict[str, float] = {}
+
+    def next(self, waiting: Iterable[str]) -> Optional[str]:
+        """Return whose turn it is of those that wait; None: nobody waits."""
+        key = min(waiting, key=self._used, default=None)
+        if key is not None:
+            self._served_s = self._used(key)
+        return key
+
+    def _used(self, key: str) -> float:
+        return max(self._served_s, self._used_s.get(key, 0.0))
+
+    def ended(self, key: str, spent_s: float, now: float) -> None:
+        """Charge a turn that has ended now."""
+        self._used_s[key] = self._used(key) + spent_s
+        self._last_s[key] = now
+        if spent_s > LONG_S:
+            self._last_s = {one: last_s for one, last_s in self._last_s.items() if now - last_s <= _LATELY_S}
+            self._rests_until[key] = now + min(_MOST_REST_S, _RESTS * spent_s * (len(self._last_s) - 1))
+
+    def rest_s(self, key: str, now: float) -> float:
+        """Return how long a key still rests; 0: it does not."""
+        return max(0.0, self._rests_until.get(key, 0.0) - now)
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Forget keys that have no connection any more, but for the time that they have used more than the others."""
+        for key in keys:
+            if self._used_s.get(key, 0.0) <= self._served_s:
+                for known in (self._used_s, self._last_s, self._rests_until):
+                    known.pop(key, None)
