@@ -185,7 +185,7 @@ def closed_by_the_engine(connection: socket.socket) -> bool:
 Job = tuple[Any, Any, Any, list[bytes]]  # pipeline, data set, layout, files
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _items(count: int) -> bytes:
     return b",".join(b"[%d,0]" % (k % 4) for k in range(count))
 

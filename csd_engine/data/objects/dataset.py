@@ -22,7 +22,7 @@ from csd_engine.data.manifest import Manifest
 from csd_engine.data.objects.requests import ObjectReader, Requests
 from csd_engine.data.objects.store import ObjectStore
 from csd_engine.data.objects.stored import Part, Stored, digest_of, mark_of, part_names
-from csd_engine.data.objects.urls import check_url
+from csd_engine.data.objects.urls import check_url, climbs
 from csd_engine.data.parts import PART_BYTES
 from csd_engine.errors import DatasetError
 
@@ -162,7 +162,7 @@ class _Listed:
         return number, offset, size
 
     def _key(self, number: int) -> str:
-        return f"{self._directory}/{self._names[number]}".lstrip("/")
+        return f"{self._directory}/{self._names[number]}".strip("/")
 
     def __getitem__(self, index: int) -> Union[Stored, Part]:
         """See `Listing`. Raises DatasetError: what the host has told of it can't be."""
@@ -170,6 +170,8 @@ class _Listed:
         assert self._table is not None  # it is not closed
         whole, mark = _numbers(self._table[number])
         stored = Stored(self._key(number), whole, "", mark)
+        if not stored.key or climbs(stored.key):
+            raise DatasetError(f"{stored.key!r} is no key below {self._dataset.url}: a server could read it as another path.")
         found = stored if self._dataset.parts is None else Part(stored, offset, size)
         if not (0 <= found.size <= MAX_FILE_BYTES and 0 <= offset <= whole - found.size):
             raise DatasetError(f"{self.where(index)}: {found.size} bytes of {whole} can't be read. Describe the data set again.")

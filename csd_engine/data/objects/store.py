@@ -5,18 +5,20 @@ Credentials stay in the process: they are in no message, repr or pickle.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from datetime import timedelta
 from types import ModuleType
-from typing import Any, Callable, ClassVar, Dict, Iterator, Mapping, Optional, Tuple, Type, Union
+from typing import Any, Callable, ClassVar, Dict, Iterator, Mapping, Optional, Sequence, Tuple, Type, Union
+from urllib.parse import urlsplit
 
 from csd_engine.data.objects.own_hosts import led_astray, only_own_hosts
 from csd_engine.data.objects.stored import Part, Stored, mark_of, same_tag
-from csd_engine.data.objects.urls import check_url, is_web
+from csd_engine.data.objects.urls import check_url, is_plain, is_web
 from csd_engine.errors import StorageRefused
 
-__all__ = ["REFUSED", "ObjectChanged", "ObjectStore", "obstore_module"]
+__all__ = ["REFUSED", "ObjectChanged", "ObjectStore", "below", "obstore_module"]
 
 REFUSED = ("PermissionDeniedError", "UnauthenticatedError")  # obstore's errors
 _SERVERS = ("endpoint", "base_url")  # settings that name another server than the cloud's own
@@ -25,6 +27,8 @@ _SERVERS_OF_ENVIRONMENT = (  # obstore reads them too
 )  # fmt: skip
 _CLOUD_OF = {"s3": "AWS", "s3a": "AWS", "gs": "GOOGLE"}  # by URL's scheme, how their names begin; the others are Azure's
 ASTRAY = "its server sends requests on to another host, which is refused"
+_WITHOUT_ACCOUNT = ("az", "azure", "adl")  # URLs that name none
+_PLACES = 64  # that are known
 _LONGEST = 240  # characters of a storage's own message
 # obstore's settings that may be seen, without the name of their cloud; all others are taken for secrets.
 _SHOWN = frozenset({
@@ -172,18 +176,17 @@ class ObjectStore:
         return ConnectionError(self.plain(error))
 
     def _make(self, retry: Mapping[str, Any]) -> Any:
-        obstore = obstore_module(self.raises)
         options = {**only_own_hosts(self.url, self._config, self._client_options), **self._client_options}
         try:
             if self.web:
                 options = {"allow_http": self.url.startswith("http:"), **options}
-                return obstore.store.HTTPStore(self.url[:-1], client_options=options, retry_config=retry)
+                return _opened(self.url, self.raises, client_options=options, retry_config=retry)
             if self._server().startswith("http:"):
                 options = {"allow_http": True, **options}
             given: Dict[str, Any] = {"client_options": options, "retry_config": retry}
             if self._credential_provider is not None:
                 given["credential_provider"] = self._credential_provider
-            return obstore.store.from_url(self.url, config=self._config, **given)
+            return _opened(self.url, self.raises, config=self._config, **given)
         except Exception as error:
             raise self.raises(f"{self.url}: {self.plain(error)}. Correct config= or client_options=.") from None
 
@@ -226,6 +229,50 @@ def _texts(value: Any) -> Iterator[str]:
         user = _USER_OF_URL.search(text)
         password = "" if user is None else user[0][:-1].partition(":")[2]
         yield from (one for one in (text, password) if len(one) > 3)
+
+
+def _opened(url: str, raises: Type[Exception], **given: Any) -> Any:
+    """Return obstore's store of what lies below a URL. Nobody else gives it a URL."""
+    stores = obstore_module(raises).store
+    return stores.HTTPStore(url.rstrip("/"), **given) if is_web(url) else stores.from_url(url.rstrip("/") + "/", **given)
+
+
+def below(url: str, roots: Sequence[str]) -> bool:
+    """Whether what is requested for a URL is what one of these roots says, or lies below it.
+
+    URLs are compared after obstore has read them: it drops blanks at the end, then follows ``..``, and so on.
+    """
+    place = _place(url)
+    if place is None:
+        return False
+    where, names = place
+    for root in filter(None, map(_place, roots)):
+        own = len(root[1])
+        if root[0] == where and root[1] == names[:own] and all(map(is_plain, names[own:])):
+            return True
+    return False
+
+
+@functools.lru_cache(maxsize=_PLACES)
+def _place(url: str) -> Optional[Tuple[str, Tuple[str, ...]]]:
+    """Return the server or bucket that is asked for a URL, and the names of the path there; None: there is none."""
+    try:
+        check_url(url)
+        if is_web(url):
+            text = _opened(url, StorageRefused, client_options={"allow_http": True}).url
+            parts = urlsplit(text)
+            where, path = f"{parts.scheme}://{parts.netloc}", parts.path
+            if where + path != text or "@" in where:  # a query or fragment, if only its sign, or a user
+                return None
+        else:
+            # Where it leads does not depend on credentials, but Azure's can't be opened without an account.
+            account = {"account_name": "any"} if url.split(":")[0] in _WITHOUT_ACCOUNT else {}
+            store = _opened(url, StorageRefused, config=account, skip_signature=True)
+            where, path = f"{type(store).__name__} {sorted(store.config.items())}", store.prefix or ""
+    except Exception:  # obstore's are of many kinds
+        return None
+    path = path.strip("/")
+    return where, tuple(path.split("/")) if path else ()
 
 
 def _options(part: Part) -> Dict[str, Any]:

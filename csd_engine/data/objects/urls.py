@@ -1,20 +1,23 @@
-"""URLs of object storages and web servers, and which of them an engine may read."""
+"""URLs of object storages and web servers, as text. `csd_engine.data.objects.store.below` says which an engine may read."""
 
 from __future__ import annotations
 
 import importlib.util
 import re
-from typing import Sequence, Type
-from urllib.parse import urlsplit
+import unicodedata
+from typing import Type
+from urllib.parse import unquote, urlsplit
 
 from csd_engine.errors import StorageRefused
 
-__all__ = ["below", "check_url", "checked_url", "is_url", "is_web"]
+__all__ = ["check_url", "checked_url", "climbs", "is_plain", "is_url", "is_web"]
 
 _CLOUDS = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss")
 _WEB = ("http", "https")
 _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
-_PLAIN = re.compile(r"[\w.,=+@!()'~ -]+", re.ASCII)  # a name below a root: what a server might take for another path is none
+_PLAIN = re.compile(r"[\w.,=+@!()'~ -]+", re.ASCII)
+_BLANKS = "".join(map(chr, range(33))) + "\x7f\xa0\xad\u200b\ufeff"
+_DECODED = 3  # times
 
 
 def is_url(text: str) -> bool:
@@ -39,6 +42,8 @@ def check_url(url: str, raises: Type[Exception] = StorageRefused) -> None:
             f"{shown} has a user, a query or a fragment in its URL, where credentials would be seen. Leave them out: set those "
             "of the environment (AWS_ACCESS_KEY_ID ...), or give config= or credential_provider=."
         )
+    if climbs(parts.path):
+        raise raises(f"{url!r} leads elsewhere than its names say. Write the path without '.' and '..'.")
     if parts.scheme not in (*_CLOUDS, *_WEB) or not parts.netloc:
         raise raises(
             f"{url!r} is no URL of objects. Write s3://bucket/prefix/, gs://, az:// or https://server/dir/; for files on this "
@@ -46,14 +51,22 @@ def check_url(url: str, raises: Type[Exception] = StorageRefused) -> None:
         )
 
 
-def below(url: str, roots: Sequence[str]) -> bool:
-    """Whether a URL is one of these roots, which end with a slash, or lies below one of them."""
-    url = url.rstrip("/") + "/"
-    for root in roots:
-        names = url[len(root) :].split("/")[:-1]
-        if url.startswith(root) and all(_PLAIN.fullmatch(name) and name not in (".", "..") for name in names):
-            return True
-    return False
+def is_plain(name: str) -> bool:
+    """Whether a name in a URL, percent-encoded or not, is nothing that a server might take for another path."""
+    name = unquote(name)
+    return _PLAIN.fullmatch(name) is not None and name == name.strip() and not climbs(name)
+
+
+def climbs(key: str) -> bool:
+    """Whether a server could take a name in a key or path for ``.`` or ``..``, however it reads them.
+
+    Servers have decoded paths twice, taken a backslash for a slash, cut a name at a semicolon, dropped blanks at its end, and
+    folded full-width dots.
+    """
+    for _ in range(_DECODED):
+        key = unquote(key)
+    names = re.split(r"[/\\]", unicodedata.normalize("NFKC", key))
+    return any(name.split(";")[0].strip(_BLANKS) in (".", "..") for name in names)
 
 
 def checked_url(argument: str) -> str:

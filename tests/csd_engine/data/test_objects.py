@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +17,12 @@ import pytest
 from csd_engine.data.arrays import ArraySet
 from csd_engine.data.base import fingerprint, open_reader
 from csd_engine.data.files import FileSet
+from csd_engine.data.image_files import content
 from csd_engine.data.kinds import parse_dataset
 from csd_engine.data.manifest import write_manifest
 from csd_engine.data.objects.dataset import ObjectSet, pack_objects
-from csd_engine.data.objects.store import ObjectStore
+from csd_engine.data.objects.store import ObjectStore, below
 from csd_engine.data.objects.stored import Part, Stored, mark_of
-from csd_engine.data.objects.urls import below
 from csd_engine.data.parts import pack_parts
 from csd_engine.data.roots import Roots
 from csd_engine.errors import DatasetError, EngineError, RootNotAllowed, StorageRefused
@@ -139,6 +142,94 @@ def test_urls_below_the_roots():
         "s3://bucket/trainer/", "s3://bucket/", "s3://other/train/", "gs://bucket/train/", "https://server/", "https://server:84431/",
         "s3://bucket/train/../secret/", "s3://bucket/train/./", "s3://bucket/train//x/", "s3://bucket/train/%2e%2e/x/",
         "s3://bucket/train/a?b=c", "s3://bucket/train/a#b", "s3://bucket/train/..\\x/", "s3://bucket/train/\u2025/",
+    ):  # fmt: skip
+        assert not below(url, roots), url
+
+
+class _Web:
+    """A web server that serves the same byte everywhere, and notes what it was asked for. It ends with `with`."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        asked = self.asked
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:  # noqa: N802 (http.server's name)
+                asked.append(self.path)
+                self.send_response(200)
+                self.send_header("Content-Length", "1")
+                self.send_header("Last-Modified", "Sun, 06 Nov 1994 08:49:37 GMT")
+                self.end_headers()
+                self.wfile.write(b"x")
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/train/"
+        self._thread = threading.Thread(target=self._server.serve_forever)
+
+    def __enter__(self) -> _Web:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+BELOW = ("", "a b/", "~x/y", "cat/", "x /")
+NOT_BELOW = (
+    ".. /", ".. ", "..", "../secret/", "..\\", "x\\..\\..\\", "%2e%2e/", "%2E./", ".%2e /", "%252e%252e/", "..%20/", "..%2f",
+    "..%5c", "..;/", "..;a=b/", ".;/", "./", "\uff0e\uff0e/", "\u2025/", "..\xa0/", "..\u200b/", "..%00/", "..%09/", "\t../",
+    ".\t./", ".\n./", "x/.. /.. /", "a//b/", "?x=/", "a?b", "#", "?", " x/",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("tail", [*BELOW, *NOT_BELOW])
+def test_what_is_requested_of_a_server_lies_below_its_root(tail):
+    with _Web() as web:
+        roots = Roots.parse([web.url])
+        try:
+            storage = ObjectStore(roots.resolve(web.url + tail))
+            storage.get_ready()
+            storage.read(Stored("1.jpg", 1, ""))
+            assert tail in BELOW
+        except (RootNotAllowed, StorageRefused):
+            assert tail in NOT_BELOW
+        assert all(path.startswith("/train/") for path in web.asked), web.asked
+        assert bool(web.asked) is (tail in BELOW)
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["..%2fs/1", "%2e%2e/s", "%252e%252e/s", "..\\s", "a\\..\\..\\s", "..;/s", ".. /s", " ../s", "\uff0e\uff0e/s", "..\xa0/s"],
+)
+def test_no_key_leads_a_server_elsewhere(scene, key):
+    with _Web() as web:
+        reader = open_reader(
+            scene.made([Stored(key, 1, ""), Stored("b", 1, "")], url=web.url), str, lambda digest: scene.home / digest
+        )
+        with closing(reader):
+            with pytest.raises(DatasetError, match="could read it as another path"):
+                reader.open(0)
+            assert content(reader.open(1)) == b"x"
+        assert web.asked == ["/train/b"]
+
+
+def test_other_servers_and_buckets_are_not_below():
+    roots = ("http://server:8000/train/", "http://[::1]:8000/train/", "https://plain/", "az://c/train/", "gs://b/train/")
+    for url in (
+        "http://SERVER:8000/train/x", "http://[0:0::1]:8000/train/x", "https://plain:443/x", "azure://c/train/x", "gs://b/train/x/",
+        "adl://c/train/",
+    ):  # fmt: skip
+        assert below(url, roots), url
+    for url in (
+        "http://server.:8000/train/", "http://server/train/", "http://server:8000@other/train/", "http://other\\@server:8000/train/",
+        "http://server:8000/Train/", "https://server:8000/train/", "http://server:8000\\.other/train/", "https://plain.other/",
+        "https://plain:444/", "az://C/train/", "az://c/train/../x", "az://c/x", "abfss://c@any.dfs.core.windows.net/../train/",
+        "gs://b/trainer/", "gs://b.c/train/", "s3://b/train/", "gs://b/train/.. /", "gs://b/train/%2e%2e/", "az://c/train/..%2f",
     ):  # fmt: skip
         assert not below(url, roots), url
 
