@@ -107,7 +107,7 @@ class Epilogue:
 
     def does_what(self, other: Epilogue) -> bool:
         """Whether another epilogue makes the same of a batch, in the same dtype."""
-        tables = [one.table if one.table is not None else torch.zeros(0) for one in (self, other)]
+        tables = [one.table if one.table is not None else self.fills[:0] for one in (self, other)]
         noise = [[mask[1:] for mask in one.noise] for one in (self, other)]
         same_fills = torch.equal(self.fills, other.fills) and noise[0] == noise[1]
         return torch.equal(*tables) and same_fills and (self.dtype, self.sizes) == (other.dtype, other.sizes)

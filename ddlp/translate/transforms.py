@@ -209,8 +209,8 @@ class _Translator:
         pipeline, tensor = self.pipeline("the transform", self.ops), self.values.tensor
         if tensor is not None:
             return Translation(pipeline, self.values.epilogue()), type(tensor)
-        bytes_alone = Epilogue(None, torch.zeros(0, self.channels("the transform")), torch.uint8, torch.channels_last)
-        return Translation(pipeline, bytes_alone, crops=self.crops), None
+        fills = torch.zeros(0, self.channels("the transform"), dtype=torch.float32)  # whatever torch's default dtype is
+        return Translation(pipeline, Epilogue(None, fills, torch.uint8, torch.channels_last), crops=self.crops), None
 
     def obstacles(self, transform: Any) -> Iterator[Untranslatable]:
         """Yield what can't be translated, operator by operator, as if the refused operators before were left out."""

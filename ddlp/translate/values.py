@@ -106,7 +106,8 @@ class Values:
             raise Untranslatable("the transform", "it yields PIL images, and a batch needs tensors",
                                  ["add ToTensor() (or v2.ToImage() and v2.ToDtype) as its last step", KEEP])
         if self.tensor.dtype not in DTYPES:
-            raise Untranslatable("the transform", f"it yields {self.tensor.dtype}",
+            usual = self.tensor.dtype == torch.get_default_dtype()
+            raise Untranslatable("the transform", f"it yields {self.tensor.dtype}" + ", torch's default dtype now" * usual,
                                  ["convert to torch.float32, float16, bfloat16 or uint8", KEEP])
         tensor = self.tensor.as_subclass(Tensor)[:, 0]
         values = tensor.to(torch.float32)

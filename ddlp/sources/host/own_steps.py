@@ -42,6 +42,7 @@ from csd_engine.keyed import Keyed
 from ddlp.process.finalizers import when_dropped
 from ddlp.sampling.keyed_generators import GENERATORS
 from ddlp.sampling.own_generators import own_generators
+from ddlp.sampling.sampler_order import default_device
 from ddlp.sources.base import BatchState, EpochSpec, PreparedBatch, StepRunner
 from ddlp.sources.host.keyed_samples import KeyedBatch, KeyedSamples
 from ddlp.stats.thread_cpu import ELSEWHERE, thread_queued_s
@@ -372,10 +373,15 @@ class Threads(_Beside):
     def __init__(self, steps: OwnSteps, threads: int) -> None:
         super().__init__()
         self._left, self._lock = _TRIED, threading.Lock()
+        self._modes = torch_modes()
         for one in steps.copies(threads):
             self._free.put(functools.partial(self._run, one))
 
     def _run(self, steps: OwnSteps, batch: Bytes) -> Any:
+        with self._modes():
+            return self._made(steps, batch)
+
+    def _made(self, steps: OwnSteps, batch: Bytes) -> Any:
         if self._left <= 0:
             return steps.without_global_draws(batch)
         with self._lock:  # the epoch's first batches: training waits for them, and draws nothing meanwhile
@@ -623,6 +629,26 @@ class _WorkerStart:
         object.__setattr__(info, "dataset", steps.dataset)  # WorkerInfo refuses plain assignment
         if self._init is not None:
             steps.begin_worker(functools.partial(self._init, worker))
+
+
+def torch_modes() -> Callable[[], contextlib.AbstractContextManager[Any]]:
+    """Return what gives another thread this thread's modes of torch for a while: a forked worker has them by itself.
+
+    They are gradients, inference and the default device.
+    """
+    inference, grad, device = torch.is_inference_mode_enabled(), torch.is_grad_enabled(), default_device()
+
+    def modes() -> contextlib.AbstractContextManager[Any]:
+        stack = contextlib.ExitStack()
+        if inference:
+            stack.enter_context(torch.inference_mode())
+        if not grad:
+            stack.enter_context(torch.no_grad())
+        if device.type != "cpu":
+            stack.enter_context(device)
+        return stack
+
+    return modes
 
 
 def in_processes(how: str, workers: int) -> bool:

@@ -1,0 +1,67 @@
+"""What a loader gives, as values that compare with ==: to hold ddlp's beside DataLoader's."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+MOST_STEPS = 200  # an epoch that raises for ever ends here
+
+
+def plain(thing: Any) -> Any:
+    """Return a batch with all of its types, dtypes, shapes and values."""
+    kind = f"{type(thing).__module__}.{type(thing).__qualname__}"
+    if isinstance(thing, torch.Tensor):
+        content = thing.detach().as_subclass(torch.Tensor).contiguous()
+        return kind, str(thing.dtype), str(thing.device), tuple(thing.shape), thing.requires_grad, _bytes(content)
+    if isinstance(thing, np.ndarray):
+        return kind, str(thing.dtype), thing.shape, thing.tolist() if thing.dtype.hasobject else thing.tobytes()
+    if isinstance(thing, np.generic):
+        return kind, str(thing.dtype), thing.tobytes()
+    if isinstance(thing, Mapping):
+        return kind, [(plain(key), plain(value)) for key, value in thing.items()]
+    if isinstance(thing, (list, tuple)):
+        return kind, [plain(one) for one in thing]
+    if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
+        return kind, [(field.name, plain(getattr(thing, field.name))) for field in dataclasses.fields(thing)]
+    return kind, repr(thing)
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+
+def generators() -> Any:
+    """Return the states of the global generators of torch, numpy and random."""
+    return torch.get_rng_state().tolist(), plain(list(np.random.get_state())), random.getstate()
+
+
+def epoch(loader: DataLoader) -> list[Any]:
+    """Return what an epoch gives, step by step: ("batch", what it is), or ("error", its type)."""
+    steps: list[Any] = []
+    try:
+        iterator = iter(loader)
+    except Exception as error:
+        return [("error at iter()", type(error).__name__)]
+    while len(steps) < MOST_STEPS:
+        try:
+            steps.append(("batch", plain(next(iterator))))
+        except StopIteration:
+            return steps
+        except Exception as error:
+            steps.append(("error", type(error).__name__))
+    return steps
+
+
+def epochs(loader: DataLoader, number: int = 2, seed: int = 3) -> list[Any]:
+    """Return what so many epochs give, and after each the states of the global generators. All begin with ``seed``."""
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+    return [(epoch(loader), generators()) for _ in range(number)]

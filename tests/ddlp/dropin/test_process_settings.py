@@ -1,0 +1,138 @@
+"""What belongs to the process (torch's modes and types, the directory) does to a batch what it does to DataLoader's."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+
+from ddlp import DDLPLoader
+from ddlp.errors import Untranslatable
+from tests.ddlp.dropin.beside import plain
+from tests.ddlp.dropin.small_sets import numbered
+
+SIZED = (v1.Resize(20), v1.CenterCrop(16))
+WEIGHTS = torch.nn.Linear(16, 4)
+
+
+def turned(image: Any) -> Any:
+    return image.rotate(7)
+
+
+def one_more(image: torch.Tensor) -> torch.Tensor:
+    return image + torch.ones(1)
+
+
+def weighed(image: torch.Tensor) -> torch.Tensor:
+    return WEIGHTS(image.to(WEIGHTS.weight.dtype))
+
+
+TRANSFORMS = {
+    "ToTensor": v1.Compose([*SIZED, v1.ToTensor(), v1.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.2))]),
+    "v2": v2.Compose([v2.Resize(20), v2.CenterCrop(16), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]),
+    "bytes": v1.Compose([*SIZED, v1.PILToTensor()]),
+    "erased": v1.Compose([*SIZED, v1.ToTensor(), v1.RandomErasing(p=1.0, scale=(1, 1), ratio=(1, 1))]),
+    "own, of PIL": v1.Compose([*SIZED, v1.Lambda(turned), v1.ToTensor()]),
+    "own, of tensors": v1.Compose([*SIZED, v1.ToTensor(), v1.Lambda(one_more)]),
+    "user code": v1.Compose([v1.Lambda(turned), *SIZED, v1.ToTensor()]),
+}
+
+
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextlib.contextmanager
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@contextlib.contextmanager
+def threads(number: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+SETTINGS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
+    "float64": lambda: default_dtype(torch.float64),
+    "bfloat16": lambda: default_dtype(torch.bfloat16),
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+    "deterministic": deterministic,
+    "one thread": lambda: threads(1),
+    "default device": lambda: torch.device("cpu"),
+}
+
+
+def given(kind: type[DataLoader], dataset: Any, setting: str, when: str, **arguments: Any) -> list[Any]:
+    """Two epochs' batches. The setting holds from before the loader is made, or from then on, or only until its iter()."""
+    torch.manual_seed(3)
+    before = contextlib.nullcontext() if when != "before" else SETTINGS[setting]()
+    with before, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loader = kind(dataset, 8, **arguments)
+        if when == "at iter":
+            with SETTINGS[setting]():
+                iterator = iter(loader)
+            return [plain(batch) for batch in iterator]
+        with SETTINGS[setting]():
+            return [plain(batch) for _ in range(2) for batch in loader]
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("when", ["before", "between", "at iter"])
+def test_torchs_settings(paths, setting, when):
+    """A setting that ends with iter() still holds in worker processes: they have what held when they began."""
+    for name, transform in TRANSFORMS.items():
+        dataset, workers = numbered(paths[:20], transform), 2 if when == "at iter" else 0
+        if workers == 0 or (setting in ("float64", "no_grad") and name in ("ToTensor", "own, of PIL", "user code")):
+            theirs = given(DataLoader, dataset, setting, when, num_workers=workers)
+            assert given(DDLPLoader, dataset, setting, when, num_workers=workers) == theirs, name
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_own_steps_in_threads_have_the_modes_of_iter(paths, mode):
+    dataset = numbered(paths[:20], v1.Compose([*SIZED, v1.ToTensor(), v1.Lambda(weighed)]))
+    with mode():
+        theirs = [plain(batch) for batch in DataLoader(dataset, 8)]
+        loader = DDLPLoader(dataset, 8, num_workers=2, own_steps="threads")
+        iterator = iter(loader)
+    assert [plain(batch) for batch in iterator] == theirs
+    assert not any(images[4] for _, (images, _) in theirs)  # requires_grad
+
+
+def test_a_default_dtype_that_no_device_can_make_is_named(paths):
+    with default_dtype(torch.float64):
+        text = str(DDLPLoader(numbered(paths, TRANSFORMS["ToTensor"]), 8).explain())
+        assert "torch.float64, torch's default dtype" in text
+        with pytest.raises(Untranslatable, match=r"torch\.float64, torch's default dtype now"):
+            DDLPLoader(numbered(paths, TRANSFORMS["ToTensor"]), 8, strategy="csd", own_steps="off")
+
+
+def test_the_dtype_may_change_between_epochs(paths):
+    dataset, kinds = numbered(paths, TRANSFORMS["ToTensor"]), (DataLoader, DDLPLoader)
+    theirs, ours = (kind(dataset, 8, num_workers=2) for kind in kinds)
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.float32):
+        with default_dtype(dtype):
+            assert [plain(batch) for batch in ours] == [plain(batch) for batch in theirs]
