@@ -174,7 +174,8 @@ class _Placed:
     dtype: torch.dtype
     shapes: list[tuple[int, ...]]  # (n, ...), of each view
     views: bool
-    targets: Any  # a tensor is sent as an array
+    targets: Any
+    by_value: bool  # the targets are a tensor, sent as an array
 
 
 class _Join:
@@ -201,8 +202,14 @@ class _Join:
             return self.collate(made)
         for view, place in zip(each, _in_block(block, dtype, shapes), strict=True):
             torch.stack(list(view), out=place)
-        targets = default_collate([target for _, target in made])
-        return _Placed(dtype, shapes, views, targets.numpy() if type(targets) is torch.Tensor else targets)
+        targets = default_collate(tuple(target for _, target in made))  # a tuple, as torch's own gives it: strings stay one
+        by_value = type(targets) is torch.Tensor
+        if by_value:
+            try:
+                targets = targets.numpy()
+            except (RuntimeError, TypeError):  # of a dtype that numpy lacks, say
+                by_value = False
+        return _Placed(dtype, shapes, views, targets, by_value)
 
 
 def _stackable(images: Sequence[Any]) -> bool:
@@ -550,8 +557,7 @@ class _Process:
         if isinstance(made, _Placed):
             assert lent is not None
             images = _in_block(torch.from_numpy(lent), made.dtype, made.shapes)
-            targets = torch.from_numpy(made.targets) if isinstance(made.targets, np.ndarray) else made.targets
-            return [images if made.views else images[0], targets]
+            return [images if made.views else images[0], torch.from_numpy(made.targets) if made.by_value else made.targets]
         first = made[0] if isinstance(made, list) and made else None
         views: list[Any] = first if isinstance(first, list) else [first]
         if all(type(view) is torch.Tensor for view in views):

@@ -77,7 +77,8 @@ def indexed(loader: Any) -> Portable:
     samples = PortableSet([])
     samples.starts = [0, len(loader.dataset)]
     nothing = Pipeline.parse({"format": 1, "order": "pillow13", "mode": "RGB", "ops": []})
-    return Portable(samples, nothing, Epilogue(None, torch.zeros(0, 3, dtype=torch.float32, device="cpu"), torch.uint8), (0, 0, 0))
+    no_fills = torch.zeros(0, 3, dtype=torch.float32, device="cpu")
+    return Portable(samples, nothing, Epilogue(None, no_fills, torch.uint8), (0, 0, 0))
 
 
 class _Batches:
