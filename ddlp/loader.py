@@ -57,7 +57,7 @@ from ddlp.sampling.merged import rest_of
 from ddlp.schedule.strategies import Order, Strategy
 from ddlp.sources.base import EpochSink, LeaseSource
 from ddlp.sources.engine.connections import EngineConnections, SharedHandle
-from ddlp.sources.engine.embedded import EmbeddedOptions
+from ddlp.sources.engine.embedded import EmbeddedOptions, default_spool
 from ddlp.sources.engine.source import EngineSource
 from ddlp.sources.host import stateful_workers as stateful
 from ddlp.sources.host.dali import Graphs
@@ -347,6 +347,8 @@ class DDLPLoader(DataLoader):
         warn_if_not_shared(self)
         self._before = self.live() if self._last is not None and not self._resume.partly else None
         now = self._portable_now(config)
+        if now is not None:  # as in a worker process, which keeps the directory of the iter() that has started it
+            now.dataset.open_in(kept.directory if isinstance(kept, EpochIterator) else None)
         strategy = self._wanted_strategy(config)
         aside = config.record or self._observers or self._rest is not None
         early = now is not None and strategy.from_head and not aside
@@ -744,7 +746,8 @@ class DDLPLoader(DataLoader):
     def _reached(self, config: LoaderConfig) -> EngineConnections:
         """Return the connections to the devices' engines. All epochs share them."""
         if self._connections is None or self._connections.pid != os.getpid():  # after a fork they are the parent's
-            options = EmbeddedOptions(spool=config.spool, quota_bytes=config.spool_bytes)
+            spool = os.path.abspath(config.spool or default_spool())  # here, as the current directory may change any time
+            options = EmbeddedOptions(spool=spool, quota_bytes=config.spool_bytes)
             pool = pool_of(config.pool)
             self._connections = EngineConnections(
                 config.engine_devices, options, config.transfer, None if pool is None else pool.engines

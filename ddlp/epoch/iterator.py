@@ -182,6 +182,7 @@ class EpochIterator(_BaseDataLoaderIter):
         self._workers: list[Any] = []
         self._hooks = given.hooks
         self._portable = given.portable
+        self.directory = given.portable.dataset.directory
         self._transforms_targets = given.portable.dataset.has_target_transform
         # "cuda" without a number would mean another GPU after torch.cuda.set_device.
         self._device = given.target if given.gpu_transfer is None else given.gpu_transfer.stream.device

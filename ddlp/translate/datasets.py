@@ -60,6 +60,16 @@ class PortableSet:
         self.starts = [0, *itertools.accumulate(len(p) for p in parts)]
         self._resolve = resolve
         self._length = length
+        self.directory = ""
+
+    def open_in(self, directory: str | None = None) -> None:
+        """Let relative paths of files stay relative to this directory, whatever becomes of the current one. None: to that."""
+        if directory is None:
+            with contextlib.suppress(OSError):  # it was removed, and then has no path
+                directory = os.getcwd()
+        self.directory = directory or ""
+        for part in self.parts:
+            object.__setattr__(part, "directory", self.directory)
 
     def __len__(self) -> int:
         return self.starts[-1] if self._resolve is None else self._length
@@ -133,7 +143,7 @@ class PortableSet:
 
     def some_absolute_places(self) -> list[str]:
         """Do as `some_places`, by absolute paths, which don't depend on the current directory, or URLs."""
-        return [place if part.slow else os.path.abspath(place) for part, place in self._some()]
+        return [place if part.slow else os.path.abspath(os.path.join(self.directory, place)) for part, place in self._some()]
 
     def _some(self) -> list[tuple[Leaf, str]]:
         count = self.starts[-1]

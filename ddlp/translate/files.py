@@ -16,6 +16,7 @@ from torchvision import datasets as tv
 from csd_engine.data.base import Source
 from csd_engine.data.files import FileSet
 from csd_engine.data.image_files import open_sample, pillow_open
+from csd_engine.errors import SampleError
 from ddlp.datasets import ImageFiles
 from ddlp.errors import Untranslatable
 from ddlp.translate.leaf import Leaf, Upload, name_of
@@ -25,7 +26,7 @@ __all__ = ["FileLeaf", "GreyFileLeaf", "JointFileLeaf", "check_loader", "folder"
 
 @dataclass(frozen=True, eq=False)
 class FileLeaf(Leaf):
-    """Image files of any format that Pillow reads, opened as RGB."""
+    """Image files of any format that Pillow reads, opened as RGB. Messages name them as the data set does."""
 
     files: Sequence[str | os.PathLike[str]]
 
@@ -34,7 +35,16 @@ class FileLeaf(Leaf):
 
     def open(self, index: int) -> Source:
         """See `Leaf.open`."""
-        return open_sample(os.fspath(self.files[index]))
+        named, path = self.where(index), self._path(index)
+        if path == named:
+            return open_sample(path)
+        try:
+            return open_sample(path)._replace(path=named)
+        except SampleError as error:
+            raise SampleError(named, error.why) from error.__cause__
+
+    def _path(self, index: int) -> str:
+        return os.path.join(self.directory, os.fspath(self.files[index]))
 
     def where(self, index: int) -> str:
         """See `Leaf.where`."""
@@ -42,12 +52,13 @@ class FileLeaf(Leaf):
 
     def paths(self, indices: list[int]) -> list[str] | None:
         """See `Leaf.paths`."""
-        files = self.files
-        return [os.fspath(files[k]) for k in indices]
+        files, directory = self.files, self.directory
+        named = [os.fspath(files[k]) for k in indices]
+        return [path if path[:1] == "/" else os.path.join(directory, path) for path in named]
 
     def describe(self, upload: Upload) -> FileSet:
         """See `Leaf.describe`."""
-        return upload.files(self.files)
+        return upload.files(self.files, self.directory)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +104,7 @@ class JointFileLeaf(FileLeaf):
 
     def image_size(self, index: int) -> tuple[int, int]:
         """See `Leaf.image_size`. It reads the file's header."""
-        with open(self.files[index], "rb") as stream:
+        with open(self._path(index), "rb") as stream:
             return pillow_open(stream).size
 
 

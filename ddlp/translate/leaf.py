@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,7 +56,8 @@ class Upload(NamedTuple):
     """The functions by which a leaf brings its data to the device.
 
     Attributes:
-        files: takes paths, and returns the description of these files once their manifest is ready to be sent.
+        files: takes paths, and the directory of relative ones (""; the current one), and returns the description of these files
+            once their manifest is ready to be sent.
         array: takes images, uint8 (n, h, w) or (n, h, w, 3), and returns their description once they are put on the SSD or
             are ready to be sent.
         reads: whether the device may read the storage at a URL itself.
@@ -64,7 +65,7 @@ class Upload(NamedTuple):
     The first two raise OSError if the directory for the data to send can't be written.
     """
 
-    files: Callable[[Sequence[str | os.PathLike[str]]], FileSet]
+    files: Callable[[Sequence[str | os.PathLike[str]], str], FileSet]
     array: Callable[[np.ndarray], ArraySet]
     reads: Callable[[str], bool]
 
@@ -79,12 +80,16 @@ class Leaf(ABC):
         targets: gives the targets of the samples with these numbers, before ``target_transform``. It takes all of them in one
             call, since one Python call for each takes longer than the pixels of a small image.
         target_transform: the user's, on one target.
+
+    Attributes:
+        directory: relative paths of files are relative to it; "": to the current one. `PortableSet.open_in` sets it.
     """
 
     name: str
     transform: Callable | None
     targets: Callable[[list[int]], list[Any]]
     target_transform: Callable | None
+    directory: str = field(init=False, default="")
 
     @abstractmethod
     def __len__(self) -> int:

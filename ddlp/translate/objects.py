@@ -61,7 +61,7 @@ class ObjectLeaf(Leaf):
         if tables is None:
             return CarriedSet(dataset.fingerprint, len(self))
         parts = None if tables.parts is None else upload.array(tables.parts)
-        return ObjectSet(dataset.directory, upload.files(dataset.names), upload.array(tables.objects), parts)
+        return ObjectSet(dataset.directory, upload.files(dataset.names, ""), upload.array(tables.objects), parts)
 
 
 def stored_images(name: str) -> Callable[[StoredImages], ObjectLeaf]:

@@ -66,7 +66,7 @@ class PartLeaf(Leaf):
     def describe(self, upload: Upload) -> PartSet:
         """See `Leaf.describe`."""
         table = upload.array(pack_parts(self.which, self.offsets, self.sizes))
-        return PartSet(upload.files(self.files), table, self.upright)
+        return PartSet(upload.files(self.files, ""), table, self.upright)
 
 
 def tar_images(dataset: TarImages) -> PartLeaf:

@@ -44,10 +44,10 @@ _PAUSE_S = 0.0005
 FILES = "files"  # the directory below the spool for files that hosts put there
 
 
-def _absolute(path: str) -> str:
-    """Do the same as os.path.abspath, which takes seconds for a million paths. Most paths are plain already."""
+def _absolute(path: str, directory: str) -> str:
+    """Do the same as os.path.abspath in a directory, which takes seconds for a million paths. Most are plain already."""
     plain = path.startswith("/") and "//" not in path and "/." not in path
-    return path if plain else os.path.abspath(path)
+    return path if plain else os.path.abspath(os.path.join(directory, path))
 
 
 class _ArrayFile:
@@ -208,16 +208,16 @@ class DatasetUpload:
             os.replace(stream.name, self._directory / name)
         return ArraySet(str(self._there / name), array.fingerprint, array.shape)
 
-    def _files(self, files: Sequence[str | os.PathLike[str]]) -> FileSet:
-        content = 0
+    def _files(self, files: Sequence[str | os.PathLike[str]], directory: str) -> FileSet:
+        content, directory = 0, directory or os.getcwd()
         for some in _some_at_a_time(files):
             content = hash((content, *some))  # users edit these lists in place; strings keep their hashes, so this is cheap
-        content = hash((content, os.getcwd()))
+        content = hash((content, directory))
         if content not in self._known:
             paths: list[str] = []
             ends: list[str] = []  # the first and the last in order: their common prefix is common to all
             for some in _some_at_a_time(files):
-                plain = [_absolute(path) for path in some]
+                plain = [_absolute(path, directory) for path in some]
                 paths += plain
                 ends = [min(ends[:1] + plain), max(ends[1:] + plain)]
             root = os.path.dirname(os.path.commonprefix(ends)) if paths else "/"

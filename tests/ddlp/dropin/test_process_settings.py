@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader
+from torchvision import datasets
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-from ddlp import DDLPLoader
+from ddlp import Cache, DDLPLoader, ImageFiles
 from ddlp.errors import Untranslatable
 from tests.ddlp.dropin.beside import plain
-from tests.ddlp.dropin.small_sets import numbered
+from tests.ddlp.dropin.small_sets import numbered, write_images
 
 SIZED = (v1.Resize(20), v1.CenterCrop(16))
 WEIGHTS = torch.nn.Linear(16, 4)
@@ -136,3 +139,87 @@ def test_the_dtype_may_change_between_epochs(paths):
     for dtype in (torch.float32, torch.float64, torch.float16, torch.float32):
         with default_dtype(dtype):
             assert [plain(batch) for batch in ours] == [plain(batch) for batch in theirs]
+
+
+SETS: dict[str, Callable[[Any], Any]] = {
+    "ImageFolder": lambda transform: datasets.ImageFolder("images", transform),
+    "ImageFiles": lambda transform: ImageFiles(sorted(Path("images").rglob("*.jpg")), list(range(20)), transform),
+}
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """An empty directory. The current one has images."""
+    write_images(tmp_path / "here" / "images", 20)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "elsewhere"
+
+
+def moved(loader: DataLoader, elsewhere: Path, epochs: int = 1) -> list[Any]:
+    """The batches of epochs during which the current directory changes; it is the new one when the next begins."""
+    batches: list[Any] = []
+    before = os.getcwd()
+    try:
+        for _ in range(epochs):
+            iterator = iter(loader)
+            os.chdir(elsewhere)
+            batches += [plain(batch) for batch in iterator]
+    finally:
+        os.chdir(before)
+    return batches
+
+
+@pytest.mark.parametrize("kind", SETS)
+@pytest.mark.parametrize("transform", ["ToTensor", "own, of PIL", "user code"])
+def test_relative_paths_are_those_of_iter(elsewhere, kind, transform):
+    dataset = SETS[kind](TRANSFORMS[transform])
+    expected = moved(DataLoader(dataset, 8, num_workers=2), elsewhere)
+    assert moved(DDLPLoader(dataset, 8, num_workers=2), elsewhere) == expected
+    if transform == "ToTensor":
+        assert moved(DDLPLoader(dataset, 8), elsewhere) == expected  # DataLoader fails: here a thread prefetches, too
+
+
+@pytest.mark.parametrize("transform", ["ToTensor", "own, of PIL", "user code"])
+def test_workers_that_persist_stay_where_they_began(elsewhere, transform):
+    dataset = SETS["ImageFolder"](TRANSFORMS[transform])
+    theirs, ours = (
+        moved(kind(dataset, 8, num_workers=2, persistent_workers=True), elsewhere, 3) for kind in (DataLoader, DDLPLoader)
+    )
+    assert ours == theirs
+
+
+def test_without_them_each_epoch_is_where_it_began(elsewhere):
+    for kind in (DataLoader, DDLPLoader):
+        loader = kind(SETS["ImageFolder"](TRANSFORMS["ToTensor"]), 8, num_workers=2)
+        with pytest.raises(FileNotFoundError, match="images"):
+            moved(loader, elsewhere, 2)
+
+
+@pytest.mark.parametrize("strategy", ["csd", "wrr"])
+def test_a_device_finds_relative_paths(elsewhere, engine, strategy):
+    dataset = SETS["ImageFolder"](TRANSFORMS["ToTensor"])
+    expected = sorted(moved(DataLoader(dataset, 8, num_workers=1), elsewhere))
+    loader = DDLPLoader(dataset, 8, num_workers=2, strategy=strategy, spool=engine)
+    assert sorted(moved(loader, elsewhere)) == expected
+    assert strategy != "csd" or loader.report().batches_csd > 0
+
+
+def test_relative_directories_of_the_loader(elsewhere):
+    dataset = SETS["ImageFolder"](TRANSFORMS["ToTensor"])
+    loader = DDLPLoader(dataset, 8, num_workers=2, strategy="wrr", spool="spool", cache=Cache("cache", "1G"), record="record")
+    expected = sorted(plain(batch) for batch in DataLoader(dataset, 8))
+    for _ in range(2):
+        assert sorted(moved(loader, elsewhere)) == expected
+    assert not os.listdir(elsewhere)
+    assert {"cache", "images", "record"} <= set(os.listdir("."))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_missing_file_is_named_as_the_data_set_names_it(elsewhere, workers):
+    dataset = SETS["ImageFolder"](TRANSFORMS["ToTensor"])
+    os.unlink(dataset.samples[3][0])
+    with pytest.raises(FileNotFoundError) as raised:
+        list(DDLPLoader(dataset, 8, num_workers=workers))
+    assert dataset.samples[3][0] in str(raised.value)
+    assert os.getcwd() not in str(raised.value)
