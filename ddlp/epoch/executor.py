@@ -824,6 +824,9 @@ class EpochExecutor:
     def _give_leases(self) -> None:
         for name, device in self._devices.items():  # without a source it has not joined; a lost one takes no leases
             while device.source is not None and (position := self.strategy.next_lease(name)) is not None:
+                if self.spec.plan.wrong(position):  # the host raises the error
+                    self.ledger.withhold(position)
+                    continue
                 lease = self.ledger.lease(name, position, time.monotonic())
                 self.hooks.lease_given(name, lease, position)
                 device.source.lease(lease, position)

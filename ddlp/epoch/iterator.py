@@ -203,7 +203,8 @@ class EpochIterator(_BaseDataLoaderIter):
         self._own_steps: StepRunner | None = user_code
         if rest is not None:
             self._own_steps = own_steps.start(given.own_steps, loader, rest, given.portable.epilogue, base, pool)
-        self.spec = _spec(given, seed, self._plan, pool, self._own_steps)
+        fetcher = _utils.fetch._MapDatasetFetcher(loader.dataset, self._auto_collation, self._collate_fn, False)
+        self.spec = _spec(given, seed, self._plan, pool, self._own_steps, partial(_error_of, fetcher))
         length = len(self._plan) if self._whole or given.resume.finished else None
         slots = host_slots(workers, prefetch_factor, given.leases)
         ledger = Ledger(length, host_slots=slots, fetch_slots=FETCH_SLOTS, delivered=delivered.ranges())
@@ -386,13 +387,26 @@ class EpochIterator(_BaseDataLoaderIter):
 
 
 def _spec(
-    given: EpochArguments, seed: int, plan: EpochPlan, pool: MemoryPool, steps: StepRunner | None
-) -> EpochSpec:
+    given: EpochArguments, seed: int, plan: EpochPlan, pool: MemoryPool, steps: StepRunner | None,
+    error_of: Callable[[Any], Exception],
+) -> EpochSpec:  # fmt: skip
     portable, gpu_transfer = given.portable, given.gpu_transfer
     return EpochSpec(
         portable.dataset, portable.dataset.reader(), portable.pipeline, portable.epilogue, portable.shape, seed, given.epoch,
-        plan, pool, gpu_transfer, given.rank_after_rank, steps, given.most_replaced is not None, given.cache,
+        plan, pool, gpu_transfer, given.rank_after_rank, steps, given.most_replaced is not None, given.cache, error_of,
     )  # fmt: skip
+
+
+def _error_of(fetcher: Any, request: Any) -> Exception:
+    """Return the error that torch's fetcher gets for a request: the data set's own code raises it."""
+    try:
+        fetcher.fetch(request)
+    except Exception as error:
+        return error
+    return IndexError(
+        f"the sampler gave {request!r}. The data set's own code takes it, but ddlp makes samples by integers from 0: give it "
+        "such ones, or have torch's own DataLoader prepare them"
+    )
 
 
 def _closed(gpu_transfer: GpuTransfer | None, on_closed: Callable[[], None]) -> None:

@@ -9,7 +9,6 @@ is the user's code, and may look at the training's state. It is read no further 
 from __future__ import annotations
 
 import itertools
-import operator
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from torch.utils.data.distributed import DistributedSampler
 from ddlp.sampling import sampler_order as order
 from ddlp.sampling.merged import RestSampler
 from ddlp.sampling.occurrences import OccurrenceCounter
+from ddlp.sampling.sampler_order import as_indices
 
 Item = tuple[int, int]
 """(source index, how often it came before in this epoch). A sample's content depends on these, the seed and the epoch."""
@@ -89,15 +89,15 @@ class IndexedSamples(Protocol):
     def __len__(self) -> int: ...
 
     def source(self, indices: np.ndarray) -> np.ndarray:
-        """Return the source indices, int64, of the data set's own indices. Raises IndexError if one does not exist."""
+        """Return the source indices, int64, of the data set's own indices, as `as_indices` gives them; -1: there is none."""
 
 
 @dataclass(frozen=True)
 class _Block:
     """Indices in the order in which they were drawn. Their integers may be smaller than int64."""
 
-    indices: np.ndarray  # the data set's own
-    sources: np.ndarray
+    indices: np.ndarray  # the data set's own; objects if one of them is no integer
+    sources: np.ndarray  # -1: the data set has no such sample
     before: np.ndarray | None  # how often each came before; None: all come for the first time
 
 
@@ -138,6 +138,7 @@ class EpochPlan:
         self._drawn_blocks = self._kept_from = 0
         self._drawing = threading.Lock()
         self._batches: dict[int, _Block] = {}  # the batches that are drawn one by one, by position
+        self._no_lists: dict[int, Any] = {}  # those of them that are no lists of indices, as the sampler gave them
         self._length = self._largest = self._forgotten = 0
         self.ended = False
         self.drawn = 0  # batches that the sampler has given, including those left out
@@ -166,7 +167,12 @@ class EpochPlan:
             self.ended = True
             return False
         self.drawn += 1
-        self.append(np.asarray(list(map(operator.index, batch if self._batched else [batch])), dtype=np.int64))
+        try:
+            indices = as_indices(list(batch) if self._batched else [batch])
+        except TypeError:  # no list of indices: it is this batch's error, as in DataLoader's workers
+            self._no_lists[self._length] = batch
+            indices = as_indices([batch])
+        self.append(indices)
         return True
 
     def read_as_far_as(self, reads: int) -> None:
@@ -188,7 +194,7 @@ class EpochPlan:
         """Add a batch of the data set's own indices. Their occurrences are counted, unless they are given (on a resume)."""
         sources = self._portable.source(indices)
         if occurrences is None:
-            occurrences = self._occurrence_counter.count(sources)
+            occurrences = self._counted(sources)
         self._batches[self._length] = _Block(indices, sources, occurrences)
         self._length += 1
         self._largest = max(self._largest, len(indices))
@@ -237,8 +243,7 @@ class EpochPlan:
             # it finds that there is no batch.
             self._follows = sampler.generator is not None or not self._whole
             self._sampler_iter = iter(outer) if self._follows else iter(())
-            # If the sampler may give an index that the data set does not have, all is drawn now, so that the error comes now.
-            self.grows = not at_once and order.draws_on_the_cpu(sampler) and len(sampler.data_source) <= len(self._portable)
+            self.grows = not at_once and order.draws_on_the_cpu(sampler)
             pieces = order.begin(order.apart(sampler), self._wanted)
         else:
             pieces = self._sampler_iter = order.begin(sampler, self._wanted)
@@ -262,8 +267,8 @@ class EpochPlan:
 
     def _draw(self) -> None:
         indices = next(self._next_blocks)
-        sources = self._portable.source(indices)  # raises for an index that the data set does not have
-        before = self._occurrence_counter.count(sources) if self._counts else None
+        sources = self._portable.source(indices)
+        before = self._counted(sources) if self._counts else None
         if self._drawn_blocks >= self._kept_from:
             if before is not None:
                 before = _small(before) if before.any() else None
@@ -271,6 +276,14 @@ class EpochPlan:
                 indices, sources = small, small if sources is indices else _small(sources)
             self._blocks[self._drawn_blocks] = _Block(indices, sources, before)
         self._drawn_blocks += 1
+
+    def _counted(self, sources: np.ndarray) -> np.ndarray:
+        """Return how often each source index came before, int64, and count them; 0 for a sample that does not exist."""
+        if len(sources) and sources.min() >= 0:
+            return self._occurrence_counter.count(sources)
+        there, before = sources >= 0, np.zeros(len(sources), dtype=np.int64)
+        before[there] = self._occurrence_counter.count(sources[there])
+        return before
 
     def _rows(self, position: int) -> tuple[_Block, slice]:
         """Return a batch's block and its rows there. Raises KeyError for a batch that was forgotten."""
@@ -303,10 +316,23 @@ class EpochPlan:
         """The number of samples in the largest batch so far; 1 if there is none."""
         return max(1, self._largest)
 
-    def indices(self, position: int) -> list[int]:
-        """Return the data set's own indices of a batch."""
+    def indices(self, position: int) -> list[Any]:
+        """Return the data set's own indices of a batch: integers, but for what the sampler should not have given."""
         block, rows = self._rows(position)
         return block.indices[rows].tolist()
+
+    def wrong(self, position: int) -> tuple[Any, ...]:
+        """Return, in a tuple, a request like DataLoader's for which the data set fails; (): each sample of the batch exists.
+
+        It asks for the first sample that does not exist, or is the batch itself if that is no list of indices.
+        """
+        if position in self._no_lists:
+            return (self._no_lists[position],)
+        missing = np.flatnonzero(self.sources(position) < 0)
+        if not len(missing):
+            return ()
+        index = self.indices(position)[int(missing[0])]
+        return ([index] if self._batched else index,)
 
     def sources(self, position: int) -> np.ndarray:
         """Return the source indices of a batch, int64."""
@@ -335,5 +361,7 @@ class EpochPlan:
 
 def _small(numbers: np.ndarray) -> np.ndarray:
     """Return the same integers in the smallest type that holds them all."""
+    if numbers.dtype == object:  # some are no integers
+        return numbers
     lowest, highest = (np.min_scalar_type(int(end)) for end in (numbers.min(), numbers.max()))
     return numbers.astype(np.promote_types(lowest, highest))

@@ -10,7 +10,7 @@ import copy
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,8 @@ from torch.utils.data.distributed import DistributedSampler
 from ddlp.sampling.merged import RestSampler
 
 __all__ = [
-    "apart", "begin", "default_device", "draws_as_it_goes", "draws_on_the_cpu", "gives_each_once", "in_batches", "in_blocks",
+    "apart", "as_indices", "begin", "default_device", "draws_as_it_goes", "draws_on_the_cpu", "gives_each_once", "in_batches",
+    "in_blocks",
 ]  # fmt: skip
 
 _AT_ONCE = 32 * 1024  # draws with replacement in one call; torch makes 32 in one call, and gets the same numbers
@@ -108,10 +109,21 @@ def draws_on_the_cpu(sampler: Any) -> bool:
     return default_device().type == "cpu" and (generator is None or generator.device.type == "cpu")
 
 
+def as_indices(items: Sequence[Any]) -> np.ndarray:
+    """Return what a sampler gave as int64, or as the objects themselves if one of them is no integer of that size."""
+    try:
+        return np.fromiter(map(operator.index, items), dtype=np.int64, count=len(items))
+    except (OverflowError, TypeError):
+        objects = np.empty(len(items), dtype=object)
+        for k, item in enumerate(items):  # one by one, since numpy would look into lists and arrays
+            objects[k] = item
+        return objects
+
+
 def _one_by_one(sampler: Any, wanted: int) -> Iterator[np.ndarray]:
-    indices = map(operator.index, iter(sampler))
-    yield np.fromiter(itertools.islice(indices, wanted), dtype=np.int64)
-    yield np.fromiter(indices, dtype=np.int64)
+    items = iter(sampler)
+    yield as_indices(list(itertools.islice(items, wanted)))
+    yield as_indices(list(items))
 
 
 def _sequential(sampler: SequentialSampler) -> Iterator[np.ndarray]:

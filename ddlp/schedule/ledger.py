@@ -335,6 +335,11 @@ class Ledger:
         self._leases[self._numbers] = position
         return self._numbers
 
+    def withhold(self, position: int) -> None:
+        """Leave a free batch to the host, since no device can make it."""
+        self.free.remove(position)
+        self.returned.add(position)
+
     def progressed(self, device: str, lease: int, fraction: float, now: float) -> None:
         """Note that the device has prepared ``fraction`` (0 to 1) of a lease."""
         entry = self._leased(device, lease)

@@ -65,6 +65,7 @@ class EpochSpec:
     own_steps: StepRunner | None = None  # runs the unknown steps of the transform; None: all steps are known
     replaces: bool = False  # a sample with a bad image is replaced by another one, see `ddlp.sampling.replacements`
     cache: SampleCache | None = None  # has results of operators that do the same every time; the host uses and fills it
+    error_of: Callable[[Any], Exception] | None = None  # returns the error that a request gives which `EpochPlan.wrong` returns
 
     @functools.cached_property
     def maker(self) -> BatchMaker:
@@ -74,7 +75,13 @@ class EpochSpec:
 
     def to_read(self, sources: np.ndarray) -> list[int]:
         """Return those of these samples, int64 (n,), that a slow storage must bring: the others are kept in the cache."""
+        sources = sources[sources >= 0]
         return (sources if self.cache is None else self.cache.missing(self.reader, sources)).tolist()
+
+    def check(self, position: int) -> None:
+        """Raise the error that DataLoader gives if the sampler has asked for a sample that does not exist."""
+        for request in self.plan.wrong(position):
+            raise IndexError(f"no sample {request!r}") if self.error_of is None else self.error_of(request)
 
 
 class StepRunner(Protocol):

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import inspect
 import itertools
+import operator
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,6 +29,7 @@ from ddlp.errors import Untranslatable
 from ddlp.huggingface import HUGGING_FACE, HuggingFaceImages
 from ddlp.objects.dataset import ImageObjects
 from ddlp.objects.tars import TarObjects
+from ddlp.sampling.sampler_order import as_indices
 from ddlp.tars import TarImages
 from ddlp.translate.arrays import fer2013, image_arrays, qmnist
 from ddlp.translate.files import folder, image_files, same_size_folder
@@ -81,25 +83,29 @@ class PortableSet:
 
     @functools.cached_property
     def sources(self) -> np.ndarray | None:
-        """The source index of each index, int64; None if they are the same. Raises IndexError as the data set would."""
+        """The source index of each index, int64, as `source` gives them; None if they are the same."""
         return None if self._resolve is None else self._resolve()
 
     def source(self, indices: np.ndarray) -> np.ndarray:
-        """Source indices of the data set's own indices, int64. Raises IndexError as the data set would."""
+        """Source indices of the data set's own indices, int64; -1 for an index that it does not have, or that is no integer."""
         n = len(self)
+        if indices.dtype == object:
+            indices = np.fromiter((_number(index, n) for index in indices), np.int64, len(indices))
         lowest, highest = (int(indices.min()), int(indices.max())) if len(indices) else (0, -1)
-        if highest >= n or lowest < -n:
-            wrong = indices[(indices >= n) | (indices < -n)][0]
-            raise IndexError(f"index {wrong} is out of range for a data set of {n} samples")
-        indices = np.where(indices < 0, indices + n, indices) if lowest < 0 else indices
-        return indices if self.sources is None else self.sources[indices]
+        if lowest < 0:
+            indices = np.where(indices < 0, indices + n, indices)
+        if highest < n and lowest >= -n:
+            return indices if self.sources is None else self.sources[indices]
+        there, found = (indices >= 0) & (indices < n), np.full(len(indices), -1)
+        found[there] = indices[there] if self.sources is None else self.sources[indices[there]]
+        return found
 
     @functools.cached_property
     def each_once(self) -> bool:
         """Whether different indices are different sources."""
         if self.sources is None:
             return True
-        seen = np.zeros(int(self.starts[-1]), dtype=bool)
+        seen = np.zeros(int(self.starts[-1]) + 1, dtype=bool)  # the last one for what does not exist
         seen[self.sources] = True
         return int(np.count_nonzero(seen)) == len(self.sources)
 
@@ -153,6 +159,15 @@ class PortableSet:
     def reader(self) -> Reader:
         """Return the reader that opens single samples by source index."""
         return _PartReader(self)
+
+
+def _number(index: Any, n: int) -> int:
+    """Return an index as a number; ``n``, which is beyond the data set's end, if it can't be one of its indices."""
+    try:
+        number = operator.index(index)
+    except TypeError:
+        return n
+    return number if -n <= number < n else n
 
 
 class _PartReader(Reader):
@@ -235,9 +250,7 @@ def translate_dataset(dataset: Any) -> PortableSet:
     if type(dataset) is Subset:
         inner = translate_dataset(dataset.dataset)
         indices = dataset.indices
-        return PortableSet(
-            inner.parts, lambda: inner.source(np.asarray(indices, dtype=np.int64).reshape(-1)), len(indices), inner.described
-        )
+        return PortableSet(inner.parts, lambda: inner.source(_subset(indices)), len(indices), inner.described)
     if type(dataset) is ConcatDataset:
         return _concat([translate_dataset(d) for d in dataset.datasets])
     describe = getattr(type(dataset), "__ddlp__", None)
@@ -321,11 +334,24 @@ def _concat(sets: list[PortableSet]) -> PortableSet:
     def resolve() -> np.ndarray:
         maps, start = [np.zeros(0, np.int64)], 0
         for one in sets:
-            maps.append((np.arange(len(one)) if one.sources is None else one.sources) + start)
+            maps.append(np.arange(start, start + len(one)) if one.sources is None else _moved(one.sources, start))
             start += one.starts[-1]
         return np.concatenate(maps)
 
     return PortableSet(parts, resolve, sum(map(len, sets)), described)
+
+
+def _subset(indices: Sequence[Any]) -> np.ndarray:
+    """Return a Subset's indices as `as_indices` does. Those that are integers already are not taken one by one."""
+    with contextlib.suppress(ValueError):  # a list of lists
+        found = np.asarray(indices)
+        if found.dtype.kind == "i" and found.ndim == 1:
+            return found.astype(np.int64, copy=False)
+    return as_indices(list(indices))
+
+
+def _moved(sources: np.ndarray, start: int) -> np.ndarray:
+    return np.where(sources < 0, sources, sources + start)
 
 
 def _known(**makers: Callable[[Any], Leaf]) -> dict[type, Callable[[Any], Leaf]]:

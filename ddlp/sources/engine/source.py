@@ -417,7 +417,7 @@ def _compare_bits(sink: EpochSink, name: str, handle: JobHandle, allow: bool, op
         return
     first, size, views = spec.plan.image_items(0), spec.plan.size(0), spec.plan.views
     of_each = max(1, PROBES // views)  # samples of each view
-    items = [item for k in range(views) for item in first[k * size : (k + 1) * size][:of_each]]
+    items = [item for k in range(views) for item in first[k * size : (k + 1) * size][:of_each] if item[0] >= 0] or [(0, 0)]
     different: tuple[int, int] | None = None
     for item, theirs in zip(items, handle.probe(spec.seed, spec.epoch, items), strict=True):
         if theirs.left:

@@ -266,6 +266,7 @@ class DaliHost:
         spec = self._spec
         if not wanted():  # for the same reason as in prepare_batch
             raise Unwanted
+        spec.check(position)
         items = spec.plan.image_items(position)
         gpu_transfer = self._graphs.gpu_transfer
         n = len(items)

@@ -6,6 +6,7 @@ key is made. So a sample's content does not depend on num_workers, or on the ord
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import itertools
@@ -55,8 +56,10 @@ class _KeyedSampler:
     def _keyed(self, items: Iterator[Any]) -> Iterator[KeyedBatch]:
         count = _Occurrences()
         for position, item in enumerate(self._view.order_again(items)):
-            indices = list(item) if self._batched and iter(item) is item else item
-            numbered = None if self._each_once else count(indices if self._batched else (indices,))
+            indices, numbered = item, None
+            with contextlib.suppress(TypeError):  # the batch is no list of indices: its worker raises the error
+                indices = list(item) if self._batched and iter(item) is item else item
+                numbered = None if self._each_once else count(indices if self._batched else (indices,))
             if self._view.read(position):
                 yield KeyedBatch(indices, numbered, self._view.seed(), self._view.epoch)
         self._view.end()
