@@ -76,7 +76,8 @@ def screen(said: str) -> list[str]:
 
 
 @pytest.fixture
-def terminal() -> Iterator[Terminal]:
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
+    monkeypatch.setenv("TERM", "xterm")  # whatever terminal the tests run in
     try:
         made = Terminal()
     except FileNotFoundError:
