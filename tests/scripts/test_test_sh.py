@@ -50,9 +50,12 @@ def copy_script(place: Path) -> Path:
 @pytest.mark.parametrize("failing", ["mypy", "tests/ddlp/schedule", "tests/ddlp/bench", "--ignore=tests/ddlp/bench", None])
 def test_a_part_that_fails_is_a_failure(tmp_path: Path, failing: str | None) -> None:
     script = copy_script(tmp_path)
-    (tmp_path / "bin/python").write_text(f'#!/bin/sh\necho "$*" | grep -q -e "[ ]{failing}" && exit 3\necho "ran $(nice) $*"\n')
+    (tmp_path / "bin/python").write_text(
+        f'#!/bin/sh\n[ -z "$CI" ] || exit 3\necho "$*" | grep -q -e "[ ]{failing}" && exit 3\necho "ran $(nice) $*"\n'
+    )
     (tmp_path / "bin/python").chmod(0o755)
-    done = subprocess.run([script], env={**os.environ, "TMPDIR": str(tmp_path / "tmp")}, stdout=subprocess.PIPE, text=True)
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp"), "CI": "true"}  # there too, what is missing is skipped
+    done = subprocess.run([script], env=environment, stdout=subprocess.PIPE, text=True)
     assert done.returncode == (0 if failing is None else 1)
     ran = [line for line in done.stdout.splitlines() if line.startswith("ran ")]
     assert len(ran) == 15 - (failing is not None)  # torch, ruff, mypy and twelve calls of pytest: the others still run
