@@ -132,7 +132,9 @@ for number in "${!commands[@]}"; do
   running[number]=$!
 done
 while [ ${#running[@]} -gt 0 ]; do sleep 0.2; finished; done
-[ ! -s "$DDLP_LACKING" ] || printf '\ntest: %s tests were skipped for what this machine lacks: apt-get install %s\n' \
-  "$(wc -l <"$DDLP_LACKING")" "$(cut -f1 "$DDLP_LACKING" | xargs -rn 1 | sort -u | xargs)"
+if [ -s "$DDLP_LACKING" ]; then
+  printf '\ntest: skipped for what this machine lacks; how many, and what to install (apt-get install ...):\n'
+  cut -f1 "$DDLP_LACKING" | sed 's/^$/no package: see SKIPPED above/' | sort | uniq -c
+fi
 [ -z "$failures" ] || printf '\ntest: failures:\n%s' "$failures"
 exit $status
