@@ -40,9 +40,9 @@ _LACKS, _INSTALL = "this machine lacks ", "apt-get install "
 
 def which(program: str) -> str | None:
     """Where a program or file is, also one that only root usually runs; None if it is missing."""
-    return shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") or (
-        program if os.path.exists(program) else None
-    )
+    if os.path.isabs(program):
+        return program if os.path.exists(program) else None
+    return shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 
 
 def _is_there(name: str) -> bool:
