@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader, _utils, default_collate
 from torch.utils.data._utils.collate import collate_int_fn, default_collate_fn_map
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from csd_engine.keyed import Keyed
 from csd_engine.prepare.cached_batch import SampleCache
 from ddlp.epoch.executor import EpochExecutor
 from ddlp.epoch.hooks import Beginning, EpochHooks
@@ -31,7 +30,6 @@ from ddlp.process.user_warnings import warn_user
 from ddlp.sampling.checkpoint import Resume, SamplerStart, save
 from ddlp.sampling.epoch_plan import EpochPlan, is_built_in
 from ddlp.sampling.generator_states import States, for_base_seed
-from ddlp.sampling.keyed_generators import keyed_globals
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.ranges import RangeSet
 from ddlp.schedule.rates import Rates
@@ -40,6 +38,7 @@ from ddlp.schedule.strategies import Strategy
 from ddlp.sources.base import BatchState, EpochSpec, HostSource, LeaseSource, PreparedBatch, StepRunner
 from ddlp.sources.host import own_steps
 from ddlp.sources.host.dali import DaliHost, Graphs
+from ddlp.sources.host.keyed_samples import KeyedBatch, KeyedSamples
 from ddlp.sources.host.native import NativeHost
 from ddlp.sources.usercode.host import UserCodeHost
 from ddlp.stats.live import Life
@@ -48,6 +47,7 @@ from ddlp.transfer.gpu_transfer import GpuTransfer
 from ddlp.transfer.memory_pool import SPARE_BLOCKS, MemoryPool
 from ddlp.transfer.shared_pool import SharedPool
 from ddlp.transfer.to_device import move
+from ddlp.translate.datasets import PortableSet
 from ddlp.translate.portable import Portable
 
 __all__ = ["EpochArguments", "EpochIterator", "EpochMemory"]
@@ -165,6 +165,17 @@ class EpochArguments:
         return self.may_join or bool(self.sources)
 
 
+class _Targets:
+    """The targets of the current batch, by their place in it, as a data set. ``sources``: the batch's source indices."""
+
+    def __init__(self, dataset: PortableSet) -> None:
+        self._dataset = dataset
+        self.sources: list[int] = []
+
+    def __getitem__(self, k: int) -> Any:
+        return self._dataset.target(self.sources[k])
+
+
 class EpochIterator(_BaseDataLoaderIter):
     """Gives the batches of one epoch. When it is exhausted, closed or dropped, it ends the threads and the sources' part."""
 
@@ -183,7 +194,9 @@ class EpochIterator(_BaseDataLoaderIter):
         self._hooks = given.hooks
         self._portable = given.portable
         self.directory = given.portable.dataset.directory
-        self._transforms_targets = given.portable.dataset.has_target_transform
+        self._keyed_targets: KeyedSamples | None = None  # the targets, where code of the user's makes them
+        if given.portable.dataset.has_target_transform:
+            self._keyed_targets = KeyedSamples(_Targets(given.portable.dataset), list, batched=True)
         # "cuda" without a number would mean another GPU after torch.cuda.set_device.
         self._device = given.target if given.gpu_transfer is None else given.gpu_transfer.stream.device
         self._batch_transform = given.batch_transform
@@ -372,12 +385,12 @@ class EpochIterator(_BaseDataLoaderIter):
 
     def _targets(self, position: int, prepared: PreparedBatch) -> list[Any]:
         dataset, sources = self._portable.dataset, prepared.sources(self._plan.sources(position))
-        if not self._transforms_targets:
+        if self._keyed_targets is None:
             return dataset.targets(sources)
-        targets = []
-        for (index, occurrence), source in zip(self._plan.items(position), sources.tolist(), strict=True):
-            with keyed_globals(Keyed(self.spec.seed, self.spec.epoch, index, occurrence).u64()):
-                targets.append(dataset.target(source))
+        self._keyed_targets.dataset.sources = sources.tolist()
+        items = self._plan.items(position)
+        batch = KeyedBatch(range(len(items)), items, self.spec.seed, self.spec.epoch)
+        targets: list[Any] = self._keyed_targets.__getitems__(batch)
         return targets
 
     def _shutdown_workers(self) -> None:

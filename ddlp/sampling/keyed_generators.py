@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import functools
 import random
+import struct
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
@@ -92,32 +93,32 @@ class _Numpy:
     def __init__(self) -> None:
         self._bits: Any = None
         self._words: Any = None  # None: the generator is left alone
-        self._last_words = b""
-        self._normal: float | None = None  # the normal that it kept when its words were `_last_words`
 
     def _of_today(self) -> Any:
         bits = np.random.mtrand.get_bit_generator()
         if bits is not self._bits:
             known = type(bits) is np.random.MT19937
             self._words = (ctypes.c_char * _MT19937_BYTES).from_address(bits.ctypes.state_address) if known else None
-            self._bits, self._last_words = bits, b""
+            self._bits = bits
         return self._words
 
     def state(self) -> tuple[bytes, float | None]:
         if self._of_today() is None:
             return b"", None
-        words: bytes = self._words.raw
-        if self._normal is not None or words != self._last_words:  # only a draw or a new state gives it a normal
-            state: Any = np.random.get_state()
-            self._last_words, self._normal = words, state[4] if state[3] else None
-        return words, self._normal
+        kept = _normal_of_numpy()
+        if kept is not None:
+            return self._words.raw, kept.normal if kept.there else None
+        state: Any = np.random.get_state()
+        return self._words.raw, state[4] if state[3] else None
 
     def put_back(self, state: tuple[bytes, float | None]) -> None:
         if self._of_today() is None:
             return
         words, normal = state
-        self._last_words = b""
-        if normal is None:
+        kept = _normal_of_numpy()
+        if kept is not None:
+            self._words.raw, kept.there, kept.normal = words, normal is not None, normal or 0.0
+        elif normal is None:
             np.random.seed(0)  # makes it forget a normal that it keeps
             self._words.raw = words
         else:
@@ -127,6 +128,32 @@ class _Numpy:
     def seed(self, key: int) -> None:
         if self._of_today() is not None:
             np.random.seed(key >> 32)  # not the bits that torch uses, since torch has the same algorithm
+
+
+class _Normal(ctypes.Structure):
+    """The normal that a RandomState keeps for the next call, as it lies in numpy's memory; ``there``: whether it keeps one."""
+
+    _fields_ = (("there", ctypes.c_int), ("normal", ctypes.c_double))
+
+
+@functools.cache
+def _normal_of_numpy() -> Any:
+    """The `_Normal` of numpy's global generator; None if this numpy has it elsewhere."""
+    other, own = np.random.RandomState(0), getattr(np.random.get_state, "__self__", None)
+    drawn = other.standard_normal(2)[1]
+    other.seed(0)
+    other.standard_normal()  # it keeps the second one
+    at = ctypes.string_at(id(other), np.random.RandomState.__basicsize__).find(struct.pack("d", drawn))
+    if type(own) is not np.random.RandomState or at - _Normal.normal.offset < object.__basicsize__:
+        return None
+    seen = _Normal.from_address(id(other) + at - _Normal.normal.offset)
+    states = [(seen.there, seen.normal)]
+    other.standard_normal()
+    states.append((seen.there, 0.0))
+    seen.there, seen.normal = 1, 0.25
+    states.append((1, other.standard_normal()))
+    agrees = states == [(1, drawn), (0, 0.0), (1, 0.25)]
+    return _Normal.from_address(id(own) + at - _Normal.normal.offset) if agrees else None
 
 
 class _Python:

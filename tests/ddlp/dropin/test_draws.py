@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from ddlp import DDLPLoader
 from ddlp.sampling.keyed_generators import GENERATORS
-from tests.ddlp.dropin.small_sets import Draws, DrawsInBatches
+from tests.ddlp.dropin.small_sets import Draws, DrawsInBatches, numbered
 
 SAMPLES = 60
 RARE = (37, 38, 55)
@@ -192,3 +192,41 @@ def test_a_profiler_sees_torchs_mark_for_each_batch(workers):
         list(DDLPLoader(Numbers(), 8, num_workers=workers))
     (mark,) = (event for event in profile.key_averages() if event.key.startswith("enumerate(DataLoader)"))
     assert mark.count == 7  # six batches and the end
+
+
+class Watching:
+    """A target_transform that draws for some targets, and notes the state in which it finds torch's generator."""
+
+    def __init__(self, at: tuple[int, ...]) -> None:
+        self.at = at
+        self.seen: list[bytes] = []
+
+    def __call__(self, target: int) -> tuple[int, float]:
+        self.seen.append(torch.get_rng_state().numpy().tobytes())
+        return target, sum(draw() for draw in DRAW.values()) if target in self.at else 0.0
+
+
+def test_a_target_transform_without_draws_finds_the_generators_as_they_are(paths):
+    """Nothing is saved, seeded and put back for it, but for the first few targets."""
+    watching = Watching(())
+    for _ in DDLPLoader(numbered(paths, target_transform=watching), 4):
+        torch.rand(())  # the training draws, too
+    assert all(len(set(watching.seen[k : k + 4])) == 1 for k in range(8, 40, 4))
+
+
+@pytest.mark.parametrize("at", [(), tuple(range(41)), (30,)])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_draws_of_a_target_transform(paths, at, workers):
+    """They follow from the sample, and leave the training's generators alone, even if a late target is the first to draw."""
+    found = []
+    for size in (4, 7):
+        torch.manual_seed(3)
+        loader = DDLPLoader(numbered(paths, target_transform=Watching(at)), size, num_workers=workers, seed=5)
+        before = [generator.state() for generator in GENERATORS.values()]
+        iterator = iter(loader)
+        state = torch.get_rng_state()  # iter() has drawn the base seed
+        found.append([number for _, (_, numbers) in iterator for number in numbers.tolist()])
+        assert torch.equal(torch.get_rng_state(), state)
+        assert [generator.state() for generator in GENERATORS.values()][1:] == before[1:]
+    assert found[0] == found[1]
+    assert [number != 0.0 for number in found[0]] == [k in at for k in range(len(found[0]))]

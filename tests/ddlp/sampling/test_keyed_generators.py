@@ -27,8 +27,8 @@ EACH = [pytest.param(name, draw, id=f"{name}{k}") for name, draws in DRAWS.items
 
 @pytest.fixture(autouse=True, params=["in memory", "by their functions"])
 def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Each test runs twice: with the generators' states read from memory, and read by torch's and Python's functions."""
-    for words in ("_words_of_python", "_memory_of_torch"):
+    """Each test runs twice: with the generators' states read from memory, and read by the libraries' functions."""
+    for words in ("_words_of_python", "_memory_of_torch", "_normal_of_numpy"):
         if request.param == "in memory":
             assert getattr(seeding, words)() is not None
         else:
