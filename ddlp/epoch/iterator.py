@@ -440,5 +440,5 @@ def _collated(collate: Callable[[Any], Any], targets: list[Any]) -> Any:
         except ValueError:  # targets of several shapes
             numbers = np.empty(0)
         if numbers.dtype == np.int64 and numbers.ndim == 1:
-            return torch.as_tensor(numbers)  # on torch's default device, like torch's own result
+            return torch.tensor(numbers)  # on torch's default device, with memory that may grow, like torch's own result
     return collate(tuple(targets))

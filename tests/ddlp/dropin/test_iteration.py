@@ -108,6 +108,18 @@ def test_batches_belong_to_the_caller(paths, engine, strategy):
     assert len(starts) == 2 * len(kept)
 
 
+def test_what_may_grow_in_place(paths):
+    """docs/drop-in.md says so: targets may, and copies of images. With workers DataLoader's images may not either."""
+    dataset, numbers = numbered(paths, DETERMINISTIC), 10_000
+    for workers in (0, 2):
+        images, targets = next(iter(DDLPLoader(dataset, 4, num_workers=workers)))
+        assert len(targets.resize_(numbers)) == len(images.clone().resize_(numbers)) == numbers
+    for kind in KINDS:
+        images, _ = next(iter(kind(dataset, 4, num_workers=2)))
+        with pytest.raises(RuntimeError, match="not resizable"):
+            images.resize_(numbers)
+
+
 Point = collections.namedtuple("Point", "x y")
 TARGETS = {
     "int": lambda k: k,
