@@ -373,7 +373,10 @@ class EpochIterator(_BaseDataLoaderIter):
             views = epilogue.views(images, self._plan.views) if several else images
             batch = [views, collated] if keys is None else keys.join(views, collated)
         else:
-            views = [view[0] for view in epilogue.views(images, self._plan.views)] if several else images[0]
+            single = [view[0] for view in (epilogue.views(images, self._plan.views) if several else [images])]
+            if self._portable.image_type is not torch.Tensor:
+                single = list(map(self._portable.image_type, single))
+            views = single if several else single[0]
             sample: Any = (views, targets[0]) if keys is None else keys.join(views, targets[0])
             batch = self._collate_fn(sample)
         return self._pinned(batch)

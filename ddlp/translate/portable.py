@@ -27,6 +27,7 @@ class Portable:
     """A data set, its pipeline and epilogue, ready for either side.
 
     ``rest``: the steps that the host runs after the pipeline as user code; None: there are none, all of the transform is known.
+    ``image_type``: of a sample's images, before any batch is made of them.
     ``point``: how many of the pipeline's operators stand before the user's `ddlp.CachePoint`; None: there is none.
     """
 
@@ -37,6 +38,7 @@ class Portable:
     views: int = 1  # rows of each sample, one for each view; views of several sizes share a row (`Epilogue.sizes`)
     rest: Rest | None = None
     point: int | None = None
+    image_type: type[torch.Tensor] = torch.Tensor
 
 
 def refusals(loader: DataLoader, but_collate: bool = False) -> Iterator[Untranslatable]:
@@ -203,7 +205,7 @@ def _wholly(
         ) from None
     pipeline = dataclasses.replace(first.pipeline, decode=decode)
     epilogue = dataclasses.replace(first.epilogue.with_output(output, memory_format), sizes=pipeline.view_sizes(size))
-    return Portable(parts, pipeline, epilogue, shape, first.views)
+    return Portable(parts, pipeline, epilogue, shape, first.views, image_type=first.image_type)
 
 
 def _same(a: Any, b: Any) -> bool:

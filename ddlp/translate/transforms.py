@@ -39,6 +39,7 @@ class Translation:
     epilogue: Epilogue
     views: int = 1  # rows of each sample, one for each view; 1 if a row holds views of several sizes
     crops: int = 1  # in each of these images, one below the other
+    image_type: type[Tensor] = Tensor  # of the transform's result: v2's is a tv_tensors.Image
 
 
 def translate(transform: Any, mode: str = "RGB", as_pil: bool = False) -> Translation:
@@ -98,7 +99,7 @@ def _merged(each: Sequence[_Translator], found: Sequence[Translation]) -> Transl
         merged.files.update(translator.files)
     ops = [{"op": "Views" if len(shapes) == 1 else "SizedViews", "groups": [translator.ops for translator in each]}]
     rows = len(found) if len(shapes) == 1 else 1
-    return Translation(merged.pipeline("the views", ops), first.epilogue, rows)
+    return Translation(merged.pipeline("the views", ops), first.epilogue, rows, image_type=first.image_type)
 
 
 def _no_transform() -> Untranslatable:
@@ -201,7 +202,8 @@ class _Translator:
     def translate(self, transform: Any) -> Translation:
         for obstacle in self.obstacles(transform):
             raise obstacle
-        return Translation(self.pipeline("the transform", self.ops), self.values.epilogue())
+        made = Translation(self.pipeline("the transform", self.ops), self.values.epilogue())
+        return dataclasses.replace(made, image_type=type(self.values.tensor))
 
     def translate_steps(self, steps: Sequence[Any]) -> tuple[Translation, type[Tensor] | None]:
         for step in steps:

@@ -13,8 +13,10 @@ import torch
 from torch.utils.data import DataLoader
 from torchvision import transforms as v1
 from torchvision import tv_tensors
+from torchvision.transforms import v2
 
 from ddlp import DDLPLoader, ImageFiles
+from ddlp.transforms import Views
 from tests.ddlp.dropin.beside import epochs
 
 Point = collections.namedtuple("Point", "x y")
@@ -140,3 +142,15 @@ def test_images_of_own_steps(paths, image):
 def test_own_collate(paths, collate):
     for transform in TRANSFORMS.values():
         check(files(paths, transform, mixed), ONE, COLLATES[collate])
+
+
+@pytest.mark.parametrize("transform", [
+    v2.Compose([v2.Resize((18, 20)), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]),
+    v2.Compose([v2.Resize((18, 20)), v2.ToImage(), v2.ToPureTensor()]),
+    Views(v2.Compose([v2.Resize((18, 20)), v2.ToImage()]), v2.Compose([v2.Resize((16, 20)), v2.ToImage()])),
+])  # fmt: skip
+def test_a_sample_without_a_batch(paths, transform):
+    """The image is what the transform gives: v2's is a tv_tensors.Image until a batch is made of it."""
+    for arguments in ({"batch_size": None}, {"batch_size": None, "num_workers": 1}, {"batch_size": 3}):
+        dataset = files(paths, transform, str)
+        assert epochs(DDLPLoader(dataset, **arguments)) == epochs(DataLoader(dataset, **arguments)), arguments
