@@ -337,7 +337,8 @@ class Ledger:
 
     def withhold(self, position: int) -> None:
         """Leave a free batch to the host, since no device can make it."""
-        self.free.remove(position)
+        if not self.free.discard(position):
+            raise LedgerError(f"batch {position} is not free to be left to the host")
         self.returned.add(position)
 
     def progressed(self, device: str, lease: int, fraction: float, now: float) -> None:

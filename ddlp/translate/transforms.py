@@ -203,6 +203,7 @@ class _Translator:
         for obstacle in self.obstacles(transform):
             raise obstacle
         made = Translation(self.pipeline("the transform", self.ops), self.values.epilogue())
+        assert self.values.tensor is not None  # or the epilogue had raised
         return dataclasses.replace(made, image_type=type(self.values.tensor))
 
     def translate_steps(self, steps: Sequence[Any]) -> tuple[Translation, type[Tensor] | None]:

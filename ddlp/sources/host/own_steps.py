@@ -202,7 +202,8 @@ class _Join:
             return self.collate(made)
         for view, place in zip(each, _in_block(block, dtype, shapes), strict=True):
             torch.stack(list(view), out=place)
-        targets = default_collate(tuple(target for _, target in made))  # a tuple, as torch's own gives it: strings stay one
+        _, column = zip(*made, strict=True)  # a tuple, as torch's own collate makes it: strings come back as they are given
+        targets: Any = default_collate(column)  # type: ignore[arg-type]
         by_value = type(targets) is torch.Tensor
         if by_value:
             try:

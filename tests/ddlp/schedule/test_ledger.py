@@ -27,6 +27,17 @@ def test_a_batch_from_either_side_is_delivered_once():
         ledger.deliver(1)
 
 
+def test_a_batch_that_no_device_can_make_is_left_to_the_host():
+    ledger = ledger_with_device(2)
+    ledger.withhold(1)
+    assert list(ledger.free) == [0] and list(ledger.returned) == [1]
+    for again in (ledger.withhold, lambda position: ledger.lease("d", position, now=0.0)):
+        with pytest.raises(LedgerError, match="batch 1 is not free"):
+            again(1)
+    assert ledger.made(ledger.claim(1))
+    assert ledger.deliver(1) is Side.HOST
+
+
 def test_published_is_not_delivered_until_verified():
     ledger = ledger_with_device()
     lease = ledger.lease("d", 3, now=0.0)
