@@ -60,7 +60,7 @@ class LoaderConfig:
         own_steps: where the steps run that ddlp does not know, one of `OWN_STEPS`.
         allow_different_bits: a device is used even if its Pillow makes other pixels than this host's.
         record: directory of the recording, or a `ddlp.observe.Recorder`; None: nothing is recorded.
-        snapshot_every_n_steps: for user code: after how many batches the data sets' states are taken, 1 or more.
+        snapshot_every_n_steps: for user code: after how many batches the data sets' states are taken; 0: never.
         postpone_decoding: for user code in worker processes: `PIL.Image.open` gives JPEGs that are decoded as late as possible.
         on_error: what happens to a sample whose image is bad, one of `ON_ERROR`.
         max_replaced: with ``on_error="replace"``: the largest share of an epoch's samples that may be replaced, 0 to 1.
@@ -239,8 +239,8 @@ class LoaderConfig:
             raise ValueError(f"transfer={self.transfer!r}: expected one of {', '.join(TRANSFERS)}, or None")
         if self.audit is not None and (not isinstance(self.audit, int) or self.audit < 1):
             raise ValueError(f"audit={self.audit!r}: a number of batches, 1 or more, or None")
-        if not isinstance(self.snapshot_every_n_steps, int) or self.snapshot_every_n_steps < 1:
-            raise ValueError(f"snapshot_every_n_steps={self.snapshot_every_n_steps!r}: a number of batches, 1 or more")
+        if not isinstance(self.snapshot_every_n_steps, int) or self.snapshot_every_n_steps < 0:
+            raise ValueError(f"snapshot_every_n_steps={self.snapshot_every_n_steps!r}: a number of batches, or 0: never")
         if self.spool_bytes is not None and self.spool_bytes < 1:
             raise ValueError(f"spool_bytes={self.spool_bytes!r}: a number of bytes, 1 or more, or None")
         if self.seed is not None and not isinstance(self.seed, int):

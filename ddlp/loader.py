@@ -324,7 +324,7 @@ class DDLPLoader(DataLoader):
 
     def __iter__(self) -> Any:
         """Begin a new epoch. Each call counts as the next epoch, unless `set_epoch` gives the number."""
-        keeps = self.persistent_workers and self.num_workers > 0
+        keeps = self._workers_stay
         iterator = self._begin(self._iterator if keeps else None)
         if keeps:
             self._iterator = iterator
@@ -355,6 +355,9 @@ class DDLPLoader(DataLoader):
         turn = self._begun_turn(early)
         if self._auto_workers is not None and self._auto_workers.begin(self, config, now):
             self._controller = None  # what it has measured was another host
+        if self._resume.seed is None and not self._workers_stay:  # no epoch has begun: it draws a base seed of its own
+            self._resume = replace(self._resume, base_seed=None)
+        self._resume = resuming.drawn_on(self, self._resume)
         epoch, resume = self._next_epoch, self._resume
         if self._prepared is not None:
             in_order = self.in_order if now is None else strategy.order is Order.SAMPLER
@@ -368,14 +371,14 @@ class DDLPLoader(DataLoader):
             self._warned.add("cache")
             warn_user(f"ddlp: cache= keeps nothing: {why}. loader.explain() lists what is in the way")
         iterator: EpochIterator | UserCodeIterator
+        base_seed = resume.base_seed
+        if base_seed is None and kept is not None:  # as DataLoader: it draws the base seed once while its workers persist
+            base_seed = int(kept._base_seed)
         if now is None and work is None:
-            iterator = self._user_code(config, kept, seed, epoch, resume)
+            iterator = self._user_code(config, kept, seed, base_seed, epoch, resume)
         else:
-            base_seed = resume.seed
             if isinstance(kept, EpochIterator):
                 kept._shutdown_workers()
-                if base_seed is None:  # as DataLoader: it draws the base seed once while its workers persist
-                    base_seed = int(kept._base_seed)
             found = indexed(self) if now is None else now
             iterator = self._epoch_iterator(config, found, seed, base_seed, epoch, resume, work, turn, early)
         self._last = iterator.memory
@@ -470,7 +473,7 @@ class DDLPLoader(DataLoader):
         return found
 
     def _user_code(
-        self, config: LoaderConfig, kept: Any, seed: int | None, epoch: int, resume: resuming.Resume
+        self, config: LoaderConfig, kept: Any, seed: int | None, base_seed: int | None, epoch: int, resume: resuming.Resume
     ) -> UserCodeIterator:
         """Return torch's own iterator, with keyed samples. ``kept`` is used again if possible."""
         finish = MoveAndTransform(config.target, config.batch_transform)
@@ -480,10 +483,9 @@ class DDLPLoader(DataLoader):
         recording = recording_of(config.record, self, epoch, target=str(config.target or "cpu"))
         try:
             goes_on = isinstance(kept, UserCodeIterator) and resume.workers is None and not merged
-            if goes_on and kept.has(self.num_workers, self.prefetch_factor):
+            if goes_on and kept.has(self.num_workers, self.prefetch_factor, base_seed):
                 kept.restart(self, seed, epoch, resume, finish)
             else:
-                base_seed = int(kept._base_seed) if goes_on else None  # as DataLoader: drawn once while workers persist
                 if kept is not None:
                     kept._shutdown_workers()  # its workers' data sets are not in the states that were loaded
                 kept = stateful.iterate(self, seed, epoch, resume, finish, config.snapshot_every_n_steps, base_seed)
@@ -829,7 +831,9 @@ class DDLPLoader(DataLoader):
         """
         if self._loaded is not None and epoch != self._next_epoch and not self._resume.partly:
             # The loaded state is another epoch's. Only the states of data sets that go on from epoch to epoch still count.
-            self._loaded = resuming.between(epoch, stateful.kept(self, self._resume), self._resume.sampler)
+            base_seed = self._resume.base_seed if self._workers_stay else None
+            workers = stateful.kept(self, self._resume)
+            self._loaded = resuming.between(epoch, workers, self._resume.sampler, base_seed)
             self._resume, _ = resuming.load(self._loaded)
         self._next_epoch = epoch
         resuming.set_epoch(self, epoch)
@@ -851,8 +855,16 @@ class DDLPLoader(DataLoader):
             over = last.over_by_count() if isinstance(last, stateful.StreamView) else state["finished"]
             state = None if over else state
         if state is None:
-            return resuming.between(self._next_epoch, stateful.lasting(self), resuming.sampler_state(self))
-        return {**state, "cut": self._cut, **self._dealt}
+            base_seed = int(self._iterator._base_seed) if self._workers_stay and self._iterator is not None else None
+            state = resuming.between(self._next_epoch, stateful.lasting(self), resuming.sampler_state(self), base_seed)
+            return {**state, "generators": resuming.next_draws(self)}
+        generators = resuming.next_draws(self, order_drawn=state["order"] is not None)
+        return {**state, "generators": generators, "cut": self._cut, **self._dealt}
+
+    @property
+    def _workers_stay(self) -> bool:
+        """Whether workers are the same from epoch to epoch. DataLoader then draws its base seed once."""
+        return self.persistent_workers and self.num_workers > 0
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from the point at which `state_dict` was called. This takes effect at the next iter().
@@ -866,6 +878,8 @@ class DDLPLoader(DataLoader):
         with self._going_on(resume):
             resume.check(resuming.cut(self))
         stateful.check_workers(self, resume)
+        if resume.generators:
+            resume = replace(resume, at_load=resuming.next_draws(self, "torch" not in resume.generators))
         self._resume, self._next_epoch, self._loaded = resume, epoch, state
 
     def report(self) -> EpochReport:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -11,12 +11,13 @@ import pytest
 __all__ = ["covering"]
 
 
-def covering(*axes: Iterable[Any]) -> list[Any]:
+def covering(*axes: Iterable[Any], where: Callable[..., bool] = lambda *values: True) -> list[Any]:
     """Return all combinations as parameters of a test. A quick run takes those that together have each pair of values.
 
+    ``where``: whether there is such a combination.
     Which these are is the same each time: the next one is the first that has the most pairs which none has had.
     """
-    combinations = list(itertools.product(*axes))
+    combinations = [one for one in itertools.product(*axes) if where(*one)]
     pairs = {one: set(itertools.combinations(enumerate(one), 2)) for one in combinations}
     missing = set().union(*pairs.values())
     quick = set()

@@ -59,6 +59,7 @@ class EpochMemory:
     executor: EpochExecutor
     order: States | None
     seed_drawn: bool
+    base_seed: int
     whole: bool
     # Held while no batch may be forgotten. Reentrant, since a signal's handler may ask for the state at any moment.
     keeping: threading.RLock = field(default_factory=threading.RLock)
@@ -76,6 +77,7 @@ class EpochMemory:
                 delivered,
                 self.order,
                 seed=spec.seed,
+                base_seed=self.base_seed,
                 epoch=spec.epoch,
                 seed_drawn=self.seed_drawn,
                 plan=None if self.whole else spec.plan,
@@ -262,7 +264,7 @@ class EpochIterator(_BaseDataLoaderIter):
             on_closed=partial(_closed, given.gpu_transfer, given.on_closed),
         )
         given.life.began(self.executor.counts)
-        self.memory = EpochMemory(self.executor, order, start.seed_drawn, self._whole)
+        self.memory = EpochMemory(self.executor, order, start.seed_drawn, base, self._whole)
         self._closer = when_dropped(self, self.executor.close)
         if not self._whole:
             self._read_ahead(self._prefetch_batches)

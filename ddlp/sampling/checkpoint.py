@@ -13,18 +13,19 @@ import copy
 import itertools
 import operator
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from ddlp.errors import DDLPError
 from ddlp.process.user_warnings import warn_user
 from ddlp.sampling.epoch_plan import EpochPlan, is_built_in
-from ddlp.sampling.generator_states import States, capture, restored
+from ddlp.sampling.generator_states import States, capture, put, restored
 from ddlp.sampling.merged import Deals
+from ddlp.sampling.sampler_order import default_device
 from ddlp.sampling.state_schema import check_state
 from ddlp.schedule.ranges import RangeSet
 from ddlp.schema import Misfit
@@ -173,9 +174,11 @@ class Resume:
     ``drawn``: how many batches had been read. ``pending``: those of them that were not delivered, each as (indices,
     occurrences). ``times_drawn``: how often each source index was drawn. ``seed``: the seed of the samples' draws; None: not
     drawn yet. ``finished``: nothing of the epoch is left. ``cut``: the result of `cut` when the epoch began. ``workers``: the
-    states that `ddlp.sources.host.stateful_workers` keeps for data sets with a state of their own. ``sampler``: the state of
-    the user's sampler between two epochs. ``deals``: how the epoch's order was dealt out to ranks before, if their states were
-    merged; positions are those of what is left of it then. ``replaced``: how many delivered samples were replaced.
+    states that `ddlp.sources.host.stateful_workers` keeps for streams and data sets with a state of their own. ``sampler``: the
+    state of the user's sampler between two epochs. ``deals``: how the epoch's order was dealt out to ranks before, if their
+    states were merged; positions are those of what is left of it then. ``replaced``: how many delivered samples were replaced.
+    ``base_seed``: DataLoader's; None: the epoch draws it. ``generators``: the result of `next_draws` when the state was taken.
+    ``at_load``: the same when it was loaded; None: that does not count any more.
     """
 
     delivered: RangeSet = field(default_factory=RangeSet)
@@ -191,6 +194,9 @@ class Resume:
     sampler: Any = None
     deals: Deals | None = None
     replaced: int = 0
+    base_seed: int | None = None
+    generators: States | None = None
+    at_load: States | None = None
 
     @property
     def partly(self) -> bool:
@@ -360,6 +366,7 @@ def save(
     order: States | None,
     *,
     seed: int | None,
+    base_seed: int | None,
     epoch: int,
     seed_drawn: bool = True,
     plan: EpochPlan | None = None,
@@ -386,6 +393,7 @@ def save(
         "format": FORMAT,
         "epoch": epoch,
         "seed": seed,
+        "base_seed": base_seed,
         "finished": finished,
         "delivered": [list(pair) for pair in delivered.ranges()],
         "order": order,
@@ -410,9 +418,64 @@ def dealt(loader: DataLoader, resume: Resume) -> dict[str, Any]:
     return found
 
 
-def between(epoch: int, workers: dict[str, Any] | None = None, sampler: Any = None) -> dict[str, Any]:
-    """Return the state between two epochs: ``epoch`` begins with the next iter()."""
-    return save(RangeSet(), None, seed=None, epoch=epoch, workers=workers, sampler=sampler)
+def between(
+    epoch: int, workers: dict[str, Any] | None = None, sampler: Any = None, base_seed: int | None = None
+) -> dict[str, Any]:
+    """Return the state between two epochs: ``epoch`` begins with the next iter().
+
+    ``base_seed``: DataLoader's, if it is not drawn again, since workers persist.
+    """
+    return save(RangeSet(), None, seed=None, base_seed=base_seed, epoch=epoch, workers=workers, sampler=sampler)
+
+
+def _drawn_from(loader: DataLoader) -> dict[str, torch.Generator]:
+    """Return the generators that the next draws come from, by name: base seeds, and the order of torch's own samplers.
+
+    ``"torch"`` is torch's default generator, ``"loader"`` the loader's own, and ``"sampler"`` its sampler's own.
+    """
+    used = {"loader": loader.generator}
+    if is_built_in(loader._index_sampler):
+        used["sampler"] = getattr(sampler_of(loader), "generator", None)
+    own = {name: generator for name, generator in used.items() if isinstance(generator, torch.Generator)}
+    return own if len(own) == len(used) else {**own, "torch": torch.default_generator}
+
+
+def next_draws(loader: DataLoader, order_drawn: bool = False) -> States | None:
+    """Return the states of the generators that the next draws come from; None if torch draws on an accelerator.
+
+    ``order_drawn``: only those of the loader's own generators, since this epoch's base seed and order are known.
+    """
+    if default_device().type != "cpu":
+        return None
+    generators = _drawn_from(loader)
+    if order_drawn:
+        generators.pop("torch", None)
+    return capture(generators, python=False)
+
+
+def drawn_on(loader: DataLoader, resume: Resume) -> Resume:
+    """Return the resume for an epoch that begins now, where nobody has restored the generators since it was loaded.
+
+    A generator that is as it was then, and not as it was in the run that was saved, was forgotten. The loader's own go on from
+    their saved states. torch's default generator is left as it is, but this epoch's draws come from its saved state.
+    """
+    saved, before = resume.generators or {}, resume.at_load or {}
+    now = next_draws(loader) or {}
+    names = [name for name in saved if name in now and saved[name] != before.get(name) == now[name]]
+    resume = replace(resume, at_load=None)
+    forgotten = {name: generator for name, generator in _drawn_from(loader).items() if name in names}
+    default = forgotten.pop("torch", None)
+    put(saved, forgotten)
+    stream = isinstance(loader.dataset, IterableDataset)
+    if default is None or resume.order is not None or not (stream or is_built_in(loader._index_sampler)):
+        return resume
+    with restored({"torch": saved["torch"]}, {"torch": default}):
+        base_seed = resume.base_seed
+        if base_seed is None and loader.generator is None:
+            base_seed = int(torch.empty((), dtype=torch.int64).random_().item())
+        own = isinstance(getattr(sampler_of(loader), "generator", None), torch.Generator)
+        order = None if stream or own else _order_state(loader)
+    return replace(resume, base_seed=base_seed, order=order)
 
 
 def load(state: dict[str, Any]) -> tuple[Resume, int]:
@@ -444,5 +507,7 @@ def load(state: dict[str, Any]) -> tuple[Resume, int]:
         found["sampler"],
         Deals.of_data(found["merged"]) if "merged" in found else None,
         found.get("replaced", 0),
+        found.get("base_seed", found["seed"]),  # the first versions had no other base seed
+        found.get("generators"),
     )
     return resume, found["epoch"]

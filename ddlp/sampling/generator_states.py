@@ -37,10 +37,10 @@ def restored(states: States, generators: Mapping[str, torch.Generator]) -> Itera
     # One torch generator may have several names. All of its captured states are equal then.
     before = capture(generators, "random" in states)
     try:
-        _set(states, generators)
+        put(states, generators)
         yield
     finally:
-        _set(before, generators)
+        put(before, generators)
 
 
 def for_base_seed(seed: int) -> torch.Generator:
@@ -51,7 +51,8 @@ def for_base_seed(seed: int) -> torch.Generator:
     return torch.Generator(default_device()).manual_seed(seed % 2**63)
 
 
-def _set(states: States, generators: Mapping[str, torch.Generator]) -> None:
+def put(states: States, generators: Mapping[str, torch.Generator]) -> None:
+    """Give the generators the captured ``states``. Raises ValueError if a state is that of another kind of generator."""
     for name, generator in generators.items():
         if name in states:
             try:

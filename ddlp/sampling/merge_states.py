@@ -38,7 +38,7 @@ def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if not begun:  # between two epochs
         if len({epoch for _, _, epoch in loaded}) > 1:
             raise ValueError(f"merge_states: the states are of epochs {sorted({epoch for _, _, epoch in loaded})}")
-        return dict(states[0])
+        return {name: value for name, value in states[0].items() if name != "generators"}  # each rank has its own
     first, _, epoch = min(begun, key=lambda one: one[2])
     cut = first["cut"]
     if cut["sampler"] not in _DEALERS:
@@ -65,5 +65,5 @@ def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     sampler_epoch = before.sampler_epoch if before is not None else first["order"]["sampler_epoch"]
     deal = deal_of(cut["batch_size"], cut["drop_last"], [delivered[rank] for rank in range(len(states))])
     deals = with_deal(before, sampler_epoch, cut["len(dataset)"], deal)
-    seed = next((resume.seed for _, resume, _ in begun if resume.seed is not None), None)
-    return {**save(RangeSet(), None, seed=seed, epoch=epoch), "merged": deals.to_data()}
+    seed, base_seed = next(((r.seed, r.base_seed) for _, r, _ in begun if r.seed is not None), (None, None))
+    return {**save(RangeSet(), None, seed=seed, base_seed=base_seed, epoch=epoch), "merged": deals.to_data()}

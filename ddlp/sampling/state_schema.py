@@ -65,6 +65,10 @@ def _random_state(value: Any) -> Any:
     return value
 
 
+def _generators(value: Any) -> Any:
+    return checked_fields("generators", value, {}, dict.fromkeys(("torch", "loader", "sampler"), _torch_state))
+
+
 def _order(value: Any) -> Any:
     fields: dict[str, Check] = {"sampler": _torch_state, "sampler_epoch": optional(_epoch)}
     more: dict[str, Check] = {
@@ -75,6 +79,11 @@ def _order(value: Any) -> Any:
     if ("numpy" in value) != ("random" in value):
         raise Misfit("order has one of numpy and random; it must have both or neither")
     return value
+
+
+def _global_generators(value: Any) -> Any:
+    fields: dict[str, Check] = {"torch": _torch_state, "numpy": _numpy_state, "random": _random_state}
+    return checked_fields("generators", value, fields, {})
 
 
 def _pending(value: Any) -> tuple[tuple[list[int], list[int]], ...]:
@@ -93,14 +102,14 @@ def _times_drawn(value: Any) -> dict[int, int]:
 
 def _worker(value: Any) -> Any:
     if not isinstance(value, (list, tuple)) or len(value) != 2:
-        raise ValueError("a list of [state of a worker's data set, positions] for each worker")
+        raise ValueError("a list of [state of a worker's data set, positions or number of batches since] for each worker")
     state, since = value
     if state is not None:
         fields, of_a_stream = {"dataset": _any}, {"iterator": _any, "ended": true_or_false}
         if isinstance(state, dict) and of_a_stream.keys() & state.keys():
             fields |= of_a_stream
-        checked_fields("a worker's state", state, fields, {})
-    return [state, list(_counts(since))]
+        checked_fields("a worker's state", state, fields, {"generators": _global_generators})
+    return [state, list(_counts(since)) if isinstance(since, (list, tuple)) else count(since)]
 
 
 def _workers(value: Any) -> Any:
@@ -143,9 +152,10 @@ _FIELDS: dict[str, Check] = {
     "format": count, "epoch": _epoch, "seed": optional(any_seed), "finished": true_or_false, "delivered": _delivered,
     "order": optional(_order), "seed_drawn": true_or_false, "drawn": count, "pending": _pending, "seen": _times_drawn,
 }  # fmt: skip
-# The first versions had no workers and no sampler; a state between two epochs has no cut; few states have replaced samples.
+# The first versions had no workers, sampler, base seed and generators. A state between two epochs has no cut.
 _MORE: dict[str, Check] = {
     "workers": optional(_workers), "sampler": _any, "cut": _cut, "rank": count, "merged": _merged, "replaced": count,
+    "base_seed": optional(any_seed), "generators": optional(_generators),
 }  # fmt: skip
 
 

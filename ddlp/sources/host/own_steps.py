@@ -469,7 +469,8 @@ class WorkerProcesses:
         self, steps: WorkerSteps, processes: int, context: Any, init: Callable[[int], None] | None, base_seed: int
     ) -> None:
         kernel()  # found and checked once here, so that forked processes have it
-        self._steps, self._context, self._init, self._pid = steps, context, init, os.getpid()
+        self._steps, self._context, self._init, self._base_seed = steps, context, init, base_seed
+        self._pid = os.getpid()
         self.epoch: WorkerEpoch | None = None  # the last one that they work for
         self.all: list[_Process] = []
         context = torch.multiprocessing if context is None else context
@@ -486,11 +487,14 @@ class WorkerProcesses:
         """Whether an epoch of this process uses them."""
         return self._pid == os.getpid() and self.epoch is not None and not self.epoch.closed
 
-    def fit(self, steps: WorkerSteps, processes: int, context: Any, init: Callable[[int], None] | None) -> bool:
+    def fit(
+        self, steps: WorkerSteps, processes: int, context: Any, init: Callable[[int], None] | None, base_seed: int
+    ) -> bool:
         """Return whether they can go on with these steps: no epoch uses them, all are alive, and nothing has changed."""
         if self._pid != os.getpid():  # a fork has the loader; they are its parent's
             return False
         same = len(self.all) == processes and self._context is context and self._init is init
+        same = same and self._base_seed == base_seed  # else a state was loaded, of a run whose workers had another one
         return not self.in_use and same and self._steps.same_as(steps) and all(one.alive for one in self.all)
 
     def end(self) -> None:
@@ -680,12 +684,12 @@ def start(how: str, loader: Any, rest: Rest, epilogue: Epilogue, base_seed: int,
 
 def worker_processes(loader: Any, steps: WorkerSteps, base_seed: int) -> tuple[WorkerProcesses, bool]:
     """Return a loader's worker processes for one epoch, and whether they are left to the next one."""
-    given = steps, loader.num_workers, loader.multiprocessing_context, loader.worker_init_fn
+    given = steps, loader.num_workers, loader.multiprocessing_context, loader.worker_init_fn, base_seed
     if not loader.persistent_workers:
-        return WorkerProcesses(*given, base_seed), False
+        return WorkerProcesses(*given), False
     kept: WorkerProcesses | None = loader._own_processes
     if kept is None or not kept.fit(*given):
-        workers = WorkerProcesses(*given, base_seed)
+        workers = WorkerProcesses(*given)
         if kept is not None:
             if kept.in_use:  # by another iterator of the loader
                 return workers, False

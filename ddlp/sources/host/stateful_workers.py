@@ -1,25 +1,27 @@
-"""User code with a state of its own: data sets with ``state_dict`` and ``load_state_dict``, in torch's own workers.
+"""Streams, and map-style data sets with ``state_dict`` and ``load_state_dict``, in torch's own workers.
 
 They are resumed as torchdata's StatefulDataLoader resumes them. A worker's copy of the data set is ahead of training by the
 prepared batches. So its state travels beside the batch after which it was taken, and counts once that batch was delivered. On a
-resume the worker makes again the batches that it has delivered since.
+resume the worker makes again the batches that it has delivered since; all of its batches, if the stream has no state.
 """
 
 from __future__ import annotations
 
 import copy
-import itertools
+import logging
 import pickle
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
 from torch.utils.data import IterableDataset, IterDataPipe, get_worker_info
-from torch.utils.data._utils.fetch import _MapDatasetFetcher
+from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
 
-from ddlp.sampling.checkpoint import Resume, between, is_stateful, save
-from ddlp.sampling.generator_states import for_base_seed
+from ddlp.sampling.checkpoint import Resume, is_stateful, save
+from ddlp.sampling.generator_states import States, capture, for_base_seed, put
+from ddlp.sampling.keyed_generators import GENERATORS
 from ddlp.schedule.ranges import RangeSet
 from ddlp.sources.host.torch_workers import (
     KeyedView,
@@ -35,8 +37,10 @@ from ddlp.transfer.to_device import MoveAndTransform
 
 __all__ = ["StreamView", "check_workers", "iterate", "kept", "lasting"]
 
-Before = list[tuple[Any, list[int]]] | None
-"""For each worker: the state with which its data set begins, and the positions that it has delivered since."""
+_LOG = logging.getLogger("ddlp")
+
+Before = list[tuple[Any, Any]] | None
+"""For each worker: the state with which its data set begins, and the positions (a stream: the number) of its batches since."""
 
 
 class Asked(NamedTuple):
@@ -48,11 +52,15 @@ class Asked(NamedTuple):
 
 
 class Given(NamedTuple):
-    """A finished batch, its worker, and the pickled state of the worker's data set after it; None: the state was not taken."""
+    """A finished batch, its worker, and the pickled state of the worker's data set after it; None: the state was not taken.
+
+    ``ended``: there is no batch. The worker's stream has ended, and the state is that with which its next epoch begins.
+    """
 
     batch: Any
     worker: int
     state: bytes | None
+    ended: bool = False
 
 
 def _worker() -> int:
@@ -62,6 +70,10 @@ def _worker() -> int:
 
 def _own_state(thing: Any) -> Any:
     return thing.state_dict() if is_stateful(thing) else None
+
+
+def _torchs() -> dict[str, torch.Generator]:
+    return {"torch": torch.default_generator}
 
 
 # -- in the workers, or in the training process ----------------------------------------------------------------------------
@@ -94,64 +106,92 @@ class StatefulSamples:
         return pickle.dumps({"dataset": self._own.state_dict()})
 
 
-class StatefulStream(IterableDataset):
-    """An IterableDataset for torch's fetchers. The data set, or its iterator, may have a state of its own.
+class Stream(IterableDataset):
+    """An IterableDataset for torch's fetchers, which gives finished batches. It, or its iterator, may have a state of its own.
 
     Args:
-        every: after how many of a worker's batches a state is taken.
-        samples: the number of samples in a batch.
+        loader: the loader over the data set.
+        every: after how many of a worker's batches a state is taken; 0: never.
+        before: where each worker goes on.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        collate_fn: Callable[[Any], Any],
-        every: int,
-        samples: int,
-        before: Before,
-    ) -> None:
-        self.dataset = dataset
-        self._collate_fn = collate_fn
+    def __init__(self, loader: Any, every: int, before: Before) -> None:
+        self.dataset = loader.dataset
+        self._batching = loader._auto_collation, loader.collate_fn, loader.drop_last
+        self._samples = range(loader.batch_size or 1)  # of a batch
+        self._stays = loader.persistent_workers and loader.num_workers > 0
         self._every = every
-        self._samples = samples
         self._before = before
-        self._iterator: Any = None
-        self._stateful = self._ended = False
-        self._made = 0
+        self.begun: bytes | None = None  # the state of an own kind with which the epoch has begun
+        self.generators: dict[str, Any] = {}  # their states then
 
-    def __iter__(self) -> Iterator[Any]:
-        state, since = (None, ()) if self._before is None else self._before[_worker()]
-        self._before = None
-        if state is not None and state["dataset"] is not None:
+    def __iter__(self) -> Stream:
+        state, done = (None, 0) if self._before is None else self._before[_worker()]
+        state, self._before = state or {}, None
+        self.generators = {name: generator.state() for name, generator in GENERATORS.items()}
+        if "generators" in state:
+            put(state["generators"], _torchs())
+        if state.get("dataset") is not None:
+            if isinstance(self.dataset, Iterator):  # as torchdata: such a state is loaded after iter()
+                iter(self.dataset)
             self.dataset.load_state_dict(state["dataset"])
-        self._iterator = iterator = iter(self.dataset)
-        if state is not None and state.get("iterator") is not None:  # a map-style data set's state has none
-            iterator.load_state_dict(state["iterator"])
-        self._ended, self._made = state is not None and state.get("ended", False), 0
-        self._stateful = is_stateful(iterator) or is_stateful(self.dataset)
-        if not self._stateful:
-            return iterator
-        for _ in itertools.islice(iterator, len(since) * self._samples):
-            pass
-        return self._until_its_end(iterator)
+        self._fetcher: Any = _IterableDatasetFetcher(self.dataset, *self._batching)
+        if state.get("iterator") is not None:
+            self._fetcher.dataset_iter.load_state_dict(state["iterator"])
+        self._fetcher.ended = state.get("ended", False)
+        self._stateful = is_stateful(self._fetcher.dataset_iter) or is_stateful(self.dataset)
+        self._made, self._told = 0, False
+        self._make_again(done if isinstance(done, int) else len(done))
+        if get_worker_info() is None:
+            if "generators" in state:
+                self._put_back()
+            elif self._stateful:
+                self.begun = self._snapshot()
+        return self
 
-    def _until_its_end(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        if not self._ended:  # an ended iterator may begin anew when it is asked again
-            yield from iterator
-        self._ended = True
+    def _make_again(self, batches: int) -> None:
+        """Make the batches that were delivered before, and drop them."""
+        for _ in range(batches):
+            try:
+                self._fetcher.fetch(self._samples)
+            except StopIteration:
+                return
 
-    def collate(self, samples: Any) -> Any:
-        """Call the user's collate_fn. For a stateful stream return a `Given` with its result."""
-        batch = self._collate_fn(samples)
-        if not self._stateful:
-            return batch
-        taken = self._made % self._every == 0
+    def __next__(self) -> Given:
+        try:
+            batch = self._fetcher.fetch(self._samples)
+        except StopIteration:
+            if self._told or not self._stays:
+                raise
+            self._told = True
+            return Given(None, _worker(), self._at_its_end(), ended=True)
+        taken = self._stateful and self._every and self._made % self._every == 0
         self._made += 1
         return Given(batch, _worker(), self._snapshot() if taken else None)
 
     def _snapshot(self) -> bytes:
-        own = None if self._iterator is self.dataset else _own_state(self.dataset)
-        return pickle.dumps({"dataset": own, "iterator": _own_state(self._iterator), "ended": self._ended})
+        iterator = self._fetcher.dataset_iter
+        own = None if iterator is self.dataset else _own_state(self.dataset)
+        return pickle.dumps({"dataset": own, "iterator": _own_state(iterator), "ended": self._fetcher.ended})
+
+    def _at_its_end(self) -> bytes:
+        """Return the state with which nothing comes in this epoch. The next epoch begins with a part of it."""
+        state = {"dataset": _own_state(self.dataset), "iterator": _own_state(self._fetcher.dataset_iter), "ended": True}
+        return pickle.dumps({**state, "generators": capture(_torchs(), python=True)})
+
+    def generators_then(self) -> States:
+        """Return the states of the global generators when the epoch began in this process."""
+        now = {name: generator.state() for name, generator in GENERATORS.items()}
+        self._put_back()
+        try:
+            return capture(_torchs(), python=True)
+        finally:
+            for name, state in now.items():
+                GENERATORS[name].put_back(state)
+
+    def _put_back(self) -> None:
+        for name, state in self.generators.items():
+            GENERATORS[name].put_back(state)
 
 
 class _Start:
@@ -171,10 +211,11 @@ class _Start:
 
 @dataclass
 class WorkerState:
-    """The last pickled state of a worker's data set, and the positions that the worker has delivered since."""
+    """The last pickled state of a worker's data set, and what the worker has delivered since."""
 
     state: bytes | None = None
-    since: list[int] = field(default_factory=list)
+    since: list[int] = field(default_factory=list)  # positions; of a map-style data set
+    batches: int = 0  # of a stream
 
     def plain(self) -> Any:
         """Return the state as the data set gave it."""
@@ -187,41 +228,73 @@ class Workers:
     Args:
         count: num_workers; 0 counts as one.
         saved: the result of `saved`, if an epoch is resumed.
+        stream: the batches since a state are counted; else their positions are kept.
     """
 
-    def __init__(self, count: int, saved: dict[str, Any] | None) -> None:
+    def __init__(self, count: int, saved: dict[str, Any] | None, stream: bool = False) -> None:
         self.count = count
+        self._stream = stream
         self.states = [WorkerState() for _ in range(max(1, count))]
         self.first = 0  # the worker whose turn it is first
+        self._ended: set[int] = set()
         if saved is not None:
-            self.states = [
-                WorkerState(None if state is None else pickle.dumps(state), list(since)) for state, since in saved["states"]
-            ]
+            self.states = [_worker_state(state, since, stream) for state, since in saved["states"]]
             self.first = saved["next"]
         self._next = self.first
 
     def deliver(self, given: Given, position: int) -> None:
         """Note that the batch went to the training loop."""
         worker = self.states[given.worker]
-        if given.state is None:
-            worker.since.append(position)
+        if given.state is not None:
+            worker.state, worker.since, worker.batches = given.state, [], 0
+        elif self._stream:
+            worker.batches += 1
         else:
-            worker.state, worker.since = given.state, []
+            worker.since.append(position)
         self._next = (given.worker + 1) % len(self.states)
+
+    def end(self, given: Given) -> None:
+        """Note that a worker's stream has ended."""
+        self.states[given.worker] = WorkerState(given.state)
+        self._ended.add(given.worker)
 
     def saved(self, between: bool = False) -> dict[str, Any] | None:
         """Return all states; plain data, if the data sets' states are. None if no data set has given one.
 
         ``between``: for a state between two epochs, in which no position counts.
         """
-        if all(worker == WorkerState() for worker in self.states):
+        if not self._stream and all(worker == WorkerState() for worker in self.states):
             return None
-        states = [[worker.plain(), [] if between else list(worker.since)] for worker in self.states]
+        none: Any = 0 if self._stream else []
+        since = [none if between else worker.batches if self._stream else list(worker.since) for worker in self.states]
+        states = [[worker.plain(), last] for worker, last in zip(self.states, since, strict=True)]
         return {"num_workers": self.count, "next": 0 if between else self._next, "states": states}
+
+    def after_the_end(self) -> dict[str, Any] | None:
+        """Return the states with which a stream's next epoch begins in the same workers; None if not all have ended."""
+        return _next_epochs(self.saved(between=True)) if len(self._ended) == len(self.states) else None
+
+
+def _worker_state(state: Any, since: Any, stream: bool) -> WorkerState:
+    last = None if state is None else pickle.dumps(state)
+    if not stream:
+        return WorkerState(last, list(since))
+    return WorkerState(last, batches=since if isinstance(since, int) else len(since))
+
+
+def _next_epochs(workers: Any) -> dict[str, Any]:
+    """Return the states of a stream's workers without what belongs to an epoch that has ended, or does not count."""
+    states = [
+        [None if state is None else {name: state[name] for name in ("dataset", "generators") if name in state}, 0]
+        for state, _ in workers["states"]
+    ]
+    return {**workers, "next": 0, "states": states}
 
 
 def _every(loader: Any, steps: int) -> int:
     """Return after how many of a worker's batches a state is taken, so that one comes after ``steps`` of all workers'."""
+    if not steps:
+        return 0
     return max(1, steps // max(1, loader.num_workers)) if getattr(loader, "in_order", True) else 1
 
 
@@ -258,12 +331,19 @@ class StatefulView(KeyedView):
     again_in: int | None = None  # the worker that makes the sampler's last batch again; None: that batch is to be delivered
     given: Given
 
-    def __init__(self, loader: Any, seed: int | None, epoch: int, resume: Resume, snapshot_every_n_steps: int) -> None:
+    def __init__(
+        self, loader: Any, seed: int | None, base_seed: int | None, epoch: int, resume: Resume, snapshot_every_n_steps: int
+    ) -> None:
         self._own = loader.dataset
         self._every = _every(loader, snapshot_every_n_steps)
         self.workers = Workers(loader.num_workers, None)
-        super().__init__(loader, seed, epoch, resume)
-        self.dataset: Any = StatefulSamples(self, loader.dataset, _before(resume))
+        super().__init__(loader, seed, epoch, resume, base_seed)
+        before = _before(resume)
+        if before is not None and loader.num_workers == 0:  # now, since it may set a generator from which the epoch draws
+            if before[0][0] is not None:
+                self._own.load_state_dict(before[0][0]["dataset"])
+            before = None
+        self.dataset: Any = StatefulSamples(self, loader.dataset, before)
         self.collate_fn = _as_it_is
         self.worker_init_fn: Any = _Start(self.worker_init_fn)
         self._index_sampler: Any = _Asking(self, self._index_sampler)
@@ -284,7 +364,8 @@ class StatefulView(KeyedView):
         workers = self.workers
         number, count = len(self._sent) - 1, len(workers.states)
         at_the_end = self._batches is not None and self._sent[-1] + count >= self._batches
-        return (workers.first + number) % count, number // count % self._every == 0 or at_the_end
+        snapshot = bool(self._every) and (number // count % self._every == 0 or at_the_end)
+        return (workers.first + number) % count, snapshot
 
     def deliver(self, number: int) -> int:
         """Note that batch ``number`` of those sent to the workers was delivered, counted from 0; -1: the last one sent."""
@@ -307,19 +388,26 @@ class StatefulView(KeyedView):
 class StreamView:
     """The loader over an IterableDataset, for torch's iterators. The epoch's state is made from it too."""
 
-    given: Given | None = None  # None: neither the stream nor its iterator has a state
+    given: Given
 
-    def __init__(self, loader: Any, epoch: int, resume: Resume, snapshot_every_n_steps: int) -> None:
+    def __init__(
+        self, loader: Any, base_seed: int | None, epoch: int, resume: Resume, snapshot_every_n_steps: int
+    ) -> None:
         self._loader = weakref.ref(loader)  # for the same reason as in KeyedView
-        self.known_base_seed = resume.seed
-        self.generator = loader.generator if resume.seed is None else for_base_seed(resume.seed)
+        self.known_base_seed = base_seed
+        self.base_seed = 0  # that the iterator has, once there is one
+        self.generator = loader.generator if base_seed is None else for_base_seed(base_seed)
         self.dataset = loader.dataset
         self.worker_init_fn: Any = _WorkerStart(loader.worker_init_fn, loader.postpone_decoding)
-        self.base_seed: int | None = None
+        self.stream: Stream | None = None
+        if resume.order is not None:  # of an IterDataPipe, whose seed torch draws before its own
+            self.generator = torch.Generator()
+            put(resume.order, {"sampler": self.generator})
         if not isinstance(loader.dataset, IterDataPipe):  # torch's iterators shuffle and share those by their type
-            every = _every(loader, snapshot_every_n_steps)
-            stream = StatefulStream(loader.dataset, loader.collate_fn, every, loader.batch_size or 1, _before(resume))
-            self.dataset, self.collate_fn = stream, stream.collate
+            before = _before(resume) if _goes_on(loader, resume) else None
+            self.dataset = self.stream = Stream(loader, _every(loader, snapshot_every_n_steps), before)
+            self.collate_fn: Any = _as_it_is
+            self._auto_collation = False  # the stream makes whole batches
             self.worker_init_fn = _Start(self.worker_init_fn)
         self.next_epoch(None, epoch, resume, seed_drawn=False)
 
@@ -332,58 +420,66 @@ class StreamView:
     def next_epoch(self, seed: int | None, epoch: int, resume: Resume, *, seed_drawn: bool) -> None:
         """Set the epoch for which iter() of the data set is called next."""
         self.epoch = epoch
-        self.resume = resume
         self.delivered = len(resume.delivered)  # number of batches
-        self.workers = Workers(self.num_workers, resume.workers)
+        self._order = resume.order
+        if self._order is None and self.stream is None:
+            drawn_from = self._loader().generator or torch.default_generator  # type: ignore[union-attr]
+            self._order = {**capture({"sampler": drawn_from}, python=False), "sampler_epoch": None}
+        last = vars(self).get("workers")
+        workers = resume.workers if _goes_on(self, resume) else None
+        if last is not None and workers is None:
+            workers = last.after_the_end()
+        self.workers = Workers(self.num_workers, workers, stream=True)
         self.ended = False
 
     def deliver(self, number: int) -> int:
         """Note that a batch went to the training loop. Returns its position in the epoch."""
-        if self.given is not None:
+        if self.stream is not None:
             self.workers.deliver(self.given, self.delivered)
         self.delivered += 1
         return self.delivered - 1
 
     def state(self) -> dict[str, Any] | None:
-        """Return the epoch's state, with that of each worker's stream; None once the epoch is over.
+        """Return the epoch's state, with that of each worker's stream; None once the epoch is over."""
+        if self.ended:
+            return None
+        workers: Any = self.workers.saved()
+        if self.num_workers == 0 and self.stream is not None and workers["states"][0][0] is None:
+            begun = self.stream.begun
+            first = {"dataset": None, "generators": self.stream.generators_then()} if begun is None else pickle.loads(begun)
+            workers["states"][0][0] = first
+        delivered = RangeSet([(0, self.delivered)] if self.delivered else [])
+        return save(delivered, self._order, seed=self.base_seed, base_seed=self.base_seed, epoch=self.epoch, workers=workers)
 
-        If no stream has a state, this epoch begins again on a resume.
-        """
-        workers = self.workers.saved()
-        if self.ended or workers is None:
-            return None if self.ended else between(self.epoch)
-        return save(RangeSet([(0, self.delivered)]), None, seed=self.base_seed, epoch=self.epoch, workers=workers)
+    def between(self) -> dict[str, Any] | None:
+        """Return the states with which the next epoch's data sets begin; None: they begin as the loader was given them."""
+        dataset = self._loader().dataset  # type: ignore[union-attr]
+        if self.num_workers == 0 and is_stateful(dataset):
+            return {"num_workers": 0, "next": 0, "states": [[{"dataset": copy.deepcopy(dataset.state_dict())}, 0]]}
+        return self.workers.after_the_end()
 
     def over_by_count(self) -> bool:
-        """True if a caller that counts batches takes the epoch for over.
-
-        That is so if as many batches were delivered as the loader's length tells, or if the stream has no state.
-        """
+        """True if as many batches were delivered as the loader's length tells: a caller that counts them begins a new epoch."""
         try:
-            return self.given is None or self.delivered >= len(self._loader())  # type: ignore[arg-type]
+            return self.delivered >= len(self._loader())  # type: ignore[arg-type]
         except TypeError:  # the loader has no length
             return False
 
 
 class _Opening:
-    """Mixed into torch's iterators: takes the batch out of `Given`, and begins with the seed of an epoch that is resumed."""
+    """Mixed into torch's iterators: takes the batch out of `Given`."""
 
     view: Any
 
-    @property
-    def _base_seed(self) -> Any:
-        return self.view.base_seed
-
-    @_base_seed.setter
-    def _base_seed(self, drawn: Any) -> None:
-        self.view.base_seed = drawn if self.view.resume.seed is None else self.view.resume.seed
-
     def _next_data(self) -> Any:
-        given = super()._next_data()  # type: ignore[misc]
-        if type(given) is not Given:
-            return given
-        self.view.given = given
-        return given.batch
+        while True:
+            given = super()._next_data()  # type: ignore[misc]
+            if type(given) is not Given:
+                return given
+            if not given.ended:
+                self.view.given = given
+                return given.batch
+            self.view.workers.end(given)
 
 
 class _SingleOpening(_Opening, _Single):
@@ -407,24 +503,48 @@ def iterate(
     snapshot_every_n_steps: int,
     base_seed: int | None = None,
 ) -> UserCodeIterator:
-    """Do the same as `iterate_user_code`. If the data set has states of its own, the epoch's state includes them.
-
-    ``base_seed`` is of no use then: other workers would not go on with such states.
-    """
+    """Do the same as `iterate_user_code`. If the data set is a stream, or has states of its own, the epoch's state has them."""
     view: Any
     if isinstance(loader.dataset, IterableDataset):
-        view = StreamView(loader, epoch, resume, snapshot_every_n_steps)
+        view = StreamView(loader, base_seed, epoch, resume, snapshot_every_n_steps)
+        _tell(loader, resume)
     elif is_stateful(loader.dataset):
-        view = StatefulView(loader, seed, epoch, resume, snapshot_every_n_steps)
+        view = StatefulView(loader, seed, base_seed, epoch, resume, snapshot_every_n_steps)
     else:
         return iterate_user_code(loader, seed, epoch, resume, finish, base_seed)
     kind = _SingleOpening if loader.num_workers == 0 else _MultiOpening
-    return kind(loader, view, _counts(loader, epoch, resume), finish)
+    iterator = kind(loader, view, _counts(loader, epoch, resume), finish)
+    if isinstance(loader.dataset, IterDataPipe):
+        for _ in range(len(resume.delivered)):
+            try:
+                iterator._next_data()
+            except StopIteration:
+                break
+    return iterator
+
+
+def _tell(loader: Any, resume: Resume) -> None:
+    """Say that the batches of a stream without a state of its own are made again."""
+    states = resume.workers["states"] if resume.delivered and resume.workers is not None else []
+    own = any(state is not None and (state["dataset"], state.get("iterator")) != (None, None) for state, _ in states)
+    if states and not own:
+        _LOG.warning(
+            "%s has no state_dict and load_state_dict, nor has its iterator: the %d batches that this epoch has delivered are "
+            "made again and dropped, before it goes on. With both it would go on at once",
+            type(loader.dataset).__name__, len(resume.delivered),
+        )  # fmt: skip
+
+
+def _goes_on(loader: Any, resume: Resume) -> bool:
+    """Whether a resume's workers are of use: not if nothing was delivered, no state is known, and there are others now."""
+    if resume.workers is None or resume.workers["num_workers"] == loader.num_workers:
+        return resume.workers is not None
+    return bool(resume.delivered) or any(state is not None for state, _ in resume.workers["states"])
 
 
 def check_workers(loader: Any, resume: Resume) -> None:
     """Raise ValueError if a state holds the states of the workers' data sets, and this loader has other ones."""
-    if resume.workers is None:
+    if resume.workers is None or (isinstance(loader.dataset, IterableDataset) and not _goes_on(loader, resume)):
         return
     was, dataset = resume.workers["num_workers"], type(loader.dataset).__name__
     way_out = "or leave the state out and begin the epoch again with set_epoch()"
@@ -443,12 +563,14 @@ def check_workers(loader: Any, resume: Resume) -> None:
 
 def lasting(loader: Any) -> dict[str, Any] | None:
     """Return the states with which the next epoch's data sets begin, if they go on from epoch to epoch; else None."""
-    return loader._last.between() if isinstance(loader._last, StatefulView) else None
+    return loader._last.between() if isinstance(loader._last, (StatefulView, StreamView)) else None
 
 
 def kept(loader: Any, resume: Resume) -> dict[str, Any] | None:
     """Return the states in a loaded state with which any epoch begins: those of data sets that go on from epoch to epoch."""
     goes_on = loader.num_workers == 0 or loader.persistent_workers
-    if resume.workers is None or not goes_on or isinstance(loader.dataset, IterableDataset):
+    if resume.workers is None or not goes_on:
         return None
+    if isinstance(loader.dataset, IterableDataset):
+        return _next_epochs(resume.workers)
     return {**resume.workers, "next": 0, "states": [[state, []] for state, _ in resume.workers["states"]]}

@@ -150,10 +150,10 @@ class KeyedView:
         self._source = OrderSource(loader._index_sampler, loader.generator)
         self._built_in = is_built_in(loader._index_sampler)
         self._iterator: weakref.ref[Any] | None = None
-        self._base_seed = 0
+        self.base_seed = 0  # that the iterator has, once there is one
         self._prefetch_batches = (loader.prefetch_factor or 2) * loader.num_workers
-        self.known_base_seed = base_seed if resume.seed is None else resume.seed  # None: torch's iterator draws it
-        self.generator = loader.generator if self.known_base_seed is None else for_base_seed(self.known_base_seed)
+        self.known_base_seed = base_seed  # None: torch's iterator draws it
+        self.generator = loader.generator if base_seed is None else for_base_seed(base_seed)
         self.dataset = _samples_of(loader)
         self.collate_fn = _as_it_is
         self._index_sampler = _KeyedSampler(self, loader._index_sampler, loader._auto_collation)
@@ -178,15 +178,12 @@ class KeyedView:
         self.ended = False
 
     def of(self, iterator: Any) -> None:
-        """Keep a weak reference to the iterator of this view. Its base seed is the seed if none was given."""
+        """Keep a weak reference to the iterator of this view."""
         self._iterator = weakref.ref(iterator)
 
     def seed(self) -> int:
-        """Return the given seed, else the base seed that torch's iterator has drawn."""
-        iterator = self._iterator() if self._iterator is not None else None
-        if iterator is not None:
-            self._base_seed = iterator._base_seed
-        return self._base_seed if self._seed is None else self._seed
+        """Return the given seed, else the base seed."""
+        return self.base_seed if self._seed is None else self._seed
 
     def begin(self) -> Iterator[Any]:
         """Return the sampler's iterator. torch's iterator calls this before it draws its base seed."""
@@ -242,6 +239,7 @@ class KeyedView:
             self.delivered,
             self._start.order,
             seed=self.seed(),
+            base_seed=self.base_seed,
             epoch=self.epoch,
             seed_drawn=self._start.seed_drawn,
             drawn=0 if self._built_in else self._drawn,
@@ -282,7 +280,6 @@ def bytes_in(batch: Any) -> int:
 class _Finishing:
     """Mixed into torch's iterators: applies ddlp's last steps to each finished batch, and counts the delivered batches."""
 
-    _base_seed: Any
     _sampler_iter: Any
     _num_yielded: int
     _num_workers: int
@@ -302,8 +299,15 @@ class _Finishing:
         view.of(self)
         super().__init__(view)  # type: ignore[call-arg]
         counts.rates.epoch_begins(max(1, self._num_workers), 0, 0)
-        if view.known_base_seed is not None:  # if workers persist, it holds for the epochs after it too
-            self._base_seed = view.known_base_seed
+
+    @property
+    def _base_seed(self) -> Any:
+        """The base seed. torch sets it to one that it has drawn, before it starts the workers."""
+        return self.view.base_seed
+
+    @_base_seed.setter
+    def _base_seed(self, drawn: Any) -> None:
+        self.view.base_seed = drawn if self.view.known_base_seed is None else self.view.known_base_seed
 
     def __next__(self) -> Any:
         counts = self.counts
@@ -360,12 +364,13 @@ class _Finishing:
             self._hooks.closed()
             self._hooks = None
 
-    def has(self, workers: int, prefetch_factor: int | None) -> bool:
-        """Return whether it has so many workers, with so many batches each. Data sets with states of their own have any number.
+    def has(self, workers: int, prefetch_factor: int | None, base_seed: int | None) -> bool:
+        """Return whether it has so many workers, with so many batches each, begun with this base seed.
 
-        Other workers could not go on with those states.
+        Data sets with states of their own have any number: other workers could not go on with those states.
         """
-        return type(self.view) is not KeyedView or (self._num_workers, self._prefetch_factor) == (workers, prefetch_factor)
+        same = (self._num_workers, self._prefetch_factor) == (workers, prefetch_factor)
+        return (type(self.view) is not KeyedView or same) and self._base_seed == base_seed
 
     def _ready(self) -> int:
         """Return how many batches are in memory, ready for the training thread."""
@@ -389,8 +394,6 @@ class _Finishing:
         self.counts, self._handed = _counts(loader, epoch, resume), None
         self._finish = finish
         self.view.next_epoch(seed, epoch, resume, seed_drawn=False)
-        if resume.seed is not None:
-            self._base_seed = resume.seed
         self._reset(loader)  # type: ignore[attr-defined]
 
 
@@ -442,10 +445,10 @@ def iterate_user_code(
     Args:
         seed: None: the base seed.
         finish: called with each batch, in the training thread.
-        base_seed: of workers that these replace; None: torch draws it.
+        base_seed: that of the workers that these replace, or of a state; None: torch draws it.
     """
     kind = _Single if loader.num_workers == 0 else _Multi
-    view = KeyedView(loader, base_seed if seed is None else seed, epoch, resume, base_seed)
+    view = KeyedView(loader, seed, epoch, resume, base_seed)
     return kind(loader, view, _counts(loader, epoch, resume), finish)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
+import logging
 import random
 import re
 import weakref
@@ -12,8 +14,10 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 from ddlp import DDLPLoader
+from tests.covering import covering
 from tests.ddlp.dropin.small_sets import SAMPLES, Draws, Stream
 
 
@@ -113,7 +117,17 @@ class Itself(Numbers):
         return next(self.numbers)
 
 
-KINDS = {kind.__name__: kind for kind in (Counts, Reads, Numbers, Walks, Itself)}
+class Plain(IterableDataset):
+    """Without a state: numbers shared unequally among the workers, in an order that is drawn."""
+
+    def __iter__(self) -> Any:
+        me, workers = worker()
+        numbers = [number * workers + me for number in range((SAMPLES - 9 * me) // workers)]
+        random.shuffle(numbers)
+        yield from numbers
+
+
+KINDS = {kind.__name__: kind for kind in (Counts, Reads, Numbers, Walks, Itself, Plain)}
 
 
 def plain(batches: Any) -> list[Any]:
@@ -133,6 +147,7 @@ def in_parts(make: Any, *takes: int) -> list[Any]:
         if take is None:
             got = [*got, *iterator]
             torch.manual_seed(6)
+            random.seed(6)
             return [plain(got), plain(loader)]
         got += [next(iterator) for _ in range(take)]
         state = copy.deepcopy(loader.state_dict())
@@ -141,6 +156,7 @@ def in_parts(make: Any, *takes: int) -> list[Any]:
 
 def seeded(kind: str, loader: Any = DDLPLoader, **options: Any) -> Any:
     torch.manual_seed(5)
+    random.seed(5)
     return loader(KINDS[kind](), 3, **options)
 
 
@@ -189,6 +205,172 @@ def test_no_sample_is_asked_for_twice():
     assert loader.dataset.count == SAMPLES
 
 
+@pytest.mark.parametrize(
+    ("workers", "in_order", "size", "drop_last", "take"),
+    covering([0, 2, 3], [True, False], [None, 3, 4], [False, True], [0, 1, 5, 11], where=lambda *one: one[2] or not one[3]),
+)
+def test_a_stream_without_a_state_goes_on(caplog, workers, in_order, size, drop_last, take):
+    """What it has delivered is made again and dropped, which is said; also if the workers' batches came in any order."""
+
+    def make() -> DDLPLoader:
+        return DDLPLoader(Plain(), size, num_workers=workers, in_order=in_order, drop_last=drop_last)
+
+    torch.manual_seed(1)
+    random.seed(1)
+    first = make()
+    iterator = iter(first)
+    got = plain(itertools.islice(iterator, take))
+    state, ahead = json.dumps(first.state_dict()), random.getstate()
+    expected = [*got, *plain(iterator)]
+    random.setstate(ahead)
+
+    again = make()
+    again.load_state_dict(json.loads(state))
+    with caplog.at_level(logging.WARNING, "ddlp"):
+        rest = plain(again)
+    assert [*got, *rest] == expected if in_order else sorted([*got, *rest], key=str) == sorted(expected, key=str)
+    said = [record.getMessage() for record in caplog.records if "has no state_dict" in record.getMessage()]
+    assert len(said) == bool(take)
+    assert all(f"the {take} batches that this epoch has delivered are made again" in text for text in said)
+
+
+def test_a_stream_that_draws_in_this_process_goes_on():
+    """Its draws are those of the unbroken run, with the generator that the checkpoint restores, which is left where it was."""
+    random.seed(1)
+    first = DDLPLoader(Plain(), 3)
+    iterator = iter(first)
+    got = plain(itertools.islice(iterator, 4))
+    state, then = first.state_dict(), random.getstate()
+    expected = plain(iterator)
+    random.seed(2)
+    again = DDLPLoader(Plain(), 3)
+    again.load_state_dict(state)
+    random.setstate(then)
+    iterator = iter(again)
+    assert random.getstate() == then
+    assert plain(iterator) == expected and got
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("stays", [False, True])
+def test_a_datapipe_goes_on(workers, stays):
+    """torch gives it a seed of its own in each epoch, from which it shuffles."""
+
+    def make() -> DDLPLoader:
+        pipe = IterableWrapper(range(SAMPLES)).shuffle().sharding_filter()
+        return DDLPLoader(pipe, 3, num_workers=workers, persistent_workers=stays and workers > 0)
+
+    torch.manual_seed(1)
+    first = make()
+    list(first)
+    iterator = iter(first)
+    got = plain(itertools.islice(iterator, 4))
+    state = json.dumps(first.state_dict())
+    expected = plain(iterator)
+    again = make()
+    again.load_state_dict(json.loads(state))
+    assert plain(again) == expected and got
+    assert sorted(itertools.chain(*got, *expected)) == list(range(SAMPLES))
+
+
+class Epochs(Numbers):
+    """Its state has the number of the epoch, which counts on after its end."""
+
+    epoch = 0
+
+    def __iter__(self) -> Any:
+        for number in super().__iter__():
+            yield 1000 * self.epoch + number
+        self.epoch += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at, self.epoch = state["at"], state["epoch"]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("options", [{}, dict(num_workers=2, persistent_workers=True)])
+def test_a_stream_that_lives_on_goes_on_with_the_next_epoch(options, size):
+    """Also with a state in the second epoch, of which some workers have delivered nothing yet, or all."""
+
+    def make() -> DDLPLoader:
+        return DDLPLoader(Epochs(), size, **options)
+
+    first = make()
+    expected = [plain(first) for _ in range(3)]
+    assert expected[1] == [[number + 1000 for number in batch] for batch in expected[0]] != expected[0]
+    first = make()
+    list(first)
+    states = [first.state_dict()]
+    for _ in first:
+        states.append(copy.deepcopy(first.state_dict()))
+    for taken in (0, 1, 2, len(expected[1])):
+        again = make()
+        again.load_state_dict(json.loads(json.dumps(states[taken])))
+        assert [plain(again), plain(again)] == [expected[1][taken:], expected[2]], taken
+
+
+class Restarts(Itself):
+    """iter() begins it anew. It counts the calls."""
+
+    calls = 0
+
+    def __iter__(self) -> Any:
+        self.calls += 1
+        self.at = 0
+        return super().__iter__()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "calls": self.calls}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_that_iter_begins_anew_goes_on(workers):
+    def make() -> DDLPLoader:
+        return DDLPLoader(Restarts(), 3, num_workers=workers)
+
+    expected = plain(make())
+    first = make()
+    iterator = iter(first)
+    got = plain(itertools.islice(iterator, 4))
+    again = make()
+    again.load_state_dict(first.state_dict())
+    iterator = iter(again)
+    got += plain(itertools.islice(iterator, 4))
+    calls = {state["iterator"]["calls"] for state, _ in again.state_dict()["workers"]["states"]}
+    assert [*got, *plain(iterator)] == expected and calls == {1}
+
+
+class KeepsTorch(Counts):
+    """Its state is that of torch's generator, from which the order is drawn too."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"torch": torch.get_rng_state().tolist()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        torch.set_rng_state(torch.tensor(state["torch"], dtype=torch.uint8))
+
+
+def test_a_state_that_sets_a_generator_is_loaded_before_the_epoch_draws():
+    def make() -> DDLPLoader:
+        return DDLPLoader(KeepsTorch(), 3, shuffle=True)
+
+    def indices(loader: DDLPLoader) -> list[int]:
+        return [index for batch in loader for index in batch[0].tolist()]
+
+    torch.manual_seed(1)
+    first = make()
+    list(first)
+    state = first.state_dict()
+    expected = [indices(first), indices(first)]
+    torch.manual_seed(2)
+    again = make()
+    again.load_state_dict(state)
+    assert [indices(again), indices(again)] == expected
+
+
 def broken_off(loader: DDLPLoader, batches: int = 3) -> dict[str, Any]:
     iterator = iter(loader)
     for _ in range(batches):
@@ -196,7 +378,7 @@ def broken_off(loader: DDLPLoader, batches: int = 3) -> dict[str, Any]:
     return json.loads(json.dumps(loader.state_dict()))
 
 
-@pytest.mark.parametrize("kind", ["Counts", "Numbers"])
+@pytest.mark.parametrize("kind", ["Counts", "Numbers", "Plain"])
 def test_another_number_of_workers_is_refused(kind):
     state = broken_off(seeded(kind, num_workers=2))
     loader = seeded(kind, num_workers=1)
@@ -255,12 +437,12 @@ def test_how_often():
             return super().state_dict()
 
     found = []
-    for every in (1, 5):
+    for every in (1, 5, 0):
         loader = DDLPLoader(Asked(), 3, snapshot_every_n_steps=every)
         list(loader)
         found.append(loader.dataset.asked)
         assert loader.snapshot_every_n_steps == every
-    assert found == [15, 5]  # before the epoch; after each batch, or the 1st, 6th, 11th and last
-    for wrong in (0, 1.5, None):
-        with pytest.raises(ValueError, match="snapshot_every_n_steps=.*: a number of batches, 1 or more"):
+    assert found == [15, 5, 1]  # before the epoch; after each batch, or the 1st, 6th, 11th and last; never, as in torchdata
+    for wrong in (-1, 1.5, None):
+        with pytest.raises(ValueError, match="snapshot_every_n_steps=.*: a number of batches, or 0: never"):
             DDLPLoader(Stream(), snapshot_every_n_steps=wrong)
