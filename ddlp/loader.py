@@ -357,6 +357,7 @@ class DDLPLoader(DataLoader):
             self._controller = None  # what it has measured was another host
         if self._resume.seed is None and not self._workers_stay:  # no epoch has begun: it draws a base seed of its own
             self._resume = replace(self._resume, base_seed=None)
+        stateful.load_here(self, self._resume)
         self._resume = resuming.drawn_on(self, self._resume)
         epoch, resume = self._next_epoch, self._resume
         if self._prepared is not None:

@@ -105,7 +105,11 @@ def run(suite: Suite, directory: Path, words: str, with_ddlp: bool) -> dict[str,
         cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
         if not cases:
             raise SystemExit(f"the tests of {suite.name} did not run:\n{output.read_text()[-2000:]}")
-    return {f"{case.get('classname')}.{case.get('name')}": outcome(case) for case in cases}
+    found: dict[str, str] = {}
+    for case in cases:  # subtests have the name of their test
+        name = f"{case.get('classname')}.{case.get('name')}"
+        found[name] = "failed" if found.get(name) == "failed" else outcome(case)
+    return found
 
 
 def put_in(text: str, lines: str) -> str:

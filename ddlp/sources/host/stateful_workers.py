@@ -338,11 +338,7 @@ class StatefulView(KeyedView):
         self._every = _every(loader, snapshot_every_n_steps)
         self.workers = Workers(loader.num_workers, None)
         super().__init__(loader, seed, epoch, resume, base_seed)
-        before = _before(resume)
-        if before is not None and loader.num_workers == 0:  # now, since it may set a generator from which the epoch draws
-            if before[0][0] is not None:
-                self._own.load_state_dict(before[0][0]["dataset"])
-            before = None
+        before = None if loader.num_workers == 0 else _before(resume)  # else `load_here` was called
         self.dataset: Any = StatefulSamples(self, loader.dataset, before)
         self.collate_fn = _as_it_is
         self.worker_init_fn: Any = _Start(self.worker_init_fn)
@@ -559,6 +555,15 @@ def check_workers(loader: Any, resume: Resume) -> None:
             f"the state holds the state of each worker's data set, this loader's data set, {dataset}, has no load_state_dict: "
             f"it could not go on there. Give the loader the data set that the state was saved with, {way_out}"
         )
+
+
+def load_here(loader: Any, resume: Resume) -> None:
+    """Give a map-style data set its state again, without workers. That may set a generator from which the epoch draws."""
+    if resume.workers is None or loader.num_workers or isinstance(loader.dataset, IterableDataset):
+        return
+    state, _ = resume.workers["states"][0]
+    if state is not None:
+        loader.dataset.load_state_dict(state["dataset"])
 
 
 def lasting(loader: Any) -> dict[str, Any] | None:

@@ -22,6 +22,7 @@ GLOBAL_NUMPY = [NUMPY[0], NUMPY[1].tolist(), *NUMPY[2:]]
 GLOBAL_RANDOM = list(random.Random(1).getstate())
 CUT = {"sampler": "RandomSampler", "batch_size": 4, "drop_last": False, "num_replicas": 1, "len(dataset)": None}
 ORDER = {"sampler": TORCH, "sampler_epoch": None}
+GLOBAL = {"torch": TORCH, "numpy": GLOBAL_NUMPY, "random": GLOBAL_RANDOM}
 STATE: dict[str, Any] = {
     "format": 3, "epoch": 2, "seed": 7, "finished": False, "delivered": [[0, 2], [5, 6]], "order": ORDER, "seed_drawn": True,
     "drawn": 6, "pending": [[[1, 2], [0, 0]], [[3], [1]]], "seen": {"4": 2}, "cut": CUT,
@@ -60,7 +61,9 @@ def test_a_state_comes_back_as_it_is_used():
         {"sampler": {"any": "thing"}}, {"rank": 3}, {"replaced": 2}, {"merged": MERGED}, {"seed": (1 << 64) - 1},
         {"seed": -(1 << 63)},
         {"epoch": -BIG}, {"epoch": BIG}, {"cut": {**CUT, "len(sampler)": 3, "mode": "x", "drop_last": True}},
-        {"drawn": 2}, {"pending": []},
+        {"drawn": 2}, {"pending": []}, {"base_seed": None}, {"base_seed": (1 << 64) - 1}, {"generators": None},
+        {"generators": {}}, {"generators": {"torch": TORCH, "loader": TORCH, "sampler": TORCH}},
+        {"workers": {"num_workers": 1, "next": 0, "states": [[{"dataset": None, "generators": GLOBAL}, 7]]}},
     ],
 )  # fmt: skip
 def test_what_a_state_may_hold(change):
@@ -80,7 +83,7 @@ RANGES = "a list of ranges [first, last + 1] in ascending order, with a gap betw
 GENERATOR = "the state of one of torch's generators, as base64"
 COUNT = f"an integer from 0 to {BIG}"
 SEEN = "an object: how often each index came"
-WORKER = "a list of [state of a worker's data set, positions] for each worker"
+WORKER = "a list of [state of a worker's data set, positions or number of batches since] for each worker"
 PENDING = "a list of batches, each [indices, as many occurrences]"
 
 
@@ -147,7 +150,13 @@ def merged(**change):
         (workers(next=2), "workers has 2 states, and worker 2 is next; it must have one for each of num_workers=2"),
         (workers(num_workers=3), "workers has 2 states, and worker 1 is next; it must have one for each of num_workers=3"),
         (workers(num_workers=0), "it must have one for each of num_workers=0"),
+        (workers(states=[[None, -1], [None, []]]), COUNT), (workers(states=[[None, "1"], [None, []]]), COUNT),
+        (workers(states=[[{"dataset": 1, "generators": {"torch": TORCH}}, []], [None, []]]), "generators has no numpy"),
+        (workers(states=[[{"dataset": 1, "generators": {**GLOBAL, "torch": "x"}}, []], [None, []]]), GENERATOR),
         (workers(x=1), "workers has a field 'x' that is not known"),
+        ({"base_seed": 1 << 64}, f"it must be an integer from {-(1 << 63)} to {(1 << 64) - 1}"),
+        ({"generators": {"numpy": GLOBAL_NUMPY}}, "generators has a field 'numpy' that is not known"),
+        ({"generators": {"torch": "x"}}, GENERATOR),
         ({"cut": {**CUT, "mode": 1.5}}, "a text or a number"), ({"cut": {**CUT, "sampler": []}}, "a text or a number"),
         ({"cut": {**CUT, "x": 1}}, "cut has a field 'x' that is not known"),
         *(({"cut": {key: CUT[key] for key in CUT if key != name}}, f"cut has no {name}") for name in CUT),
