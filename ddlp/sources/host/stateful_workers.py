@@ -72,6 +72,18 @@ def _own_state(thing: Any) -> Any:
     return thing.state_dict() if is_stateful(thing) else None
 
 
+def _by_number(stream: Any) -> bool:
+    """Whether set_epoch tells a stream its epochs. Each then begins anew: no state goes on from epoch to epoch."""
+    return callable(getattr(stream, "set_epoch", None))
+
+
+def _twin(thing: Any) -> Any:
+    """Return another object with the same attributes."""
+    other = object.__new__(type(thing))
+    vars(other).update(vars(thing))
+    return other
+
+
 def _torchs() -> dict[str, torch.Generator]:
     return {"torch": torch.default_generator}
 
@@ -131,21 +143,24 @@ class Stream(IterableDataset):
         self.generators = {name: generator.state() for name, generator in GENERATORS.items()}
         if "generators" in state:
             put(state["generators"], _torchs())
+        dataset = self.dataset
         if state.get("dataset") is not None:
-            if isinstance(self.dataset, Iterator):  # as torchdata: such a state is loaded after iter()
-                iter(self.dataset)
-            self.dataset.load_state_dict(state["dataset"])
-        self._fetcher: Any = _IterableDatasetFetcher(self.dataset, *self._batching)
+            if _by_number(dataset):  # Hugging Face's would begin all later epochs there
+                dataset = _twin(dataset)
+            if isinstance(dataset, Iterator):  # as torchdata: such a state is loaded after iter()
+                iter(dataset)
+            dataset.load_state_dict(state["dataset"])
+        self._fetcher: Any = _IterableDatasetFetcher(dataset, *self._batching)
         if state.get("iterator") is not None:
             self._fetcher.dataset_iter.load_state_dict(state["iterator"])
         self._fetcher.ended = state.get("ended", False)
-        self._stateful = is_stateful(self._fetcher.dataset_iter) or is_stateful(self.dataset)
+        self._stateful = is_stateful(self._fetcher.dataset_iter) or is_stateful(dataset)
         self._made, self._told = 0, False
         self._make_again(done if isinstance(done, int) else len(done))
         if get_worker_info() is None:
             if "generators" in state:
                 self._put_back()
-            elif self._stateful:
+            elif self._stateful and not _by_number(dataset):
                 self.begun = self._snapshot()
         return self
 
@@ -170,13 +185,18 @@ class Stream(IterableDataset):
         return Given(batch, _worker(), self._snapshot() if taken else None)
 
     def _snapshot(self) -> bytes:
-        iterator = self._fetcher.dataset_iter
-        own = None if iterator is self.dataset else _own_state(self.dataset)
+        iterator, dataset = self._fetcher.dataset_iter, self._fetcher.dataset
+        own = None if iterator is dataset else _own_state(dataset)
         return pickle.dumps({"dataset": own, "iterator": _own_state(iterator), "ended": self._fetcher.ended})
 
     def _at_its_end(self) -> bytes:
         """Return the state with which nothing comes in this epoch. The next epoch begins with a part of it."""
-        state = {"dataset": _own_state(self.dataset), "iterator": _own_state(self._fetcher.dataset_iter), "ended": True}
+        iterator, dataset = self._fetcher.dataset_iter, self._fetcher.dataset
+        goes_on = not _by_number(dataset)
+        state = {
+            "dataset": _own_state(dataset) if goes_on else None, "iterator": _own_state(iterator) if goes_on else None,
+            "ended": True,
+        }  # fmt: skip
         return pickle.dumps({**state, "generators": capture(_torchs(), python=True)})
 
     def generators_then(self) -> States:
@@ -272,7 +292,7 @@ class Workers:
 
     def after_the_end(self) -> dict[str, Any] | None:
         """Return the states with which a stream's next epoch begins in the same workers; None if not all have ended."""
-        return _next_epochs(self.saved(between=True)) if len(self._ended) == len(self.states) else None
+        return _next_epochs(self.saved(between=True), True) if len(self._ended) == len(self.states) else None
 
 
 def _worker_state(state: Any, since: Any, stream: bool) -> WorkerState:
@@ -282,12 +302,16 @@ def _worker_state(state: Any, since: Any, stream: bool) -> WorkerState:
     return WorkerState(last, batches=since if isinstance(since, int) else len(since))
 
 
-def _next_epochs(workers: Any) -> dict[str, Any]:
-    """Return the states of a stream's workers without what belongs to an epoch that has ended, or does not count."""
-    states = [
-        [None if state is None else {name: state[name] for name in ("dataset", "generators") if name in state}, 0]
-        for state, _ in workers["states"]
-    ]
+def _next_epochs(workers: Any, goes_on: bool) -> dict[str, Any]:
+    """Return the states of a stream's workers without what belongs to an epoch that has ended, or does not count.
+
+    ``goes_on``: the stream's own state goes on from epoch to epoch.
+    """
+    names = ("dataset", "generators") if workers["num_workers"] else ("dataset",)
+    states: list[Any] = []
+    for state, _ in workers["states"]:
+        left = {name: value for name, value in (state or {}).items() if name in names}
+        states.append([{**left, **({} if goes_on else {"dataset": None})} if left else None, 0])
     return {**workers, "next": 0, "states": states}
 
 
@@ -450,7 +474,7 @@ class StreamView:
     def between(self) -> dict[str, Any] | None:
         """Return the states with which the next epoch's data sets begin; None: they begin as the loader was given them."""
         dataset = self._loader().dataset  # type: ignore[union-attr]
-        if self.num_workers == 0 and is_stateful(dataset):
+        if self.num_workers == 0 and is_stateful(dataset) and not _by_number(dataset):
             return {"num_workers": 0, "next": 0, "states": [[{"dataset": copy.deepcopy(dataset.state_dict())}, 0]]}
         return self.workers.after_the_end()
 
@@ -577,5 +601,5 @@ def kept(loader: Any, resume: Resume) -> dict[str, Any] | None:
     if resume.workers is None or not goes_on:
         return None
     if isinstance(loader.dataset, IterableDataset):
-        return _next_epochs(resume.workers)
+        return _next_epochs(resume.workers, not _by_number(loader.dataset))
     return {**resume.workers, "next": 0, "states": [[state, []] for state, _ in resume.workers["states"]]}

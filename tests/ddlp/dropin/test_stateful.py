@@ -312,6 +312,69 @@ def test_a_stream_that_lives_on_goes_on_with_the_next_epoch(options, size):
         assert [plain(again), plain(again)] == [expected[1][taken:], expected[2]], taken
 
 
+class ByNumber(IterableDataset):
+    """As Hugging Face's: set_epoch tells it its epochs, and a state that is loaded counts in each epoch of that number.
+
+    The number reaches persistent workers. Its state is that of its last iterator, from whose first number on.
+    """
+
+    def __init__(self) -> None:
+        self.number = torch.zeros((), dtype=torch.int64).share_memory_()
+        self.at = 0
+        self.loaded: dict[str, Any] | None = None
+
+    @property
+    def epoch(self) -> int:
+        return int(self.number)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.number.fill_(epoch)
+
+    def __iter__(self) -> Any:
+        me, workers = worker()
+        again = self.loaded is not None and self.loaded["epoch"] == self.epoch
+        self.at = self.loaded["at"] if again and self.loaded else 0
+        while self.at < SAMPLES - 9 * me:
+            self.at += 1
+            yield 1000 * self.epoch + (self.at - 1) * workers + me
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.loaded = state
+
+
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize("options", [{}, dict(num_workers=2), dict(num_workers=2, persistent_workers=True)])
+def test_a_stream_with_epochs_by_number_begins_each_anew(options, counted):
+    """After a resume too, and whether the training loop tells the epochs or not."""
+
+    def make() -> DDLPLoader:
+        return DDLPLoader(ByNumber(), 3, **options)
+
+    def epoch(loader: DDLPLoader, number: int) -> Any:
+        if counted:
+            loader.set_epoch(number)
+        return iter(loader)
+
+    first = make()
+    expected = [plain(epoch(first, number)) for number in range(4)]
+    states = []
+    first = make()
+    plain(epoch(first, 0))
+    states.append(first.state_dict())
+    iterator = epoch(first, 1)
+    for _ in range(len(expected[1])):
+        states.append(copy.deepcopy(first.state_dict()))
+        next(iterator)
+    for taken in (0, 1, 2, 4, len(expected[1])):  # between two epochs; begun; so many batches less one
+        again = make()
+        again.load_state_dict(json.loads(json.dumps(states[taken])))
+        rest = expected[1][max(0, taken - 1) :]
+        assert [plain(epoch(again, number)) for number in (1, 2, 3)] == [rest, expected[2], expected[3]], taken
+
+
 class Restarts(Itself):
     """iter() begins it anew. It counts the calls."""
 
