@@ -42,7 +42,7 @@ _BENCHES = {
     "overlap": ("ddlp.bench.overlap", "host on one core, engine on another: how close both come to r_cpu + r_csd"),
     "host": ("ddlp.bench.host", "images/s of one core against DataLoader, DALI, SPDL and torchvision; the same bits"),
     "operators": ("ddlp.bench.operator_bits", "each operator's pixels, N draws over all kinds of JPEG, against torchvision's"),
-    "torchvision": ("ddlp.bench.torchvision_rows", "each row of ddlp parity beside torchvision's own call with the same numbers"),
+    "torchvision": ("ddlp.bench.torchvision_rows", "each row of ddlp parity beside torchvision's own call, same numbers"),
     "usercode": ("ddlp.bench.usercode", "data sets and transforms of your own, against DataLoader, with 0, 1 and 2 workers"),
     "memory": ("ddlp.bench.memory", "memory of all processes during an epoch, against DataLoader"),
     "read": ("ddlp.bench.read", "a batch file into tensors, verified, against a raw read of the same bytes"),

@@ -13,8 +13,10 @@ import math
 import operator
 from typing import Any, ClassVar, Dict, List, Optional, Sequence, Tuple
 
+import numpy as np
+
 from csd_engine.angles import sine_cosine, tangent
-from csd_engine.keyed import Keyed, single
+from csd_engine.keyed import Keyed
 from csd_engine.transforms import checks
 from csd_engine.transforms.operators import Canvas, Operator, Shape
 from csd_engine.transforms.warp_steps import WARP_FILTERS
@@ -183,7 +185,8 @@ def perspective_coefficients(start: Sequence[Corner], end: Sequence[Corner]) -> 
     collinear = any(_area(*corners) == 0 for corners in itertools.combinations(end, 3))
     if collinear or matrix[8] == 0:
         return (math.nan,) * 8
-    return tuple(single(value / matrix[8]) for value in matrix[:8])  # Python divides whole numbers with correct rounding
+    # Python divides whole numbers with correct rounding.
+    return tuple(float(np.float32(value / matrix[8])) for value in matrix[:8])
 
 
 def _area(a: Corner, b: Corner, c: Corner) -> int:

@@ -23,7 +23,7 @@ import os
 import random
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,7 +54,8 @@ from ddlp.translate.transforms import translate, translate_steps
 
 __all__ = ["Compared", "ROWS", "compare_row", "rows_without_a_call"]
 
-Make = Callable[[Any, "Span"], Any]
+Make = Callable[[Any, "Span"], Any]  # of a module, v1 or v2, and parameters
+Rows = dict[str, tuple[str, Make]]
 DRAWS = 40
 _BY_C_LIBRARY = 3_000_000  # values of which one may differ because of the C library
 _FROM_A_JPEG = ", from a JPEG"
@@ -101,46 +102,57 @@ def _warp(span: Span, name: str) -> dict[str, Any]:
     return {"interpolation": InterpolationMode(name), "fill": span.colour()}
 
 
-def _shears(span: Span) -> tuple[float, ...]:
-    return (*span.fixed(-80, 80), *span.fixed(-80, 80))
+def _joined(rows: Callable[[Any], Rows], several: Iterable[Any]) -> Rows:
+    return {name: row for one in several for name, row in rows(one).items()}
 
 
-def _size_rows() -> dict[str, tuple[str, Make]]:
-    rows: dict[str, tuple[str, Make]] = {}
-    for name in FILTERS:
-        how = {"interpolation": InterpolationMode(name)}
-        rows[f"Resize {name}"] = "1 to 300 pixels a side", lambda m, s, how=how: m.Resize(s.pair(1, 300), **how)
-        rows[f"RandomResizedCrop {name}"] = "scale 0.01 to 1, ratio 0.2 to 5", lambda m, s, how=how: m.RandomResizedCrop(
-            (96, 128), s.fixed(0.01, 1), s.fixed(0.2, 5), **how
-        )
-    rows["Resize shorter side"] = "2 to 200", lambda m, s: m.Resize(s.whole(2, 200))
-    rows["Resize shorter side, at most"] = "2 to 200, at most 1 to 100 more", lambda m, s: (
-        lambda side: m.Resize(side, max_size=side + s.whole(1, 100))
-    )(s.whole(2, 200))
-    rows["Resize longer side"] = "9 to 300", lambda m, s: v2.Resize(None, max_size=s.whole(9, 300))
-    rows["CenterCrop"] = "1 to 29 pixels a side", lambda m, s: m.CenterCrop(s.pair(1, 29))
-    rows["CenterCrop of a smaller image"] = "252 to 400", lambda m, s: m.CenterCrop(s.pair(252, 400))
-    rows["FiveCrop"] = "1 to 29", lambda m, s: m.FiveCrop(s.pair(1, 29))
-    rows["TenCrop"] = "1 to 29", lambda m, s: m.TenCrop(s.pair(1, 29))
-    rows["TenCrop, upside down"] = "1 to 29", lambda m, s: m.TenCrop(s.pair(1, 29), vertical_flip=True)
-    for mode in PADDING_MODES:
-        rows[f"RandomCrop, padding {mode}"] = "padding 5 to 28", lambda m, s, mode=mode: m.RandomCrop(
-            (33, 41), [*s.pair(5, 28), *s.pair(5, 28)], False, s.colour(), mode
-        )
-        rows[f"Pad {mode}"] = "0 to 28", lambda m, s, mode=mode: m.Pad([*s.pair(0, 28), *s.pair(0, 28)], s.colour(), mode)
-    rows["RandomCrop, padded if needed"] = "1 to 300 pixels a side", lambda m, s: m.RandomCrop(
-        s.pair(1, 300), pad_if_needed=True, fill=s.colour()
-    )
-    rows["ScaleJitter, cropped or padded"] = "0.1 to 2", lambda m, s: v2.ScaleJitter((96, 128), s.fixed(0.1, 2))
-    rows["RandomShortestSize, the same"] = "16 to 200", lambda m, s: v2.RandomShortestSize([s.whole(16, 200)], s.whole(90, 250))
-    rows["Pad by negative borders"] = "-10 to 10", lambda m, s: m.Pad([*s.pair(-10, 10), *s.pair(-10, 10)], s.colour())
-    return rows
+def _resampling_rows(name: str) -> Rows:
+    how = {"interpolation": InterpolationMode(name)}
+    return {
+        f"Resize {name}": ("1 to 300 pixels a side", lambda m, s: m.Resize(s.pair(1, 300), **how)),
+        f"RandomResizedCrop {name}": ("scale 0.01 to 1, ratio 0.2 to 5", lambda m, s: m.RandomResizedCrop(
+            (96, 128), s.fixed(0.01, 1), s.fixed(0.2, 5), **how)),
+    }  # fmt: skip
 
 
-def _flip_rows() -> dict[str, tuple[str, Make]]:
-    def flips(m: Any) -> list[Any]:
-        return [m.RandomHorizontalFlip(1.0), m.RandomVerticalFlip(1.0), m.RandomGrayscale(1.0)]
+def _padding_rows(mode: str) -> Rows:
+    return {
+        f"RandomCrop, padding {mode}": ("padding 5 to 28", lambda m, s: m.RandomCrop(
+            (33, 41), [*s.pair(5, 28), *s.pair(5, 28)], False, s.colour(), mode)),
+        f"Pad {mode}": ("0 to 28", lambda m, s: m.Pad([*s.pair(0, 28), *s.pair(0, 28)], s.colour(), mode)),
+    }  # fmt: skip
 
+
+def _shorter_side(m: Any, s: Span) -> Any:
+    side = s.whole(2, 200)
+    return m.Resize(side, max_size=side + s.whole(1, 100))
+
+
+def _size_rows() -> Rows:
+    return {
+        **_joined(_resampling_rows, FILTERS),
+        **_joined(_padding_rows, PADDING_MODES),
+        "Resize shorter side": ("2 to 200", lambda m, s: m.Resize(s.whole(2, 200))),
+        "Resize shorter side, at most": ("2 to 200, at most 1 to 100 more", _shorter_side),
+        "Resize longer side": ("9 to 300", lambda m, s: v2.Resize(None, max_size=s.whole(9, 300))),
+        "CenterCrop": ("1 to 29 pixels a side", lambda m, s: m.CenterCrop(s.pair(1, 29))),
+        "CenterCrop of a smaller image": ("252 to 400", lambda m, s: m.CenterCrop(s.pair(252, 400))),
+        "FiveCrop": ("1 to 29", lambda m, s: m.FiveCrop(s.pair(1, 29))),
+        "TenCrop": ("1 to 29", lambda m, s: m.TenCrop(s.pair(1, 29))),
+        "TenCrop, upside down": ("1 to 29", lambda m, s: m.TenCrop(s.pair(1, 29), vertical_flip=True)),
+        "RandomCrop, padded if needed": ("1 to 300 pixels a side", lambda m, s: m.RandomCrop(
+            s.pair(1, 300), pad_if_needed=True, fill=s.colour())),
+        "ScaleJitter, cropped or padded": ("0.1 to 2", lambda m, s: v2.ScaleJitter((96, 128), s.fixed(0.1, 2))),
+        "RandomShortestSize, the same": ("16 to 200", lambda m, s: v2.RandomShortestSize([s.whole(16, 200)], s.whole(90, 250))),
+        "Pad by negative borders": ("-10 to 10", lambda m, s: m.Pad([*s.pair(-10, 10), *s.pair(-10, 10)], s.colour())),
+    }  # fmt: skip
+
+
+def _flips(m: Any) -> list[Any]:
+    return [m.RandomHorizontalFlip(1.0), m.RandomVerticalFlip(1.0), m.RandomGrayscale(1.0)]
+
+
+def _flip_rows() -> Rows:
     return {
         "RandomHorizontalFlip": ("p 0 to 1", lambda m, s: m.RandomHorizontalFlip(s.number(0, 1))),
         "RandomVerticalFlip": ("p 0 to 1", lambda m, s: m.RandomVerticalFlip(s.number(0, 1))),
@@ -149,58 +161,61 @@ def _flip_rows() -> dict[str, tuple[str, Make]]:
         "RandomGrayscale": ("p 0 to 1", lambda m, s: m.RandomGrayscale(s.number(0, 1))),
         "RandomErasing (boxes)": ("scale 0.01 to 0.9, ratio 0.2 to 5", lambda m, s: m.RandomErasing(
             1.0, s.fixed(0.01, 0.9), s.fixed(0.2, 5))),
-        "RandomApply": ("p 0 to 1", lambda m, s: m.RandomApply(flips(m), s.number(0, 1))),
-        "RandomChoice": ("each of three", lambda m, s: m.RandomChoice(flips(m), [float(k == s.trial % 3) for k in range(3)])),
-        "RandomOrder": ("", lambda m, s: m.RandomOrder(flips(m))),
-        "Views (the first)": ("", lambda m, s: Views(flips(m)[0], flips(m)[1])),
+        "RandomApply": ("p 0 to 1", lambda m, s: m.RandomApply(_flips(m), s.number(0, 1))),
+        "RandomChoice": ("each of three", lambda m, s: m.RandomChoice(_flips(m), [float(k == s.trial % 3) for k in range(3)])),
+        "RandomOrder": ("", lambda m, s: m.RandomOrder(_flips(m))),
+        "Views (the first)": ("", lambda m, s: Views(*_flips(m)[:2])),
     }  # fmt: skip
 
 
-def _pixel_rows() -> dict[str, tuple[str, Make]]:
-    rows: dict[str, tuple[str, Make]] = {}
-    for name in ("brightness", "contrast", "saturation"):
-        rows[f"ColorJitter {name} (Random)"] = "0 to 3", lambda m, s, name=name: m.ColorJitter(**{name: s.fixed(0, 3)})
-    rows["ColorJitter hue (Random)"] = "-0.5 to 0.5", lambda m, s: m.ColorJitter(hue=s.fixed(-0.5, 0.5))
-    rows["Sharpness, sharper"] = "1 to 10", lambda m, s: m.RandomAdjustSharpness(s.number(1, 10), 1.0)
-    rows["Sharpness, blurred"] = "0 to 1", lambda m, s: m.RandomAdjustSharpness(s.number(0, 1), 1.0)
-    rows["Posterize"] = "1 to 8 bits", lambda m, s: m.RandomPosterize(s.whole(1, 8), 1.0)
-    rows["Solarize"] = "0 to 256", lambda m, s: m.RandomSolarize(s.number(0, 256), 1.0)
-    rows["Invert"] = "", lambda m, s: m.RandomInvert(1.0)
-    rows["AutoContrast"] = "", lambda m, s: m.RandomAutocontrast(1.0)
-    rows["Equalize"] = "", lambda m, s: m.RandomEqualize(1.0)
-    rows["GaussianBlur (Random)"] = "1 to 23 taps, sigma 0.1 to 5", lambda m, s: m.GaussianBlur(
-        (s.odd(23), s.odd(23)), s.fixed(0.1, 5)
-    )
-    for name in WARP_FILTERS:
-        rows[f"RandomRotation {name}"] = "-360 to 360 degrees", lambda m, s, name=name: m.RandomRotation(
-            s.fixed(-360, 360), center=s.center(), **_warp(s, name)
-        )
-        rows[f"RandomAffine {name}"] = (
-            "-180 to 180 degrees, translate 0 to 1, scale 0.1 to 5, shear -80 to 80", lambda m, s, name=name: m.RandomAffine(
-                s.fixed(-180, 180), (s.number(0, 1), s.number(0, 1)), s.fixed(0.1, 5), _shears(s), center=s.center(),
-                **_warp(s, name),
-            )
-        )  # fmt: skip
-        rows[f"RandomPerspective {name}"] = "0 to 1", lambda m, s, name=name: m.RandomPerspective(
-            s.number(0, 1), 1.0, **_warp(s, name)
-        )
-    rows["RandomRotation, expanded"] = "-360 to 360 degrees", lambda m, s: m.RandomRotation(
-        s.fixed(-360, 360), expand=True, **_warp(s, "bilinear")
-    )
-    for m, version in ((v1, "v1"), (v2, "v2")):
-        rows[f"RandAugment {version} (Random)"] = "levels 0 to 30", lambda _, s, m=m: m.RandAugment(
-            3, s.whole(0, 30), **_warp(s, "bilinear")
-        )
-        rows[f"TrivialAugmentWide {version} (Random)"] = "levels 0 to 30", lambda _, s, m=m: m.TrivialAugmentWide(
-            **_warp(s, "bilinear")
-        )
-        for policy in autoaugment.AutoAugmentPolicy:
-            name = f"AutoAugment {policy.value} {version} (Random)"
-            rows[name] = "all pairs", lambda _, s, m=m, policy=policy: m.AutoAugment(policy, **_warp(s, "bilinear"))
-    return rows
+def _factor_rows(name: str) -> Rows:
+    return {f"ColorJitter {name} (Random)": ("0 to 3", lambda m, s: m.ColorJitter(**{name: s.fixed(0, 3)}))}
 
 
-def _timm_rows() -> dict[str, tuple[str, Make]]:
+def _colour_rows() -> Rows:
+    return {
+        **_joined(_factor_rows, ("brightness", "contrast", "saturation")),
+        "ColorJitter hue (Random)": ("-0.5 to 0.5", lambda m, s: m.ColorJitter(hue=s.fixed(-0.5, 0.5))),
+        "Sharpness, sharper": ("1 to 10", lambda m, s: m.RandomAdjustSharpness(s.number(1, 10), 1.0)),
+        "Sharpness, blurred": ("0 to 1", lambda m, s: m.RandomAdjustSharpness(s.number(0, 1), 1.0)),
+        "Posterize": ("1 to 8 bits", lambda m, s: m.RandomPosterize(s.whole(1, 8), 1.0)),
+        "Solarize": ("0 to 256", lambda m, s: m.RandomSolarize(s.number(0, 256), 1.0)),
+        "Invert": ("", lambda m, s: m.RandomInvert(1.0)),
+        "AutoContrast": ("", lambda m, s: m.RandomAutocontrast(1.0)),
+        "Equalize": ("", lambda m, s: m.RandomEqualize(1.0)),
+        "GaussianBlur (Random)": ("1 to 23 taps, sigma 0.1 to 5", lambda m, s: m.GaussianBlur(
+            (s.odd(23), s.odd(23)), s.fixed(0.1, 5))),
+    }  # fmt: skip
+
+
+def _warp_rows(name: str) -> Rows:
+    affine = "-180 to 180 degrees, translate 0 to 1, scale 0.1 to 5, shear -80 to 80"
+    return {
+        f"RandomRotation {name}": ("-360 to 360 degrees", lambda m, s: m.RandomRotation(
+            s.fixed(-360, 360), center=s.center(), **_warp(s, name))),
+        f"RandomAffine {name}": (affine, lambda m, s: m.RandomAffine(
+            s.fixed(-180, 180), (s.number(0, 1), s.number(0, 1)), s.fixed(0.1, 5), (*s.fixed(-80, 80), *s.fixed(-80, 80)),
+            center=s.center(), **_warp(s, name))),
+        f"RandomPerspective {name}": ("0 to 1", lambda m, s: m.RandomPerspective(s.number(0, 1), 1.0, **_warp(s, name))),
+    }  # fmt: skip
+
+
+def _policy_rows(version: str) -> Rows:
+    of = {"v1": v1, "v2": v2}[version]
+
+    def auto(policy: autoaugment.AutoAugmentPolicy) -> Rows:
+        name = f"AutoAugment {policy.value} {version} (Random)"
+        return {name: ("all pairs", lambda m, s: of.AutoAugment(policy, **_warp(s, "bilinear")))}
+
+    return {
+        f"RandAugment {version} (Random)": ("levels 0 to 30", lambda m, s: of.RandAugment(
+            3, s.whole(0, 30), **_warp(s, "bilinear"))),
+        f"TrivialAugmentWide {version} (Random)": ("all levels", lambda m, s: of.TrivialAugmentWide(**_warp(s, "bilinear"))),
+        **_joined(auto, autoaugment.AutoAugmentPolicy),
+    }  # fmt: skip
+
+
+def _timm_rows() -> Rows:
     """Of timm's own; none if it is not installed."""
     if importlib.util.find_spec("timm") is None:
         return {}
@@ -211,49 +226,50 @@ def _timm_rows() -> dict[str, tuple[str, Make]]:
         "img_mean": (120, 120, 120), "translate_const": 60, "translate_pct": 0.45,
         "interpolation": (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC),
     }  # fmt: skip
+    weights = np.array([1.0 + k % 3 for k in range(len(TIMM_OPERATORS))])
 
     def op(name: str, magnitude: float, std: float = 0.0) -> Any:
         return auto_augment.AugmentOp(name, 1.0, magnitude, {**hparams, "magnitude_std": std})
 
-    def ops(magnitude: float, std: float = 1.5) -> list[Any]:
+    def ops(magnitude: float, std: float) -> list[Any]:
         return [op(name, magnitude, std) for name in TIMM_OPERATORS]
 
-    def erasing(s: Span, mode: str) -> Any:
-        area = s.number(0.01, 0.9)
-        ratio = s.number(0.2, 5)
-        return random_erasing.RandomErasing(
-            1.0, area, area, ratio, ratio, mode=mode, min_count=1, max_count=3, device="cpu"
-        )
-
-    rows: dict[str, tuple[str, Make]] = {}
-    for name in TIMM_OPERATORS:
+    def operator(name: str) -> Rows:
         always = name.startswith(("Posterize", "AutoContrast", "Equalize", "Invert"))
-        rows[f"timm's {name}{'' if always else ' (Random)'}"] = "magnitude 0 to 10", lambda m, s, name=name: op(
-            name, s.number(0, 10)
-        )
-    weights = np.array([1.0 + k % 3 for k in range(len(TIMM_OPERATORS))])
-    rows["timm's RandAugment (Random)"] = "magnitude 0 to 10, noise 1.5", lambda m, s: auto_augment.RandAugment(
-        ops(s.number(0, 10)), 4
-    )
-    rows["timm's RandAugment, weighted (Random)"] = "magnitude 0 to 10", lambda m, s: auto_augment.RandAugment(
-        ops(s.number(0, 10), math.inf), 4, weights / weights.sum()
-    )
-    rows["timm's ResizeKeepRatio (Random)"] = "scale 0.5 to 2, aspect 0.5 to 2", lambda m, s: sizes.ResizeKeepRatio(
-        (64, 80), s.number(0, 1), "bicubic", 1.0, s.fixed(0.5, 2), True, 1.0, s.fixed(0.5, 2)
-    )
-    for mode in ("constant", "reflect"):
-        rows[f"timm's CenterCropOrPad {mode}"] = "20 to 60 pixels a side", lambda m, s, mode=mode: sizes.CenterCropOrPad(
-            s.pair(20, 50), s.colour(), mode
-        )
-        rows[f"timm's RandomCropOrPad {mode}"] = "20 to 60 pixels a side", lambda m, s, mode=mode: sizes.RandomCropOrPad(
-            s.pair(20, 50), s.colour(), mode
-        )
-    rows["timm's RandomErasing (boxes)"] = "area 0.01 to 0.9, aspect 0.2 to 5", lambda m, s: erasing(s, "const")
-    rows["timm's RandomErasing, noise (boxes)"] = "area 0.01 to 0.9, aspect 0.2 to 5", lambda m, s: erasing(s, "pixel")
-    return rows
+        row = f"timm's {name}{'' if always else ' (Random)'}"
+        return {row: ("magnitude 0 to 10", lambda m, s: op(name, s.number(0, 10)))}
+
+    def borders(mode: str) -> Rows:
+        sides = "20 to 50 pixels a side"
+        return {
+            f"timm's CenterCropOrPad {mode}": (sides, lambda m, s: sizes.CenterCropOrPad(s.pair(20, 50), s.colour(), mode)),
+            f"timm's RandomCropOrPad {mode}": (sides, lambda m, s: sizes.RandomCropOrPad(s.pair(20, 50), s.colour(), mode)),
+        }
+
+    def erasing(s: Span, mode: str) -> Any:
+        area, ratio = s.fixed(0.01, 0.9), s.fixed(0.2, 5)
+        return random_erasing.RandomErasing(1.0, *area, *ratio, mode=mode, min_count=1, max_count=3, device="cpu")
+
+    return {
+        **_joined(operator, TIMM_OPERATORS),
+        **_joined(borders, ("constant", "reflect")),
+        "timm's RandAugment (Random)": ("magnitude 0 to 10, noise 1.5", lambda m, s: auto_augment.RandAugment(
+            ops(s.number(0, 10), 1.5), 4)),
+        "timm's RandAugment, weighted (Random)": ("magnitude 0 to 10", lambda m, s: auto_augment.RandAugment(
+            ops(s.number(0, 10), math.inf), 4, weights / weights.sum())),
+        "timm's ResizeKeepRatio (Random)": ("scale 0.5 to 2, aspect 0.5 to 2", lambda m, s: sizes.ResizeKeepRatio(
+            (64, 80), s.number(0, 1), "bicubic", 1.0, s.fixed(0.5, 2), True, 1.0, s.fixed(0.5, 2))),
+        "timm's RandomErasing (boxes)": ("area 0.01 to 0.9, aspect 0.2 to 5", lambda m, s: erasing(s, "const")),
+        "timm's RandomErasing, noise (boxes)": ("area 0.01 to 0.9, aspect 0.2 to 5", lambda m, s: erasing(s, "pixel")),
+    }  # fmt: skip
 
 
-ROWS: dict[str, tuple[str, Make]] = {**_size_rows(), **_flip_rows(), **_pixel_rows(), **_timm_rows()}
+ROWS: Rows = {
+    **_size_rows(), **_flip_rows(), **_colour_rows(), **_joined(_warp_rows, WARP_FILTERS),
+    "RandomRotation, expanded": ("-360 to 360 degrees", lambda m, s: m.RandomRotation(
+        s.fixed(-360, 360), expand=True, **_warp(s, "bilinear"))),
+    **_joined(_policy_rows, ("v1", "v2")), **_timm_rows(),
+}  # fmt: skip
 """What torchvision and timm run beside a row of `ddlp.deploy.parity.operator_rows`: its parameters in words, and an object."""
 
 
@@ -404,8 +420,10 @@ def _apply(t: Any, image: Image.Image, name: str, level: int | None, bins: int, 
     else:
         spaced, _ = t._AUGMENTATION_SPACE[name]
         magnitudes = spaced(bins, image.height, image.width)
-    strong = level is not None and magnitudes is not None and magnitudes.ndim > 0
-    magnitude = float(magnitudes[level]) * (-1 if negative else 1) if strong else 0.0
+    if level is None or magnitudes is None or magnitudes.ndim == 0:
+        magnitude = 0.0
+    else:
+        magnitude = float(magnitudes[level]) * (-1 if negative else 1)
     done: Image.Image = (
         autoaugment._apply_op(image, name, magnitude, t.interpolation, t.fill) if first
         else t._apply_image_or_video_transform(image, name, magnitude, t.interpolation, t._fill)
@@ -550,7 +568,7 @@ class Compared:
 
 
 @dataclass
-class Rows:
+class Table:
     """All rows, and the versions that made them."""
 
     versions: dict[str, str]
@@ -671,7 +689,7 @@ def run(options: argparse.Namespace) -> int:
     return 0 if all(row.right for row in result.rows) else 1
 
 
-def compare(names: Sequence[str], draws: int, tell: Say) -> Rows:
+def compare(names: Sequence[str], draws: int, tell: Say) -> Table:
     """Compare rows, in one process a core."""
     cores = len(os.sched_getaffinity(0))
     works = [{"names": list(names[k :: 4 * cores]), "draws": draws} for k in range(4 * cores)]
@@ -682,10 +700,10 @@ def compare(names: Sequence[str], draws: int, tell: Say) -> Rows:
         tell(f"{len(done)} of {len(names)} rows")
 
     on_all_cores("ddlp.bench.torchvision_rows", [work for work in works if work["names"]], told)
-    return Rows(versions(), [done[name] for name in names])
+    return Table(versions(), [done[name] for name in names])
 
 
-def table(result: Rows) -> str:
+def table(result: Table) -> str:
     """The comparison in Markdown."""
     lines = [
         f"Made on {datetime.date.today().isoformat()}.",
@@ -699,13 +717,13 @@ def table(result: Rows) -> str:
         whose = ", ".join(f"{name}: {number:,} in {row.whose[name]} of {row.trials:,} images"
                           for name, number in row.values_whose.items())  # fmt: skip
         lines.append(f"| {row.name} | {row.parameters} | {values} | {row.error or share} | {row.largest} | {whose} |")
-    values = sum(row.values for row in result.rows)
-    lines.append(f"| all | | {values:,} | {sum(row.differ for row in result.rows):,} | "
+    compared = sum(row.values for row in result.rows)
+    lines.append(f"| all | | {compared:,} | {sum(row.differ for row in result.rows):,} | "
                  f"{max(row.largest for row in result.rows)} | |")  # fmt: skip
     return "\n".join(lines)
 
 
-def aims(result: Rows) -> list[Aim]:
+def aims(result: Table) -> list[Aim]:
     """Return the aims: no difference is ddlp's, and few are the C library's."""
     values = sum(row.values for row in result.rows)
     library = sum(row.values_whose.get("C library", 0) for row in result.rows)

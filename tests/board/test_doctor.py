@@ -108,7 +108,7 @@ def test_the_committed_table_of_operators_is_what_the_board_makes(patient: Patie
     capsys.readouterr()
     assert cli.main(["parity", "csd0", "--table"]) == 0
     made = capsys.readouterr().out
-    committed = TABLE.read_text()
+    committed = TABLE.read_text().split("## ddlp beside torchvision")[0]
     assert "pillow 9.4.0, machine armv7l" in committed and "pillow 9.4.0, machine armv7l" in made
     rows = [[line for line in text.splitlines() if line.startswith("| ")] for text in (made, committed)]
     if f"Host: {made.split('Host: ')[1].split('.  ')[0]}" in committed:

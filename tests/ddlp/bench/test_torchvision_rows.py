@@ -64,7 +64,7 @@ def test_a_fault_of_ours_is_called_ours(fault, monkeypatch):
     change(monkeypatch.setattr)
     found = compare_row(name, 30)
     assert not found.right and found.whose["ddlp"] and 0 < found.differ < found.values / 100
-    result = torchvision_rows.Rows({}, [found])
+    result = torchvision_rows.Table({}, [found])
     assert torchvision_rows.aims(result)[0].text.endswith("MISSED") and "ddlp: " in torchvision_rows.table(result)
 
 

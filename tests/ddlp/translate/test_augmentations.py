@@ -138,6 +138,24 @@ def test_matrices_are_torchvisions(module, correct, correct_math):
     assert others == 0 if correct else others < 60
 
 
+@pytest.mark.parametrize("module", [v1, v2])
+def test_a_policys_shears_have_torchvisions_matrices(module, correct_math):
+    """A shear by a tangent is for torchvision the tangent of so many degrees, which may be another number."""
+    correct_math()
+    theirs = (F if module is v1 else v2_geometry)._get_inverse_affine_matrix
+    others = 0
+    for level in range(1, 31):
+        magnitude = float(np.float32(0.99 * level / 30)) * (-1) ** level
+        degrees = math.degrees(angles.arctangent(magnitude))
+        for name, shear in (("ShearX", [degrees, 0.0]), ("ShearY", [0.0, degrees])):
+            canvas = Canvas(64, 96, 3, 0)
+            policies.augment(canvas, name, magnitude, "bilinear", (0,), module is v2)
+            ours = canvas.steps[0].coefficients
+            assert list(ours) == theirs([0, 0], 0.0, [0, 0], 1.0, shear)
+            others += magnitude not in ours
+    assert others
+
+
 def itself(transform, array):
     """What an operator without chance makes of an image: (by ddlp, by torchvision)."""
     pipeline, image = translate(v1.Compose([transform, v1.PILToTensor()])).pipeline, picture(array)
