@@ -16,14 +16,12 @@ import argparse
 import contextlib
 import datetime
 import functools
-import importlib.util
 import json
 import math
 import os
-import random
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,249 +31,27 @@ import torch
 from PIL import Image
 from torchvision import transforms as v1
 from torchvision.datasets.folder import pil_loader
-from torchvision.transforms import InterpolationMode, autoaugment, functional, transforms, v2
+from torchvision.transforms import autoaugment, functional, transforms, v2
 from torchvision.transforms.v2 import _augment, _auto_augment, _color, _container, _misc, _transform
 from torchvision.transforms.v2 import _geometry as geometry
 from torchvision.transforms.v2.functional import _geometry as matrices
 
 from csd_engine import angles
-from csd_engine.kernels.windows import PADDING_MODES
 from csd_engine.keyed import Keyed
 from csd_engine.parity import Case, run_cases, versions
 from csd_engine.transforms import policies
-from csd_engine.transforms.resample import FILTERS
-from csd_engine.transforms.timm_policies import NAMES as TIMM_OPERATORS
-from csd_engine.transforms.warp_steps import WARP_FILTERS
 from csd_engine.transforms.warps import perspective_coefficients
 from ddlp.bench.common import Aim, BenchFailed, Say, add_output, emit, on_all_cores, say
-from ddlp.deploy.parity import all_cases, file_sources, operator_rows, pixel_sources
+from ddlp.bench.torchvision_calls import ROWS, Span
+from ddlp.deploy.parity import all_cases, file_sources, pixel_sources
 from ddlp.transforms import Views
 from ddlp.translate.transforms import translate, translate_steps
 
-__all__ = ["Compared", "ROWS", "compare_row", "rows_without_a_call"]
+__all__ = ["Compared", "Table", "all_names", "compare_row"]
 
-Make = Callable[[Any, "Span"], Any]  # of a module, v1 or v2, and parameters
-Rows = dict[str, tuple[str, Make]]
 DRAWS = 40
 _BY_C_LIBRARY = 3_000_000  # values of which one may differ because of the C library
 _FROM_A_JPEG = ", from a JPEG"
-
-
-class Span:
-    """The parameters of one trial of a row: both ends of each range in the first two trials, then anything between."""
-
-    def __init__(self, name: str, trial: int) -> None:
-        self.trial = trial
-        self._random = random.Random(f"{name} {trial}")
-
-    def number(self, low: float, high: float) -> float:
-        """A number from an interval."""
-        return (low, high)[self.trial] if self.trial < 2 else self._random.uniform(low, high)
-
-    def fixed(self, low: float, high: float) -> tuple[float, float]:
-        """An interval of one number."""
-        x = self.number(low, high)
-        return x, x
-
-    def whole(self, low: int, high: int) -> int:
-        """A whole number from low to high."""
-        return (low, high)[self.trial] if self.trial < 2 else self._random.randint(low, high)
-
-    def odd(self, high: int) -> int:
-        """An odd number from 1 to high."""
-        return 2 * self.whole(0, (high - 1) // 2) + 1
-
-    def pair(self, low: int, high: int) -> tuple[int, int]:
-        """Two whole numbers."""
-        return self.whole(low, high), self.whole(low, high)
-
-    def center(self) -> tuple[float, float] | None:
-        """A point in the smallest image, or None: the middle."""
-        return None if self.trial % 2 else (self._random.uniform(0, 37), self._random.uniform(0, 29))
-
-    def colour(self) -> int:
-        """A fill."""
-        return self._random.randrange(256)
-
-
-def _warp(span: Span, name: str) -> dict[str, Any]:
-    return {"interpolation": InterpolationMode(name), "fill": span.colour()}
-
-
-def _joined(rows: Callable[[Any], Rows], several: Iterable[Any]) -> Rows:
-    return {name: row for one in several for name, row in rows(one).items()}
-
-
-def _resampling_rows(name: str) -> Rows:
-    how = {"interpolation": InterpolationMode(name)}
-    return {
-        f"Resize {name}": ("1 to 300 pixels a side", lambda m, s: m.Resize(s.pair(1, 300), **how)),
-        f"RandomResizedCrop {name}": ("scale 0.01 to 1, ratio 0.2 to 5", lambda m, s: m.RandomResizedCrop(
-            (96, 128), s.fixed(0.01, 1), s.fixed(0.2, 5), **how)),
-    }  # fmt: skip
-
-
-def _padding_rows(mode: str) -> Rows:
-    return {
-        f"RandomCrop, padding {mode}": ("padding 5 to 28", lambda m, s: m.RandomCrop(
-            (33, 41), [*s.pair(5, 28), *s.pair(5, 28)], False, s.colour(), mode)),
-        f"Pad {mode}": ("0 to 28", lambda m, s: m.Pad([*s.pair(0, 28), *s.pair(0, 28)], s.colour(), mode)),
-    }  # fmt: skip
-
-
-def _shorter_side(m: Any, s: Span) -> Any:
-    side = s.whole(2, 200)
-    return m.Resize(side, max_size=side + s.whole(1, 100))
-
-
-def _size_rows() -> Rows:
-    return {
-        **_joined(_resampling_rows, FILTERS),
-        **_joined(_padding_rows, PADDING_MODES),
-        "Resize shorter side": ("2 to 200", lambda m, s: m.Resize(s.whole(2, 200))),
-        "Resize shorter side, at most": ("2 to 200, at most 1 to 100 more", _shorter_side),
-        "Resize longer side": ("9 to 300", lambda m, s: v2.Resize(None, max_size=s.whole(9, 300))),
-        "CenterCrop": ("1 to 29 pixels a side", lambda m, s: m.CenterCrop(s.pair(1, 29))),
-        "CenterCrop of a smaller image": ("252 to 400", lambda m, s: m.CenterCrop(s.pair(252, 400))),
-        "FiveCrop": ("1 to 29", lambda m, s: m.FiveCrop(s.pair(1, 29))),
-        "TenCrop": ("1 to 29", lambda m, s: m.TenCrop(s.pair(1, 29))),
-        "TenCrop, upside down": ("1 to 29", lambda m, s: m.TenCrop(s.pair(1, 29), vertical_flip=True)),
-        "RandomCrop, padded if needed": ("1 to 300 pixels a side", lambda m, s: m.RandomCrop(
-            s.pair(1, 300), pad_if_needed=True, fill=s.colour())),
-        "ScaleJitter, cropped or padded": ("0.1 to 2", lambda m, s: v2.ScaleJitter((96, 128), s.fixed(0.1, 2))),
-        "RandomShortestSize, the same": ("16 to 200", lambda m, s: v2.RandomShortestSize([s.whole(16, 200)], s.whole(90, 250))),
-        "Pad by negative borders": ("-10 to 10", lambda m, s: m.Pad([*s.pair(-10, 10), *s.pair(-10, 10)], s.colour())),
-    }  # fmt: skip
-
-
-def _flips(m: Any) -> list[Any]:
-    return [m.RandomHorizontalFlip(1.0), m.RandomVerticalFlip(1.0), m.RandomGrayscale(1.0)]
-
-
-def _flip_rows() -> Rows:
-    return {
-        "RandomHorizontalFlip": ("p 0 to 1", lambda m, s: m.RandomHorizontalFlip(s.number(0, 1))),
-        "RandomVerticalFlip": ("p 0 to 1", lambda m, s: m.RandomVerticalFlip(s.number(0, 1))),
-        "Grayscale, 1 channel": ("", lambda m, s: m.Grayscale(1)),
-        "Grayscale, 3 channels": ("", lambda m, s: m.Grayscale(3)),
-        "RandomGrayscale": ("p 0 to 1", lambda m, s: m.RandomGrayscale(s.number(0, 1))),
-        "RandomErasing (boxes)": ("scale 0.01 to 0.9, ratio 0.2 to 5", lambda m, s: m.RandomErasing(
-            1.0, s.fixed(0.01, 0.9), s.fixed(0.2, 5))),
-        "RandomApply": ("p 0 to 1", lambda m, s: m.RandomApply(_flips(m), s.number(0, 1))),
-        "RandomChoice": ("each of three", lambda m, s: m.RandomChoice(_flips(m), [float(k == s.trial % 3) for k in range(3)])),
-        "RandomOrder": ("", lambda m, s: m.RandomOrder(_flips(m))),
-        "Views (the first)": ("", lambda m, s: Views(*_flips(m)[:2])),
-    }  # fmt: skip
-
-
-def _factor_rows(name: str) -> Rows:
-    return {f"ColorJitter {name} (Random)": ("0 to 3", lambda m, s: m.ColorJitter(**{name: s.fixed(0, 3)}))}
-
-
-def _colour_rows() -> Rows:
-    return {
-        **_joined(_factor_rows, ("brightness", "contrast", "saturation")),
-        "ColorJitter hue (Random)": ("-0.5 to 0.5", lambda m, s: m.ColorJitter(hue=s.fixed(-0.5, 0.5))),
-        "Sharpness, sharper": ("1 to 10", lambda m, s: m.RandomAdjustSharpness(s.number(1, 10), 1.0)),
-        "Sharpness, blurred": ("0 to 1", lambda m, s: m.RandomAdjustSharpness(s.number(0, 1), 1.0)),
-        "Posterize": ("1 to 8 bits", lambda m, s: m.RandomPosterize(s.whole(1, 8), 1.0)),
-        "Solarize": ("0 to 256", lambda m, s: m.RandomSolarize(s.number(0, 256), 1.0)),
-        "Invert": ("", lambda m, s: m.RandomInvert(1.0)),
-        "AutoContrast": ("", lambda m, s: m.RandomAutocontrast(1.0)),
-        "Equalize": ("", lambda m, s: m.RandomEqualize(1.0)),
-        "GaussianBlur (Random)": ("1 to 23 taps, sigma 0.1 to 5", lambda m, s: m.GaussianBlur(
-            (s.odd(23), s.odd(23)), s.fixed(0.1, 5))),
-    }  # fmt: skip
-
-
-def _warp_rows(name: str) -> Rows:
-    affine = "-180 to 180 degrees, translate 0 to 1, scale 0.1 to 5, shear -80 to 80"
-    return {
-        f"RandomRotation {name}": ("-360 to 360 degrees", lambda m, s: m.RandomRotation(
-            s.fixed(-360, 360), center=s.center(), **_warp(s, name))),
-        f"RandomAffine {name}": (affine, lambda m, s: m.RandomAffine(
-            s.fixed(-180, 180), (s.number(0, 1), s.number(0, 1)), s.fixed(0.1, 5), (*s.fixed(-80, 80), *s.fixed(-80, 80)),
-            center=s.center(), **_warp(s, name))),
-        f"RandomPerspective {name}": ("0 to 1", lambda m, s: m.RandomPerspective(s.number(0, 1), 1.0, **_warp(s, name))),
-    }  # fmt: skip
-
-
-def _policy_rows(version: str) -> Rows:
-    of = {"v1": v1, "v2": v2}[version]
-
-    def auto(policy: autoaugment.AutoAugmentPolicy) -> Rows:
-        name = f"AutoAugment {policy.value} {version} (Random)"
-        return {name: ("all pairs", lambda m, s: of.AutoAugment(policy, **_warp(s, "bilinear")))}
-
-    return {
-        f"RandAugment {version} (Random)": ("levels 0 to 30", lambda m, s: of.RandAugment(
-            3, s.whole(0, 30), **_warp(s, "bilinear"))),
-        f"TrivialAugmentWide {version} (Random)": ("all levels", lambda m, s: of.TrivialAugmentWide(**_warp(s, "bilinear"))),
-        **_joined(auto, autoaugment.AutoAugmentPolicy),
-    }  # fmt: skip
-
-
-def _timm_rows() -> Rows:
-    """Of timm's own; none if it is not installed."""
-    if importlib.util.find_spec("timm") is None:
-        return {}
-    from timm.data import auto_augment, random_erasing
-    from timm.data import transforms as sizes
-
-    hparams = {
-        "img_mean": (120, 120, 120), "translate_const": 60, "translate_pct": 0.45,
-        "interpolation": (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC),
-    }  # fmt: skip
-    weights = np.array([1.0 + k % 3 for k in range(len(TIMM_OPERATORS))])
-
-    def op(name: str, magnitude: float, std: float = 0.0) -> Any:
-        return auto_augment.AugmentOp(name, 1.0, magnitude, {**hparams, "magnitude_std": std})
-
-    def ops(magnitude: float, std: float) -> list[Any]:
-        return [op(name, magnitude, std) for name in TIMM_OPERATORS]
-
-    def operator(name: str) -> Rows:
-        always = name.startswith(("Posterize", "AutoContrast", "Equalize", "Invert"))
-        row = f"timm's {name}{'' if always else ' (Random)'}"
-        return {row: ("magnitude 0 to 10", lambda m, s: op(name, s.number(0, 10)))}
-
-    def borders(mode: str) -> Rows:
-        sides = "20 to 50 pixels a side"
-        return {
-            f"timm's CenterCropOrPad {mode}": (sides, lambda m, s: sizes.CenterCropOrPad(s.pair(20, 50), s.colour(), mode)),
-            f"timm's RandomCropOrPad {mode}": (sides, lambda m, s: sizes.RandomCropOrPad(s.pair(20, 50), s.colour(), mode)),
-        }
-
-    def erasing(s: Span, mode: str) -> Any:
-        area, ratio = s.fixed(0.01, 0.9), s.fixed(0.2, 5)
-        return random_erasing.RandomErasing(1.0, *area, *ratio, mode=mode, min_count=1, max_count=3, device="cpu")
-
-    return {
-        **_joined(operator, TIMM_OPERATORS),
-        **_joined(borders, ("constant", "reflect")),
-        "timm's RandAugment (Random)": ("magnitude 0 to 10, noise 1.5", lambda m, s: auto_augment.RandAugment(
-            ops(s.number(0, 10), 1.5), 4)),
-        "timm's RandAugment, weighted (Random)": ("magnitude 0 to 10", lambda m, s: auto_augment.RandAugment(
-            ops(s.number(0, 10), math.inf), 4, weights / weights.sum())),
-        "timm's ResizeKeepRatio (Random)": ("scale 0.5 to 2, aspect 0.5 to 2", lambda m, s: sizes.ResizeKeepRatio(
-            (64, 80), s.number(0, 1), "bicubic", 1.0, s.fixed(0.5, 2), True, 1.0, s.fixed(0.5, 2))),
-        "timm's RandomErasing (boxes)": ("area 0.01 to 0.9, aspect 0.2 to 5", lambda m, s: erasing(s, "const")),
-        "timm's RandomErasing, noise (boxes)": ("area 0.01 to 0.9, aspect 0.2 to 5", lambda m, s: erasing(s, "pixel")),
-    }  # fmt: skip
-
-
-ROWS: Rows = {
-    **_size_rows(), **_flip_rows(), **_colour_rows(), **_joined(_warp_rows, WARP_FILTERS),
-    "RandomRotation, expanded": ("-360 to 360 degrees", lambda m, s: m.RandomRotation(
-        s.fixed(-360, 360), expand=True, **_warp(s, "bilinear"))),
-    **_joined(_policy_rows, ("v1", "v2")), **_timm_rows(),
-}  # fmt: skip
-"""What torchvision and timm run beside a row of `ddlp.deploy.parity.operator_rows`: its parameters in words, and an object."""
-
-
-def rows_without_a_call() -> list[str]:
-    """The rows of `ddlp parity` that have none here: timm's where it is not installed, and those of ddlp alone."""
-    return [name for name in operator_rows() if name not in ROWS]
 
 
 # -- the same numbers for torchvision --------------------------------------------------------------------------------------

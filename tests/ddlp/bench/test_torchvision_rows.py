@@ -9,7 +9,8 @@ import pytest
 from csd_engine.transforms import warps
 from ddlp.bench import torchvision_rows
 from ddlp.bench.common import BenchFailed
-from ddlp.bench.torchvision_rows import all_names, compare_row, rows_without_a_call
+from ddlp.bench.torchvision_calls import rows_without_a_call
+from ddlp.bench.torchvision_rows import all_names, compare_row
 from ddlp.cli import main
 
 ENDS = 4  # v1's operator and v2's, each with the least and the largest parameters
