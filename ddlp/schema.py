@@ -59,7 +59,7 @@ def one_of(*texts: str) -> Check:
     """Check for one of these texts."""
 
     def check(value: Any) -> str:
-        if value not in texts:
+        if not isinstance(value, str) or value not in texts:
             raise ValueError(" or ".join(texts))
         return str(value)
 

@@ -284,7 +284,7 @@ class _Epoch:
         """The stage that training waited for most; training itself if it hardly waited. The first batch's waits don't count."""
         waits = {name: self.waits[name] - s for name, s in self.first_waits.items()}
         first_s = sum(self.first_waits.values())
-        if sum(waits.values()) < LIMIT * self.wall_s:
+        if not any(waits.values()) or sum(waits.values()) < LIMIT * self.wall_s:
             if seconds[TRANSFER] > seconds[TRAINING]:
                 return TRANSFER
             return START if first_s > seconds[TRAINING] else TRAINING

@@ -236,7 +236,7 @@ _MOMENTS = {name: [field == "at" or field.endswith("_at") for field in kind._fie
 
 
 def _moment(value: Any) -> float:
-    return number(-_MOST_S, _MOST_S)(value)
+    return round(number(-_MOST_S, _MOST_S)(value), 6)  # as it was written: of shorter times a rate is no number
 
 
 def _texts(value: Any) -> list[str]:

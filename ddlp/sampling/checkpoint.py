@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from csd_engine.errors import quote
 from ddlp.errors import DDLPError
 from ddlp.process.user_warnings import warn_user
 from ddlp.sampling.epoch_plan import EpochPlan, is_built_in
@@ -483,9 +484,10 @@ def load(state: dict[str, Any]) -> tuple[Resume, int]:
 
     Raises ValueError if ``state`` is not a saved state, or has another format: it names the field, and nothing is used.
     """
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        got = state.get("format") if isinstance(state, dict) else type(state).__name__
-        raise ValueError(f"not a state of DDLPLoader: format {got!r}, expected {FORMAT}; pass what state_dict() gave")
+    got = state.get("format") if isinstance(state, dict) else None
+    if type(got) is not int or got != FORMAT:
+        what = f"format {quote(got)}" if isinstance(state, dict) else type(state).__name__
+        raise ValueError(f"not a state of DDLPLoader: {what}, expected format {FORMAT}; pass what state_dict() gave")
     try:
         found = check_state(state)
     except Misfit as error:

@@ -53,14 +53,14 @@ def _torch_state(value: Any) -> Any:
 def _numpy_state(value: Any) -> Any:
     words, place, flag = list_of(_WORD, _WORDS), integer(0, _WORDS), integer(0, 1)
     kind, keys, *_ = tuple_of(_any, words, place, flag, number(-1e9, 1e9))(value)
-    if kind != "MT19937" or len(keys) != _WORDS:
+    if not isinstance(kind, str) or kind != "MT19937" or len(keys) != _WORDS:
         raise ValueError("the state of numpy's global generator")
     return value
 
 
 def _random_state(value: Any) -> Any:
     version, words, _ = tuple_of(_any, list_of(_WORD, _WORDS + 1), optional(number(-1e9, 1e9)))(value)
-    if version != 3 or len(words) != _WORDS + 1 or words[-1] > _WORDS:
+    if type(version) is not int or version != 3 or len(words) != _WORDS + 1 or words[-1] > _WORDS:
         raise ValueError("the state of random's global generator")
     return value
 

@@ -106,11 +106,13 @@ def _together(group: Sequence[Track], wall_s: float) -> Track:
 def in_bins(weighted: Iterable[tuple[float, float, float]], wall_s: float, bins: int) -> list[float]:
     """The mean weight in each bin, from spans (from, to, weight). Time without a span counts as 0."""
     sums = [0.0] * bins
-    if wall_s <= 0:
-        return sums
     width = wall_s / bins
+    if width <= 0:
+        return sums
     for begin, end, weight in weighted:
         begin, end = max(0.0, begin), min(wall_s, end)
+        if begin >= end:  # it lies outside the epoch
+            continue
         first, last = int(begin / width), min(bins - 1, int(end / width))
         for number in range(first, last + 1):
             inside = min(end, (number + 1) * width) - max(begin, number * width)
@@ -227,6 +229,6 @@ def _curve(name: str, at: Sequence[float], values: Sequence[int], wall_s: float)
     mean = in_bins(((a, b, float(value)) for a, b, value in zip(at, until, values, strict=True)), wall_s, BINS)
     low, high = list(mean), list(mean)
     for moment, value in zip(at, values, strict=True):
-        number = min(BINS - 1, int(moment / wall_s * BINS))
+        number = min(BINS - 1, int(min(1.0, max(0.0, moment / wall_s)) * BINS))  # a moment may lie outside the epoch
         low[number], high[number] = min(low[number], value), max(high[number], value)
     return Curve(name, low, mean, high)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import copy
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -14,7 +16,7 @@ from torch.utils.data import IterableDataset
 
 from ddlp import DDLPLoader
 from tests.ddlp.dropin.small_sets import SAMPLES, Counting, Draws, numbered
-from tests.mutations import mutated
+from tests.mutations import mutated, places
 
 BATCHES = 11  # of four
 
@@ -80,6 +82,25 @@ def test_one_value_is_another(paths, kind, data):
     if kind in ("files", "code"):
         delivered = sum(stop - start for start, stop in state["delivered"])
         assert batches == (0 if state["finished"] else BATCHES - delivered), where
+
+
+@pytest.mark.parametrize("kind", ["files", "own code"])
+@pytest.mark.parametrize("value", [torch.tensor([1, 2]), np.array([1.0, 2.0]), np.int64(1), object()], ids=repr)
+def test_a_value_of_a_type_that_no_file_has(paths, kind, value):
+    """Some of these can't be compared, or are equal to nothing."""
+    whole = state_of(make(paths, kind), 3)
+    loader = make(paths, kind)
+    before = loader.state_dict()
+    for path in places(whole):
+        if {"dataset", "iterator", "sampler_state", "sampler"} & set(path[:1] if len(path) == 1 else path):
+            continue  # the user's own, but a generator's state, of which `test_one_value_is_another` has wrong ones
+        state = owner = copy.deepcopy(whole)
+        for key in path[:-1]:
+            owner = owner[key]
+        owner[path[-1]] = value
+        with pytest.raises(ValueError, match="not a state of DDLPLoader"):
+            loader.load_state_dict(state)
+    assert loader.state_dict() == before
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,28 @@ def test_one_value_is_another(tmp_path, data):
     json.dumps(chrome_trace(trace), allow_nan=False)
 
 
+_MOMENTS = st.sampled_from([-1e10, -5.0, -1e-9, 0.0, 5e-324, 1e-300, 1e-9, 1.0, 5.0, 1e10])
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_few_points_at_any_moments(tmp_path, data):
+    """A recording of a point or two, which may lie before the epoch, after it, or together."""
+    file = tmp_path / "0000.jsonl"
+    whole = records(file)
+    lines = [whole[0], *data.draw(st.lists(st.sampled_from(whole[1:]), max_size=3))]
+    lines = [{k: data.draw(_MOMENTS) if k == "at" or k.endswith("_at") else v for k, v in line.items()} for line in lines]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    try:
+        trace = read_epoch(file)
+        report = read_report(tmp_path)
+    except DDLPError as error:
+        assert str(file) in str(error) and str(error).isprintable()
+        return
+    assert page(report) and table(analyse(trace))
+    json.dumps(chrome_trace(trace), allow_nan=False)
+
+
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_energy_that_is_another(tmp_path, data):
