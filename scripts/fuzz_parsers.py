@@ -370,7 +370,8 @@ def _segments(directory: Path) -> list[Any]:
 def _read_segment(path: Path) -> None:
     segment = open_segment(Directory(str(path.parent)), path.name, _HEX)
     segment.check()
-    assert all((segment.image(entry) == entry["source"]).all() for entry in segment.entries)
+    for image, source in zip(segment.images(segment.entries), segment.entries["source"], strict=True):
+        assert (image == source).all()
 
 
 _accepted = itertools.count()

@@ -26,7 +26,7 @@ class KeptFiles(Reader):
     """Some samples' files: from a shelf, or from another reader where the shelf has them not. For one thread.
 
     Args:
-        shelf: of the data set, with one channel and ``by_descriptor``.
+        shelf: of the data set, with one channel.
         reader: of the others, which it has brought into memory.
         sources: the samples, int64 (n,).
         origins: what they are.

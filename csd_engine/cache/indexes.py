@@ -7,7 +7,6 @@ changed since, and makes a new one in its place.
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from abc import ABC, abstractmethod
 from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
@@ -115,8 +114,10 @@ class IndexesOnShelf(JpegIndexes):
         """See `JpegIndexes.of`."""
         origins = origins_at(places)
         found = self._shelf.find(sources, origins)
-        columns = (column.tolist() for column in (found.hit, found.first, found.width))
-        indexes = [ctypes.string_at(first, size) if hit else None for hit, first, size in zip(*columns)]
+        hits = np.flatnonzero(found.hit).tolist()
+        indexes: List[Optional[bytes]] = [None] * len(sources)
+        for position, index in zip(hits, self._shelf.read(found, hits) or ()):
+            indexes[position] = index.tobytes()
 
         def keep(made: List[Tuple[int, bytes]], seconds: float) -> None:
             rows = [(position, np.frombuffer(index, np.uint8).reshape(1, -1, 1)) for position, index in made]

@@ -12,7 +12,6 @@ is the one that it may grow to, which counts against the quota. Once it has its 
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import re
 import secrets
@@ -33,7 +32,8 @@ from csd_engine.kernels.arrays import BLOCK_BYTES
 from csd_engine.machine.file_locks import fcntl
 
 __all__ = [
-    "ENTRY", "NAME", "Head", "Origin", "Sample", "Segment", "SegmentWriter", "checksums", "open_segment", "read_head",
+    "ENTRY", "NAME", "Head", "Origin", "Sample", "Segment", "SegmentFile", "SegmentWriter", "checksums", "open_segment",
+    "read_head",
 ]  # fmt: skip
 
 FORMAT = "ddlp-cache-1"
@@ -46,6 +46,7 @@ ENTRY = np.dtype(
 """A sample: its source index; where its pixels begin, and their height and width; what its source was: a digest of its
 name, its file's bytes and time of change; the checksum of its pixels, see `checksums`."""
 
+_ENTRIES_AT_ONCE = 16 << 10  # about 1 MB; a multiple of the checksum's blocks
 _NUMBERS = ENTRY.itemsize // 8
 _MULTIPLIER = np.uint32(MULTIPLIER)
 # Odd numbers of 64 bits: a product with one of them loses no bit.
@@ -161,42 +162,76 @@ def read_head(descriptor: int) -> Head:
     return head
 
 
+class SegmentFile:
+    """The open file of a segment. It is closed with this object."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = os.dup(descriptor)
+        weakref.finalize(self, os.close, self.descriptor).atexit = False
+
+    def read(self, sizes: Sequence[int], offsets: Sequence[int]) -> List[np.ndarray]:
+        """Return the bytes of samples, uint8 (size,) each. They are read: a mapping of a file that somebody cuts off kills us.
+
+        ``offsets``: in the file. Raises DamagedSegment: they are not there any more.
+        """
+        memory = np.empty(sum(sizes), np.uint8)
+        found, at = [], 0
+        for size, offset in zip(sizes, offsets):
+            found.append(memory[at : at + size])
+            at += size
+            try:
+                whole = _pread_into(self.descriptor, found[-1], offset)
+            except OSError as error:
+                raise DamagedSegment(f"it can't be read: {error.strerror}") from None
+            if not whole:
+                raise DamagedSegment("it was cut off")
+        return found
+
+
+def _pread_into(descriptor: int, memory: np.ndarray, offset: int) -> bool:
+    """Fill memory from this place of a file. False: the file ends before."""
+    done = os.preadv(descriptor, [memory], offset)
+    while 0 < done < memory.size:  # a signal came, or it is a network file system
+        more = os.preadv(descriptor, [memory[done:]], offset + done)
+        if not more:
+            return False
+        done += more
+    return done == memory.size
+
+
 class Segment(NamedTuple):
     """A segment that is open: its entries are verified, its pixels are not.
 
     Attributes:
         head: its header.
         entries: `ENTRY` (n,).
-        pixels: uint8, the mapped file from its first pixel on.
-        descriptor: of the file, open as long as the mapping is used; -1: it was not asked for.
+        file: the pixels are read from it.
     """
 
     head: Head
     entries: np.ndarray
-    pixels: np.ndarray
-    descriptor: int = -1
+    file: SegmentFile
 
-    def image(self, entry: np.void) -> np.ndarray:
-        """Return the bytes of an entry's pixels."""
-        begin = int(entry["offset"])
-        return self.pixels[begin : begin + int(entry["height"]) * int(entry["width"]) * self.head.channels]
+    def images(self, entries: np.ndarray) -> List[np.ndarray]:
+        """Return the bytes of entries' pixels. Raises DamagedSegment."""
+        sizes = entries["height"].astype(np.int64) * entries["width"] * self.head.channels
+        return self.file.read(sizes.tolist(), (entries["offset"] + DATA_OFFSET).tolist())
 
     def check(self) -> None:
         """Compare the checksums of all pixels. Raises DamagedSegment."""
-        if (checksums(list(map(self.image, self.entries))) != self.entries["checksum"]).any():
-            raise DamagedSegment("a sample's checksum is another one")
+        for entry in range(len(self.entries)):
+            one = self.entries[entry : entry + 1]
+            if checksums(self.images(one))[0] != one["checksum"][0]:
+                raise DamagedSegment("a sample's checksum is another one")
 
 
-def open_segment(
-    directory: Directory, name: str, shelf: str, channels: Optional[int] = None, by_descriptor: bool = False
-) -> Segment:
-    """Open a segment and map it.
+def open_segment(directory: Directory, name: str, shelf: str, channels: Optional[int] = None) -> Segment:
+    """Open a segment.
 
     Args:
         directory: of the shelf.
         name: the file's.
         shelf, channels: as they must be in its header; channels None: any.
-        by_descriptor: somebody reads it by its descriptor.
 
     Raises:
         DamagedSegment: it is not a segment of this shelf, not as its writer left it, or another user's.
@@ -209,28 +244,36 @@ def open_segment(
         head = read_head(descriptor)
         if head.shelf != shelf or head.channels not in ((1, 3) if channels is None else (channels,)):
             raise DamagedSegment(f"it is of shelf {head.shelf!r:.50} with {head.channels} channels")
-        raw = os.pread(descriptor, head.entries * ENTRY.itemsize, DATA_OFFSET + head.pixels)
-        found = Checksum()
-        found.update(raw)
-        if len(raw) != head.entries * ENTRY.itemsize or found.hexdigest() != head.checksum:
-            raise DamagedSegment("its entries are damaged")
-        entries = np.frombuffer(raw, ENTRY)
-        height, width = entries["height"].astype(np.int64), entries["width"].astype(np.int64)
-        if len(entries) and not (
-            0 < min(height.min(), width.min())
-            and (height * width).max() <= head.pixels
-            and 0 <= entries["offset"].min() <= entries["offset"].max() <= head.pixels
-            and (entries["offset"] + height * width * head.channels).max() <= head.pixels
-        ):
-            raise DamagedSegment("an entry lies outside its pixels")
-        mapped = mmap.mmap(descriptor, head.file_bytes, access=mmap.ACCESS_READ)
-        stays = -1
-        if by_descriptor:
-            stays = os.dup(descriptor)
-            weakref.finalize(mapped, os.close, stays).atexit = False
-        return Segment(head, entries, np.frombuffer(mapped, np.uint8, offset=DATA_OFFSET), stays)
+        return Segment(head, _read_entries(descriptor, head), SegmentFile(descriptor))
     finally:
         os.close(descriptor)
+
+
+def _read_entries(descriptor: int, head: Head) -> np.ndarray:
+    """Return a segment's entries. Raises DamagedSegment.
+
+    They are checked while they come: a file full of holes may promise more than there is memory for.
+    """
+    found, pieces = Checksum(), []
+    for first in range(0, head.entries, _ENTRIES_AT_ONCE):
+        size = min(_ENTRIES_AT_ONCE, head.entries - first) * ENTRY.itemsize
+        raw = os.pread(descriptor, size, DATA_OFFSET + head.pixels + first * ENTRY.itemsize)
+        if len(raw) != size:
+            raise DamagedSegment("its entries are damaged")
+        found.update(raw)
+        piece = np.frombuffer(raw, ENTRY)
+        height, width = piece["height"].astype(np.int64), piece["width"].astype(np.int64)
+        if not (
+            0 < min(height.min(), width.min())
+            and (height * width).max() <= head.pixels
+            and 0 <= piece["offset"].min() <= piece["offset"].max() <= head.pixels
+            and (piece["offset"] + height * width * head.channels).max() <= head.pixels
+        ):
+            raise DamagedSegment("an entry lies outside its pixels")
+        pieces.append(piece)
+    if found.hexdigest() != head.checksum:
+        raise DamagedSegment("its entries are damaged")
+    return np.concatenate(pieces) if pieces else np.empty(0, ENTRY)
 
 
 class SegmentWriter:

@@ -1,9 +1,10 @@
-"""A shelf in use: which samples it has, where they lie in memory, and new ones on their way to the disk."""
+"""A shelf in use: which samples it has, where they lie on the disk, and new ones on their way there."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import threading
 import time
@@ -14,17 +15,16 @@ import numpy as np
 
 from csd_engine.batchfile.layout import DATA_OFFSET
 from csd_engine.cache.origins import Origins
-from csd_engine.cache.segments import ENTRY, Sample, Segment, SegmentWriter, checksums, open_segment
+from csd_engine.cache.segments import ENTRY, Sample, Segment, SegmentFile, SegmentWriter, checksums, open_segment
 from csd_engine.cache.shelves import Shelves
 from csd_engine.errors import CacheRefused, DamagedSegment
-from csd_engine.kernels.places import address
 
 __all__ = ["ENTRY_BYTES", "CacheCounts", "Found", "NeedsWriting", "Shelf"]
 
 ENTRY_BYTES = ENTRY.itemsize + 6  # of memory that an open shelf takes for each sample of its data set
 
 SEGMENT_BYTES = 64 << 20  # of a file, at most; a kill loses no more than one file
-_MOST_SEGMENTS = 256  # each is mapped, and takes a descriptor; of a larger cache each file is larger
+_MOST_SEGMENTS = 256  # each takes a descriptor; of a larger cache each file is larger
 _LEAST_IMAGES = 4  # that a file must have room for, or it is not worth beginning
 _LOOK_S = 10.0  # from one look for what other processes have written to the next one, if the directory's time tells nothing
 _SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
@@ -51,20 +51,17 @@ class Found(NamedTuple):
 
     Attributes:
         hit: bool (n,).
-        first: uint64 (n,), the address of each hit's pixels.
         height, width: int32 (n,), of each hit.
-        descriptor, offset: int32 and int64 (n,), where each hit lies in its file, bytes; descriptor -1 but for a shelf with
-            ``by_descriptor``.
-        arrays: whose memory it is: keep them as long as the addresses and descriptors.
+        descriptor, offset: int32 and int64 (n,), where each hit lies in its file, bytes. `Shelf.read` brings it.
+        files: keep them as long as the descriptors.
     """
 
     hit: np.ndarray
-    first: np.ndarray
     height: np.ndarray
     width: np.ndarray
     descriptor: np.ndarray
     offset: np.ndarray
-    arrays: Tuple[np.ndarray, ...]
+    files: Tuple[SegmentFile, ...]
 
 
 class _Unverified(NamedTuple):
@@ -97,7 +94,6 @@ class Shelf:
         samples: of the data set.
         channels: of all images.
         tell: takes a line for the user about what went wrong.
-        by_descriptor: samples are read by the descriptors of their files, too.
 
     Attributes:
         counts: of the epoch under way, or of the last one.
@@ -111,10 +107,9 @@ class Shelf:
     """
 
     def __init__(
-        self, shelves: Shelves, key: str, about: Dict[str, Any], samples: int, channels: int, tell: Callable[[str], None],
-        by_descriptor: bool = False,
-    ) -> None:  # fmt: skip
-        self.key, self.channels, self.counts, self._by_descriptor = key, channels, CacheCounts(), by_descriptor
+        self, shelves: Shelves, key: str, about: Dict[str, Any], samples: int, channels: int, tell: Callable[[str], None]
+    ) -> None:
+        self.key, self.channels, self.counts = key, channels, CacheCounts()
         self._shelves, self.tell, self._pid = shelves, tell, os.getpid()
         self.trouble, self.given_up = "", 0
         self.wanted: Callable[[], bool] = _always
@@ -128,7 +123,6 @@ class Shelf:
         self._coming = np.zeros(samples, np.bool_)  # in a file that is being written
         self._names: List[str] = [""]
         self._open: List[Optional[Segment]] = [None]
-        self._bases = np.zeros(1, np.uint64)
         self._descriptors = np.full(1, -1, np.int32)
         self._dead: Dict[int, int] = {}  # entries of each segment whose source has changed
         self._known: Set[str] = set()
@@ -228,7 +222,7 @@ class Shelf:
                 return
             self._known.add(name)
         try:
-            segment = open_segment(self._files.directory, name, self.key, self.channels, self._by_descriptor)
+            segment = open_segment(self._files.directory, name, self.key, self.channels)
             sources = segment.entries["source"]
             if len(sources) and not 0 <= sources.min() <= sources.max() < len(self._entries):
                 raise DamagedSegment("it has samples that the data set has not")
@@ -244,8 +238,7 @@ class Shelf:
             number = len(self._names)
             self._names.append(name)
             self._open.append(segment)
-            self._bases = np.append(self._bases, np.uint64(address(segment.pixels)))
-            self._descriptors = np.append(self._descriptors, np.int32(segment.descriptor))
+            self._descriptors = np.append(self._descriptors, np.int32(segment.file.descriptor))
             self._entries[sources], self._segment[sources] = segment.entries, number  # the newest of several counts
             self._verified[sources], self._coming[sources] = verified, False
 
@@ -286,9 +279,7 @@ class Shelf:
         found, unverified = self._gather(sources, origins)
         while unverified:
             for number in self._unsound(unverified):
-                if self._open[number] is not None:  # else another thread was first
-                    self._drop(number)
-                    self._remove_damaged(self._names[number], "a sample's checksum is another one")
+                self._give_up(number, "a sample's checksum is another one")
             found, unverified = self._gather(sources, origins)
         return found
 
@@ -315,9 +306,8 @@ class Shelf:
             entries, numbers = self._entries[sources], self._segment[sources]
             there = numbers > 0
             hit = there & _made_of(entries, origins)
-            first = self._bases[numbers] + entries["offset"].astype(np.uint64)
             in_file = self._descriptors[numbers], entries["offset"] + DATA_OFFSET
-            arrays = tuple(one.pixels for one in map(self._open.__getitem__, set(numbers[hit].tolist())) if one is not None)
+            files = tuple(one.file for one in map(self._open.__getitem__, set(numbers[hit].tolist())) if one is not None)
             new = np.flatnonzero(hit & ~self._verified[sources])
             unverified: List[_Unverified] = []
             if len(new):
@@ -325,16 +315,47 @@ class Shelf:
                 sizes = ones["height"].astype(np.int64) * ones["width"] * self.channels
                 columns = numbers[new], sources[new], ones["offset"], sizes, ones["checksum"]
                 unverified = list(map(_Unverified, *(column.tolist() for column in columns)))
-            if (there & ~hit).any():  # this may drop a file that has hits too: its memory is in `arrays`
+            if (there & ~hit).any():  # this may drop a file that has hits too: it is in `files`
                 self._forget_changed(sources[there & ~hit], numbers[there & ~hit])
-        return Found(hit, first, entries["height"], entries["width"], *in_file, arrays), unverified
+        return Found(hit, entries["height"], entries["width"], *in_file, files), unverified
+
+    def read(self, found: Found, positions: Sequence[int]) -> Optional[List[np.ndarray]]:
+        """Return the bytes of these hits, uint8 (n,) each. None: a file was cut off meanwhile, and is used no more.
+
+        Raises NeedsWriting: this thread only reads, see `reading`.
+        """
+        files = {one.descriptor: one for one in found.files}
+        images: List[np.ndarray] = []
+        for descriptor, part in itertools.groupby(positions, lambda position: int(found.descriptor[position])):
+            each = list(part)
+            sizes = found.height[each].astype(np.int64) * found.width[each] * self.channels
+            try:
+                images += files[descriptor].read(sizes.tolist(), found.offset[each].tolist())
+            except DamagedSegment as error:
+                if self._reading is not None:
+                    raise NeedsWriting from None
+                for number in np.flatnonzero(self._descriptors == descriptor).tolist():
+                    self._give_up(number, str(error))
+                return None
+        return images
+
+    def _give_up(self, number: int, why: str) -> None:
+        """Use a damaged file no more, and remove it, unless another thread was first."""
+        if self._open[number] is not None:
+            self._drop(number)
+            self._remove_damaged(self._names[number], why)
 
     def _unsound(self, samples: List[_Unverified]) -> Set[int]:
         """Compare checksums; return the files that have another one, or are used no more."""
         files = {one.segment: self._open[one.segment] for one in samples}
         gone = {number for number, segment in files.items() if segment is None}
         there = [(one, segment) for one in samples if (segment := files[one.segment]) is not None]
-        sums = checksums([segment.pixels[one.offset : one.offset + one.size] for one, segment in there]).tolist()
+        sums: List[Optional[int]] = []
+        for one, segment in there:
+            try:
+                sums += checksums(segment.file.read([one.size], [one.offset + DATA_OFFSET])).tolist()
+            except DamagedSegment:
+                sums.append(None)
         with self._lock:
             for (one, _), found in zip(there, sums):
                 if found != one.checksum:
@@ -344,7 +365,7 @@ class Shelf:
         return gone
 
     def _drop(self, number: int) -> None:
-        """Use a file no more. Its memory stays mapped for those who use it now."""
+        """Use a file no more. It stays open for those who use it now."""
         with self._lock:
             gone = self._segment == number
             self._segment[gone], self._verified[gone] = 0, False

@@ -10,7 +10,7 @@ import hashlib
 import platform
 import time
 from abc import ABC, abstractmethod
-from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Set, Tuple, Union
 
 import numpy as np
 import PIL
@@ -82,7 +82,7 @@ class SampleCache(NamedTuple):
 
     Attributes:
         point: what is kept. Of a pipeline's cut the results of what is before it.
-        shelf: of `channels_of` the point; for `FILES` with ``by_descriptor``.
+        shelf: of `channels_of` the point.
     """
 
     point: Kept
@@ -201,7 +201,7 @@ class _CachedBatch(StartedBatch):
         else:
             started = self._started(maker.before.start, missing)
             self._missing = _MissingFixed(maker.point.shape, started, len(missing))
-        self._failed = -1  # the position of a sample whose pixels could not be made
+        self._failed: Set[int] = set()  # positions of samples whose pixels could not be made or read
         self._piece: Optional[StartedBatch] = None
         self._begin = self._end = 0
 
@@ -217,7 +217,7 @@ class _CachedBatch(StartedBatch):
         self._missing.close()
 
     def make(self, first: int, to: Destination) -> int:
-        if first == self._failed or not self._by_pixels[first]:
+        if first in self._failed or not self._by_pixels[first]:
             return self._make_plain(first, to)
         if self._piece is None or not self._begin <= first < self._end:
             self._next_piece(first)
@@ -244,11 +244,13 @@ class _CachedBatch(StartedBatch):
         made: List[Tuple[int, np.ndarray]] = []
         room, began = _MADE_BYTES, time.monotonic()
         while self._end < len(self._by_pixels) and self._by_pixels[self._end] and room > 0:
-            if not self._hit[self._end]:
+            if self._hit[self._end]:
+                room -= self._size_of(self._end)
+            else:
                 try:
                     pixels = self._missing.next(all_used=not made)
                 except SampleError:
-                    self._failed = self._end
+                    self._failed.add(self._end)
                     break
                 made.append((self._end, pixels))
                 room -= pixels.nbytes
@@ -256,18 +258,28 @@ class _CachedBatch(StartedBatch):
         if made:
             samples = [Sample(int(self._sources[k]), self._origins.one(k), pixels) for k, pixels in made]
             self._maker.shelf.keep(samples, time.monotonic() - began)
-        if self._end > first:
-            self._piece = self._from_pixels(slice(first, self._end), made)
+        kept = [k for k in range(first, self._end) if self._hit[k]]
+        read = self._maker.shelf.read(self._found, kept)
+        if read is None:  # a file was cut off meanwhile: these samples are made as without a cache
+            self._failed.update(range(first, self._end))
+        elif self._end > first:
+            self._piece = self._from_pixels(slice(first, self._end), made + list(zip(kept, read)))
+
+    def _size_of(self, position: int) -> int:
+        """Return the bytes of a hit."""
+        return int(self._found.height[position]) * int(self._found.width[position]) * self._maker.shelf.channels
 
     def _from_pixels(self, part: slice, made: List[Tuple[int, np.ndarray]]) -> StartedBatch:
-        """Return the batch of these samples, from their pixels."""
+        """Return the batch of these samples, from their pixels: (height, width, channels), or as `Shelf.read` has them."""
         found, maker = self._found, self._maker
-        first, height, width = found.first[part].copy(), found.height[part].copy(), found.width[part].copy()
+        height, width = found.height[part].copy(), found.width[part].copy()
+        first = np.zeros(len(height), np.uint64)
         for position, pixels in made:
             k = position - part.start
-            first[k], height[k], width[k] = address(pixels), pixels.shape[0], pixels.shape[1]
-        arrays = found.arrays + tuple(pixels for _, pixels in made)
-        images = Pixels.packed(first, height, width, maker.point.shape[2], arrays)
+            first[k] = address(pixels)
+            if pixels.ndim == 3:  # made now; the others' sizes are known
+                height[k], width[k] = pixels.shape[:2]
+        images = Pixels.packed(first, height, width, maker.point.shape[2], tuple(pixels for _, pixels in made))
         sources, occurrences, key = self._sources[part], self._occurrences[part], (self._seed, self._epoch)
         if maker.plan is None or is_above_limit(maker.plan.most_cropped):
             return _FromRows(maker, self._reader, images, sources, occurrences, *key, self._before_decoding)

@@ -101,7 +101,7 @@ class WorkerShelves:
         else:
             self._make_room(samples)
             about = {"data set": places[0], "samples": samples, "point": f"{point} (engine)", "pillow": PIL.__version__}
-            shelf = Shelf(self._shelves, key, about, samples, channels_of(point), _tell, by_descriptor=point == FILES)
+            shelf = Shelf(self._shelves, key, about, samples, channels_of(point), _tell)
             self._open[key] = _OpenShelf(shelf, samples)
         self._open[key].jobs += 1
         return self._open[key].shelf

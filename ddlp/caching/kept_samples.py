@@ -8,7 +8,6 @@ description. So the samples are those without a cache. Each process opens the sh
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import hashlib
 import multiprocessing
@@ -286,10 +285,10 @@ class _OpenHere:
         value = None
         if origins is not None:
             found = self.shelf.find(sources, origins)
-            if found.hit[0]:
-                size = int(found.width[0])
+            read = self.shelf.read(found, [0]) if found.hit[0] else None
+            if read is not None:
                 with contextlib.suppress(ValueError, KeyError, TypeError):
-                    value = from_bytes(bytearray((ctypes.c_ubyte * size).from_address(int(found.first[0]))))
+                    value = from_bytes(bytearray(read[0]))
         self.counts[0 if value is not None else 1] += 1
         return source, origins, value
 

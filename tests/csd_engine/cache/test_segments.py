@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from csd_engine.cache.segments import ENTRY, Origin, Sample, SegmentWriter, checksums, open_segment
+from csd_engine.cache.segments import ENTRY, Head, Origin, Sample, SegmentWriter, checksums, open_segment
 from csd_engine.directory import Directory
 from csd_engine.errors import DamagedSegment
 
@@ -41,7 +42,7 @@ def test_it_is_read_as_written(tmp_path: Path, channels: int) -> None:
         told = entry["source"], entry["name"], entry["size"], entry["mtime_ns"]
         assert told == (number, number + 100, number + 7, number + 9)
         assert (entry["height"], entry["width"]) == image.shape[:2]
-        assert found.image(entry).tobytes() == image.tobytes()
+        assert found.images(found.entries[number : number + 1])[0].tobytes() == image.tobytes()
     found.check()
 
 
@@ -85,6 +86,25 @@ def test_a_file_of_another_size_is_refused(tmp_path: Path, size: int) -> None:
     os.truncate(tmp_path / name, size if size >= 0 else os.stat(tmp_path / name).st_size + 1)
     with pytest.raises(DamagedSegment):
         open_segment(directory, name, SHELF, 3)
+
+
+@pytest.mark.parametrize(("entries", "pixels"), [(1 << 33, 64), (1 << 33, 1 << 40), (1 << 20, 1 << 20)])
+def test_a_file_of_holes_takes_no_memory(tmp_path: Path, entries: int, pixels: int) -> None:
+    """Its header promises more entries than any memory has, and its size is right: it is sparse."""
+    directory = Directory(str(tmp_path))
+    head = Head(SHELF, 3, pixels, entries, 1.0, "0" * 32)
+    path = tmp_path / f"{0:016x}.safetensors"
+    path.touch(0o600)
+    os.truncate(path, head.file_bytes)
+    with path.open("r+b") as stream:
+        stream.write(head.to_bytes())
+    tracemalloc.start()
+    try:
+        with pytest.raises(DamagedSegment, match="an entry lies outside its pixels"):
+            open_segment(directory, path.name, SHELF, 3)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("shelf, channels", ((SHELF[::-1], 3), (SHELF, 1)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import signal
@@ -38,11 +37,11 @@ def image(source: int) -> np.ndarray:
     return np.random.default_rng(source).integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
 
 
-def pixels(found: Found, k: int) -> np.ndarray:
+def pixels(shelf: Shelf, found: Found, k: int) -> np.ndarray:
     """The pixels of the k-th sample that was looked for."""
-    shape = int(found.height[k]), int(found.width[k]), 3
-    memory = (ctypes.c_uint8 * int(np.prod(shape))).from_address(int(found.first[k]))
-    return np.frombuffer(memory, np.uint8).reshape(shape).copy()
+    read = shelf.read(found, [k])
+    assert read is not None
+    return read[0].reshape(int(found.height[k]), int(found.width[k]), 3)
 
 
 @pytest.fixture
@@ -71,7 +70,7 @@ def hits(shelf: Shelf, **changed: int) -> np.ndarray:
     """Look for all samples; each hit must be its sample."""
     found = shelf.find(ALL, origins(ALL, **changed))
     for k in np.flatnonzero(found.hit).tolist():
-        assert np.array_equal(pixels(found, k), image(k)), k
+        assert np.array_equal(pixels(shelf, found, k), image(k)), k
     return found.hit
 
 
@@ -125,8 +124,8 @@ def test_hits_beside_so_many_changes_that_the_file_goes(opened: Callable[..., Sh
     found = one.find(ALL, those)
     assert files(tmp_path) == []
     gc.collect()
-    for k in np.flatnonzero(found.hit).tolist():  # the memory of a file that was dropped stays as long as it is used
-        assert np.array_equal(pixels(found, k), image(k))
+    for k in np.flatnonzero(found.hit).tolist():  # a file that was dropped stays open as long as it is used
+        assert np.array_equal(pixels(one, found, k), image(k))
     assert found.hit.sum() == 50
     assert not one.find(ALL, those).hit.any()
 
@@ -194,7 +193,7 @@ def test_a_thread_that_only_reads(opened: Callable[..., Shelf], tmp_path: Path) 
         with pytest.raises(NeedsWriting):
             one.find(ALL[:9], origins(ALL[:9], mtime_ns=LONG_AGO + 1))
         assert one.has(ALL[:9], origins(ALL[:9])).all()  # nothing is forgotten
-    assert np.array_equal(pixels(found, 3), image(3)) and counts == CacheCounts(hits=9)
+    assert np.array_equal(pixels(one, found, 3), image(3)) and counts == CacheCounts(hits=9)
     before = CacheCounts(one.counts.hits, one.counts.misses, one.counts.written_bytes)
     one.count(counts)
     assert one.counts == CacheCounts(before.hits + 9, before.misses, before.written_bytes)
@@ -324,6 +323,27 @@ def test_the_least_useful_shelf_goes_first(opened: Callable[..., Shelf], tmp_pat
     assert worth["33"] > worth["11"] > worth["22"]
 
 
+def test_a_file_that_is_cut_off_while_it_is_used(opened: Callable[..., Shelf], tmp_path: Path) -> None:
+    """Somebody frees room with `truncate`. A mapping of the file would kill the process."""
+    told: list[str] = []
+    one = opened(told=told)
+    fill(one)
+    found = one.find(ALL, origins(ALL))
+    assert found.hit.all() and np.array_equal(pixels(one, found, 150), image(150))
+    (path,) = files(tmp_path)
+    os.truncate(path, 4096 + 100 * IMAGE_BYTES + 1)
+    assert np.array_equal(pixels(one, found, 99), image(99))
+    with one.reading(one.counts), pytest.raises(NeedsWriting):
+        one.read(found, [150])
+    assert one.read(found, [99, 100]) is None and one.read(found, [150]) is None
+    assert len(told) == 1 and "it was cut off" in told[0] and files(tmp_path) == []
+    assert not one.find(ALL, origins(ALL)).hit.any() and one.keeps
+    fill(one)
+    os.truncate(files(tmp_path)[0], 4096)
+    other = opened()  # a header that promises more
+    assert not other.find(ALL, origins(ALL)).hit.any()
+
+
 def test_threads_write_and_read_at_once(opened: Callable[..., Shelf], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shelf_file, "SEGMENT_BYTES", 10 * IMAGE_BYTES)
     monkeypatch.setattr(shelf_file, "_LEAST_IMAGES", 1)
@@ -335,7 +355,7 @@ def test_threads_write_and_read_at_once(opened: Callable[..., Shelf], monkeypatc
             found = one.find(part, origins(part))
             for k, source in enumerate(part.tolist()):
                 if found.hit[k]:
-                    assert np.array_equal(pixels(found, k), image(source))
+                    assert np.array_equal(pixels(one, found, k), image(source))
                 else:
                     one.keep([Sample(source, origins(part).one(k), image(source))], 0.01)
 

@@ -283,7 +283,7 @@ def test_the_directory_may_go_while_it_runs(scene, start, tmp_path):
     epoch(scene, link)
     until_flushed(cache)
     shutil.rmtree(cache)
-    assert [epoch(scene, link) for _ in range(2)] == [(24, 0), (24, 0)]  # the files are still mapped
+    assert [epoch(scene, link) for _ in range(2)] == [(24, 0), (24, 0)]  # the files are still open
     link.close()
 
 
