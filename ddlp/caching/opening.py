@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 
 import PIL
 
-from csd_engine.cache.files import FILES
 from csd_engine.cache.shelf import CacheCounts, Shelf
 from csd_engine.cache.shelves import Shelves
 from csd_engine.errors import CacheRefused
@@ -96,8 +95,7 @@ class LoaderCache:
             "point": str(point),
             "pillow": PIL.__version__,
         }
-        given = _key(portable, (point,)), about, samples, channels_of(point), self.warnings.append, point == FILES
-        shelf = Shelf(shelves, *given)
+        shelf = Shelf(shelves, _key(portable, (point,)), about, samples, channels_of(point), self.warnings.append)
         if _epochs(self.setting) is not None:
             shelf.wanted = self._slow
         self._directory = shelves.path
