@@ -9,10 +9,13 @@ from __future__ import annotations
 import hashlib
 import importlib
 import pickle
+import re
 import time
+import warnings
 from typing import Any, NamedTuple
 
 import torch
+from PIL import Image, ImageFile
 
 from ddlp import postponed
 from ddlp.errors import DDLPError
@@ -25,13 +28,49 @@ MADE, FAILED, NO_TREE = "made", "failed", "no tree"  # of tasks
 READY, GONE = "ready", "gone"  # of the work that was sent; of a node that can answer no more
 
 
+class _Pillow(NamedTuple):
+    """What the user may have set in this process that decides which images Pillow takes. torch's workers inherit it.
+
+    Attributes:
+        most_pixels: Image.MAX_IMAGE_PIXELS.
+        truncated: ImageFile.LOAD_TRUNCATED_IMAGES.
+        filters: of warnings, those of Python's and Pillow's categories: (action, message, category, module, line).
+    """
+
+    most_pixels: int | None
+    truncated: bool
+    filters: tuple[tuple[str, str, type[Warning], str, int], ...]
+
+    @classmethod
+    def here(cls) -> _Pillow:
+        """Return the settings of this process."""
+        filters = [one for one in warnings.filters if one[2].__module__ in ("builtins", Image.__name__)]
+        return cls(
+            Image.MAX_IMAGE_PIXELS,
+            ImageFile.LOAD_TRUNCATED_IMAGES,
+            tuple((action, _pattern(message), kind, _pattern(module), line) for action, message, kind, module, line in filters),
+        )
+
+    def set(self) -> None:
+        """Set them in this process."""
+        Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES = self.most_pixels, self.truncated
+        warnings.resetwarnings()
+        for action, message, kind, module, line in reversed(self.filters):
+            warnings.filterwarnings(action, message, kind, module, line)  # type: ignore[arg-type]
+
+
+def _pattern(of_filter: Any) -> str:
+    """Return the regular expression of a filter's message or module; "" for none. Python's own filters name a module."""
+    return "" if of_filter is None else getattr(of_filter, "pattern", None) or re.escape(str(of_filter)) + r"\Z"
+
+
 class Work(NamedTuple):
     """The user's code of an epoch.
 
     Attributes:
         digest: of the content.
         content: a pickle of (data set, collate_fn, whether the loader makes batches, torch's default dtype, whether JPEGs are
-            decoded late).
+            decoded late, `_Pillow`).
     """
 
     digest: str
@@ -68,7 +107,7 @@ def pickled(loader: Any) -> Work:
     except ImportError:
         pickler = pickle
     dataset, collate_fn = loader.dataset, loader.collate_fn
-    given = dataset, collate_fn, loader._auto_collation, torch.get_default_dtype(), loader.postpone_decoding
+    given = dataset, collate_fn, loader._auto_collation, torch.get_default_dtype(), loader.postpone_decoding, _Pillow.here()
     more = "" if pickler is not pickle else ". cloudpickle takes more than pickle: pip install cloudpickle"
     if more and "__main__" in (type(dataset).__module__, getattr(collate_fn, "__module__", "")):
         raise DDLPError(f"pickle can't take along code of the script itself{more}, or move it into a module")
@@ -108,8 +147,9 @@ class _Maker:
 
     def __init__(self, content: bytes) -> None:
         torch.set_num_threads(1)  # as in DataLoader's workers: sums of floats depend on the number of threads
-        dataset, collate_fn, batched, dtype, postpone = pickle.loads(content)
+        dataset, collate_fn, batched, dtype, postpone, pillow = pickle.loads(content)
         torch.set_default_dtype(dtype)
+        pillow.set()
         if postpone:
             postponed.install()
         else:

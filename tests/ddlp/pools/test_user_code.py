@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import BatchSampler, SequentialSampler, SubsetRandomSampler
 
 from ddlp import CardPool, DDLPLoader, LocalPool
@@ -26,6 +28,7 @@ from tests.ddlp.faults.scene import REPOSITORY, descendants, train, until
 from tests.ddlp.pools.user_code import (
     BATCH,
     Here,
+    Images,
     Raises,
     Records,
     Stream,
@@ -155,6 +158,24 @@ def test_dataloaders_arguments_mean_the_same(limited, pool, options):
         assert one.report().batches_csd
         if expected is not None:
             assert pickle.dumps(batches) and repr(batches) == repr(expected)
+
+
+@pytest.mark.parametrize("action", ["ignore", "error"])
+def test_pillows_limit_and_the_filters_hold_on_a_node(limited, pool, tmp_path, monkeypatch, action):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 25_000)
+    with warnings.catch_warnings():
+        warnings.simplefilter(action, Image.DecompressionBombWarning)
+        loader = make_loader(Images(str(tmp_path)), "csd", pool=pool)
+        iterator, kinds = iter(loader), list[type]()
+        while True:
+            try:
+                next(iterator)
+            except StopIteration:
+                break
+            except Exception as error:
+                kinds.append(type(error))
+    warned = [Image.DecompressionBombWarning] if action == "error" else []
+    assert kinds == [*warned, Image.DecompressionBombError] and loader.report().batches_csd > 0
 
 
 def test_a_state_in_mid_epoch_goes_on_with_and_without_the_pool(limited, pool):

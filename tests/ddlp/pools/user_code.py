@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from ddlp import DDLPLoader
@@ -44,6 +45,21 @@ class Raises(Records):
     def __getitem__(self, index: int) -> dict[str, Any]:
         if index == 17:
             raise OSError("record 17 is damaged")
+        return super().__getitem__(index)
+
+
+class Images(Records):
+    """Opens an image of 30,000 pixels for sample 17, and one of 70,000 for sample 33."""
+
+    def __init__(self, directory: str) -> None:
+        super().__init__()
+        self.directory = directory
+        for index, size in ((17, (300, 100)), (33, (700, 100))):
+            Image.new("L", size).save(f"{directory}/{index}.png")
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index in (17, 33):
+            Image.open(f"{self.directory}/{index}.png").close()
         return super().__getitem__(index)
 
 
