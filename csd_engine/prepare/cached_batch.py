@@ -32,7 +32,7 @@ from csd_engine.kernels.places import address
 from csd_engine.machine.versions import libjpeg
 from csd_engine.prepare.batch_maker import BatchMaker, ByKernel, Destination, FinishedPlace, OneByOne, StartedBatch
 from csd_engine.prepare.kernel_batch import KernelBatch
-from csd_engine.prepare.sample import prepare_any_size, prepare_sample
+from csd_engine.prepare.sample import ABOVE_LIMIT, prepare_any_size, prepare_sample
 from csd_engine.transforms import Pipeline
 from csd_engine.transforms.fileplan import file_plan
 from csd_engine.transforms.operators import RandomCrop, RandomResizedCrop
@@ -242,22 +242,26 @@ class _CachedBatch(StartedBatch):
         """Take the next samples that are made from pixels, and make the pixels that are missing. No piece: the first failed."""
         self._piece, self._begin, self._end = None, first, first
         made: List[Tuple[int, np.ndarray]] = []
+        keep: List[Tuple[int, np.ndarray]] = []
         room, began = _MADE_BYTES, time.monotonic()
         while self._end < len(self._by_pixels) and self._by_pixels[self._end] and room > 0:
             if self._hit[self._end]:
                 room -= self._size_of(self._end)
             else:
+                above = ABOVE_LIMIT.count
                 try:
                     pixels = self._missing.next(all_used=not made)
                 except SampleError:
                     self._failed.add(self._end)
                     break
                 made.append((self._end, pixels))
+                if ABOVE_LIMIT.count == above:  # else Pillow warns of it each time, or refuses it, as the user says
+                    keep.append((self._end, pixels))
                 room -= pixels.nbytes
             self._end += 1
-        if made:
-            samples = [Sample(int(self._sources[k]), self._origins.one(k), pixels) for k, pixels in made]
-            self._maker.shelf.keep(samples, time.monotonic() - began)
+        if keep:
+            samples = [Sample(int(self._sources[k]), self._origins.one(k), pixels) for k, pixels in keep]
+            self._maker.shelf.keep(samples, (time.monotonic() - began) * len(keep) / len(made))
         kept = [k for k in range(first, self._end) if self._hit[k]]
         read = self._maker.shelf.read(self._found, kept)
         if read is None:  # a file was cut off meanwhile: these samples are made as without a cache

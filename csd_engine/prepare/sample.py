@@ -12,6 +12,7 @@ import functools
 import hashlib
 import io
 import os
+import threading
 import time
 from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Optional, Tuple, Union
 
@@ -43,13 +44,22 @@ from csd_engine.transforms.pipeline import CHANNELS, SamplePlan, row_shape
 from csd_engine.transforms.primitives import Crop, UserCall, kernel_steps
 from csd_engine.transforms.reduced import is_jpeg
 
-__all__ = ["is_bad_image", "prepare_any_size", "prepare_by_pillow", "prepare_sample", "sample_digest"]
+__all__ = ["ABOVE_LIMIT", "is_bad_image", "prepare_any_size", "prepare_by_pillow", "prepare_sample", "sample_digest"]
 
 _ONE_BYTE = ("1", "L", "P")  # modes in which Pillow keeps a pixel in one byte; in the others it takes four
 _SEVERAL_IMAGES = ("ICNS", "ICO")  # formats whose header may give another size than that of the image which is decoded
 _MOST_PIXELS = 1 << 28  # of an image whose size is not known; Pillow's own limit is lower
 _SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _COEFFICIENT_BYTES = 6  # of a pixel's three, kept until the last scan is read; with one scan the kernel keeps a band of rows
+
+
+class _AboveLimit(threading.local):
+    """How many images of this thread Pillow has warned of by their size."""
+
+    count = 0
+
+
+ABOVE_LIMIT = _AboveLimit()
 
 
 def prepare_sample(
@@ -195,6 +205,7 @@ def _by_pillow(
     upright: bool = False,
 ) -> np.ndarray:
     with image:
+        ABOVE_LIMIT.count += is_above_limit(image.width * image.height)
         if before_decoding is not None:
             before_decoding(_memory(image, pipeline.mode))
         if upright:

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from torchvision import transforms as T
 from torchvision.datasets import ImageFolder
 
-from ddlp import DDLPLoader
+from ddlp import Cache, DDLPLoader
 from tests.csd_engine.kernels.test_exif_warnings import camera
 from tests.ddlp.faults.scene import device
 
@@ -127,6 +127,21 @@ def test_cut_off_images_that_are_wanted(folder, monkeypatch, way):
     expected, _ = outcome(DataLoader(data, BATCH), "ignore")
     batches, _ = outcome(DDLPLoader(data, BATCH, **WAYS[way]), "ignore")
     assert all(torch.equal(*pair) for pair in zip(batches, expected, strict=True))
+
+
+@pytest.mark.parametrize("crop", [T.CenterCrop(32), T.RandomCrop(32)], ids=["fixed", "random"])
+def test_a_cache_keeps_no_image_above_the_limit(folder, tmp_path, monkeypatch, crop):
+    """Whoever fills it: the next run may have other filters, or another limit."""
+    data = torch.utils.data.Subset(ImageFolder(str(folder), T.Compose([T.Resize((40, 40)), crop, T.ToTensor()])), range(4, 8))
+    for limit, action in ((None, "always"), (25_000, "ignore"), (25_000, "always"), (25_000, "error"), (200_000, "error")):
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+        expected, expected_warnings = outcome(DataLoader(data, BATCH), action)
+        loader = DDLPLoader(data, BATCH, strategy="cpu", cache=Cache(tmp_path / "cache", "1G", keeps="pixels"))
+        for _ in range(2):
+            batches, found = outcome(loader, action)
+            assert [type(one) for one in batches] == [type(one) for one in expected] and found == expected_warnings
+        assert loader.report().cache is not None
+        del loader
 
 
 @pytest.mark.parametrize("way", WAYS)
