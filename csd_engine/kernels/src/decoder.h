@@ -56,6 +56,9 @@ int jpeg_header(const uint8_t *content, size_t size, int32_t info[4]);
 /* orientation.c: for a file that jpeg_header accepts. 0 if the file is plainly upright, else 1. */
 int jpeg_turned(const uint8_t *content, size_t size);
 
+/* header.c: the scans of a file, or more: markers of scans within other segments count too. */
+int jpeg_scans(const uint8_t *at, const uint8_t *end);
+
 /* header.c: whether only entropy-coded data and restart markers come between `at` and an end-of-image marker. */
 int jpeg_ends_well(const uint8_t *at, const uint8_t *end);
 

@@ -134,6 +134,12 @@ int jpeg_header(const uint8_t *content, size_t size, int32_t info[4]) {
     }
 }
 
+int jpeg_scans(const uint8_t *at, const uint8_t *end) {
+    int found = 0;
+    while (end - at >= 2 && (at = memchr(at, 0xFF, (size_t)(end - at - 1)))) found += *++at == SOS;
+    return found;
+}
+
 int jpeg_ends_well(const uint8_t *at, const uint8_t *end) {
     while (end - at >= 2 && (at = memchr(at, 0xFF, (size_t)(end - at - 1)))) {
         int next = at[1];

@@ -37,6 +37,10 @@
  * whole time. */
 #define OFF_ALIGNMENT 8
 
+/* Each scan of a file is a walk through the whole image. Encoders make about ten; a file of more than these is left to Pillow,
+ * whose decoding an engine can break off. */
+#define MOST_SCANS 100
+
 static struct {
     jpeg_errors *(*std_error)(jpeg_errors *);
     void (*CreateDecompress)(jpeg_decompress *, int version, size_t size);
@@ -387,6 +391,7 @@ static int decode_with(const uint8_t *content, size_t size, int own_scans, const
 static int decode(const uint8_t *content, size_t size, const region *wanted, decoder_memory *memory, rows_taker take, void *taker) {
     const uint8_t *header;
     size_t length = 0;
+    if (wanted->several_scans && jpeg_scans(content, content + size) > MOST_SCANS) return DDLP_KIND;
     if (wanted->several_scans && !memory->progressive) memory->progressive = progressive_new();
     if (wanted->several_scans && memory->progressive) length = progressive_header(memory->progressive, content, size, &header);
     if (length) {

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from csd_engine import kernels
 from csd_engine.kernels.library import Job
 from scripts.check_kernel import encoded, noise
 from scripts.progressive_jpeg import Scan, progressive_jpeg, segment
@@ -228,3 +229,17 @@ def test_a_huffman_code_of_all_ones_is_left_to_pillow_which_refuses_it(decode):
                 else:  # a scan that refines the DC reads no codes
                     assert own and np.array_equal(ours, pixels)
     assert len(tried) > 3
+
+
+def test_a_file_of_very_many_scans_is_left_to_pillow(need_kernel):
+    """An engine can break off Pillow's decoding, and not the kernel's."""
+    whole = io.BytesIO()
+    photograph = np.random.default_rng(2).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+    Image.fromarray(photograph).save(whole, "JPEG", progressive=True)
+    content = whole.getvalue()
+    last = content.rindex(b"\xff\xda")
+    context, out = kernels.kernel().context(), np.empty((16, 16, 3), np.uint8)
+    job = Job(width=16, height=16, full_width=16, full_height=16, out_width=16, out_height=16, reduce=1, channels=3)
+    assert context.take(content) == (16, 16) and context.sample(job, out)
+    assert context.take(content[:-2] + content[last:-2] * 100 + content[-2:]) == (16, 16)
+    assert not context.sample(job, out) and context.refusal == 3
