@@ -44,12 +44,12 @@ class _Pillow(NamedTuple):
     @classmethod
     def here(cls) -> _Pillow:
         """Return the settings of this process."""
-        filters = [one for one in warnings.filters if one[2].__module__ in ("builtins", Image.__name__)]
-        return cls(
-            Image.MAX_IMAGE_PIXELS,
-            ImageFile.LOAD_TRUNCATED_IMAGES,
-            tuple((action, _pattern(message), kind, _pattern(module), line) for action, message, kind, module, line in filters),
+        filters = tuple(
+            (action, _pattern(message), kind, _pattern(module), line)
+            for action, message, kind, module, line in warnings.filters
+            if isinstance(kind, type) and kind.__module__ in ("builtins", Image.__name__)
         )
+        return cls(Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES, filters)
 
     def set(self) -> None:
         """Set them in this process."""
