@@ -204,15 +204,14 @@ def large_leases_of_no_job(client: HostileClient, job: Job) -> None:
         time.sleep(0.25)
 
 
-def large_leases_cancelled(client: HostileClient, job: Job) -> None:
-    """The longest leases of a real job, each cancelled at once."""
+def long_leases_of_no_sample(client: HostileClient, job: Job) -> None:
+    """The longest leases that a job may have, of samples that it does not have, one after the other."""
     pipeline, dataset, layout, files = job
     assert isinstance(client.open_job("j", pipeline, dataset, {**layout, "batch": MAX_ITEMS}, files), say.JobOpen)
-    items = _items(MAX_ITEMS)
+    items = b",".join([b"[999999,0]"] * MAX_ITEMS)
     for number in itertools.count():
         _lease(client, "j", number, items)
-        client.send(say.Cancel("j", number))
-        client.ping(1e6)
+        assert "beyond the data set" in client.wait_for(say.Failed, 1e6).reason
 
 
 def bad_jobs(client: HostileClient, job: Job) -> None:
@@ -318,7 +317,7 @@ ATTACKS: dict[str, tuple[int, Attack]] = {  # how many connections make it
     "large leases of no job, 1 connection": (1, large_leases_of_no_job),
     "large leases of no job, 8 connections": (8, large_leases_of_no_job),
     "large leases of no job, 40 connections": (40, large_leases_of_no_job),
-    "the longest leases, cancelled, 8 connections": (8, large_leases_cancelled),
+    "the longest leases, 8 connections": (8, long_leases_of_no_sample),
     "bad jobs, 8 connections": (8, bad_jobs),
     "many jobs, 8 connections": (8, many_jobs),
     "probes, 8 connections": (8, probes),

@@ -487,7 +487,7 @@ class Service:
                 self._job_service.progressed(*worker.lease, report["samples"])
             elif kind == "probed" and worker.probe is not None:
                 (job, _), worker.probe = worker.probe, None
-                self._job_service.probed(job, tuple(report["digests"]), report["spent_s"])
+                self._job_service.probed(job, report["digests"], report["spent_s"])
             elif worker.lease is not None:
                 (job, work), worker.lease = worker.lease, None
                 self._job_service.finished(job, work, kind, report)
@@ -510,7 +510,7 @@ class Service:
         _LOG.error("worker %d ended with status %d and is replaced", worker.pid, status)
         if worker.probe is not None:
             job, probe = worker.probe
-            self._job_service.probed(job, tuple("error: the worker process died" for _ in probe.items), worker.lost_s())
+            self._job_service.probed(job, ["error: the worker process died"] * len(probe.left), worker.lost_s())
         if worker.lease is not None:
             job, work = worker.lease
             reason = f"the worker process at this lease ended with status {status} after {work.samples} samples"

@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import time
-from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from csd_engine.batchfile.reader import Layout, file_name
 from csd_engine.data.base import ARRAY, MANIFEST
@@ -26,7 +26,7 @@ from csd_engine.protocol import codec as say
 from csd_engine.protocol.fields import MAX_ITEMS
 from csd_engine.service.admission import check_job
 from csd_engine.service.groups import Measurement, Member, learned, to_tell
-from csd_engine.service.jobs import FairQueue, Job, LeaseState, Quota, Work
+from csd_engine.service.jobs import FairQueue, Job, LeaseState, ProbeWork, Quota, Work
 from csd_engine.service.meter import Meter
 from csd_engine.service.parcels import Parcels
 from csd_engine.service.spool import Spool
@@ -352,9 +352,9 @@ class JobService:
         if job is None:
             return
         if sum(len(one.probes) for one in self._queue.of_host(job.host)) >= _MAX_PROBES:
-            self.probed(job, tuple("error: too many probes wait already" for _ in message.items), 0.0)
+            self._tell_digests(job, ["error: too many probes wait already"] * len(message.items))
         else:
-            job.probes.append(message)
+            job.probes.append(ProbeWork(message))
 
     def lease(self, peer: bytes, message: say.Lease, _: bytes) -> None:
         """Queue a lease."""
@@ -405,7 +405,8 @@ class JobService:
             self._fail(job, lease, reason)
         elif job.probes:
             probe = job.probes.popleft()
-            self.probed(job, tuple(f"error: {reason}" for _ in probe.items), 0.0)
+            self._drop_probe_parcel(job)
+            self._tell_digests(job, [f"error: {reason}"] * len(probe.probe.items))
 
     def _drop_probe_parcel(self, job: Job) -> None:
         self._parcels.drop(job, job.probe_parcel)
@@ -561,11 +562,14 @@ class JobService:
         if batches:
             self._send(job.peer, say.Measured(job.name, batches))
 
-    def probed(self, job: Job, digests: Tuple[str, ...], spent_s: float) -> None:
-        """Charge for a probe, and send its digests to its host. `spent_s`: a worker's time, in seconds."""
-        self._queue.probed(job, spent_s)
-        self._drop_probe_parcel(job)
+    def probed(self, job: Job, digests: Sequence[str], spent_s: float) -> None:
+        """Charge for a turn of a probe, and send its digests once it has all. `spent_s`: a worker's time, in seconds."""
+        probe = self._queue.probed(job, digests, spent_s)
         if job.closing:
             self._end_job(job)
-        else:
-            self._send(job.peer, say.ProbeDone(job.name, tuple(map(say.shorten, digests)), versions()))
+        elif probe is not None:
+            self._drop_probe_parcel(job)
+            self._tell_digests(job, probe.digests)
+
+    def _tell_digests(self, job: Job, digests: Sequence[str]) -> None:
+        self._send(job.peer, say.ProbeDone(job.name, tuple(map(say.shorten, digests)), versions()))

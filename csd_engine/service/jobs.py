@@ -23,7 +23,7 @@ from csd_engine.service import groups
 from csd_engine.service.groups import Measurement, Member
 from csd_engine.service.meter import Meter
 
-__all__ = ["FairQueue", "Job", "LeaseState", "Parcel", "Quota", "Work"]
+__all__ = ["FairQueue", "Job", "LeaseState", "Parcel", "ProbeWork", "Quota", "Work"]
 
 _FREE_FOR_NEWCOMERS = 1 / 16  # part of the quota, but at least one batch: for hosts, and as much again for jobs
 _NEWCOMER_HOLDS = 1 / 64  # part of the quota, but at least one batch: a newcomer holds no more
@@ -111,6 +111,20 @@ class Work:
 
 
 @dataclass
+class ProbeWork:
+    """A probe on the engine. One of many samples takes several turns of a worker."""
+
+    probe: Probe
+    digests: List[str] = field(default_factory=list)  # of its first items
+    spent_s: float = 0.0  # workers' time
+
+    @property
+    def left(self) -> Tuple[Tuple[int, int], ...]:
+        """Its items that have no digest yet."""
+        return self.probe.items[len(self.digests) :]
+
+
+@dataclass
 class Job:
     """One open job of one connection.
 
@@ -130,7 +144,8 @@ class Job:
     description_bytes: int  # of its pipeline and data set, as JSON
     work: Dict[int, Work] = field(default_factory=dict)
     queue: Deque[int] = field(default_factory=deque)
-    probes: Deque[Probe] = field(default_factory=deque)
+    probes: Deque[ProbeWork] = field(default_factory=deque)
+    probing: bool = False  # a worker is at its first probe: their answers come in order
     waiting: bool = False
     closing: bool = False
     silent: bool = False  # its host is gone: the engine sends no answers
@@ -173,7 +188,7 @@ class Job:
     @property
     def can_probe(self) -> bool:
         """Whether a probe waits whose samples can be read now."""
-        return bool(self.probes) and (not self.carried or _is_here(self.probe_parcel))
+        return bool(self.probes) and not self.probing and (not self.carried or _is_here(self.probe_parcel))
 
     def add(self, work: Work) -> None:
         """Put a lease at the end of the queue."""
@@ -355,8 +370,10 @@ class FairQueue:
 
     # -- probes
 
-    def next_probe(self, in_turn: bool) -> Optional[Tuple[Job, Probe]]:
-        """Take the next probe. A host's probes come before its leases: they take no space, and the host waits for each.
+    def next_probe(self, in_turn: bool) -> Optional[Tuple[Job, ProbeWork]]:
+        """Return the next probe, which a worker begins or goes on with.
+
+        A host's probes come before its leases: they take no space, and the host waits for each.
 
         Args:
             in_turn: not if another host waits for a lease and has used less time. A host's leases at work do not count here:
@@ -375,11 +392,25 @@ class FairQueue:
             return None
         if job.probe_parcel is not None:
             job.probe_parcel.taken = True
-        return job, job.probes.popleft()
+        job.probing = True
+        return job, job.probes[0]
 
-    def probed(self, job: Job, spent_s: float) -> None:
-        """Charge the workers' time that a probe has cost, in seconds."""
+    def probed(self, job: Job, digests: Iterable[str], spent_s: float) -> Optional[ProbeWork]:
+        """Note what a turn of the probe that a worker was at has brought, and charge its time, in seconds.
+
+        Returns:
+            The probe, if that is complete: it is off the queue. Else it waits for its next turn.
+        """
         self._used_s[job.host] += spent_s
+        job.probing = False
+        if job.probe_parcel is not None:
+            job.probe_parcel.taken = False
+        if not job.probes:  # the job is being closed
+            return None
+        probe = job.probes[0]
+        probe.digests += digests
+        probe.spent_s += spent_s
+        return None if probe.left else job.probes.popleft()
 
     def stalled(self, host: str, spent_s: float) -> None:
         """Charge workers' time that a host has cost otherwise, in seconds: whether it has a job now or not."""

@@ -64,7 +64,8 @@ _CHUNK_BYTES = 1 << 20  # memory for samples that are made at once: it stays in 
 _MOST_PARTS = 4096  # of open jobs: each part has an open file or a mapping, of which Linux allows a process 65,530
 _LEAST_MEMORY_BYTES = 384 << 20
 _FIRST_TO_END = 500  # of 1000
-_PATIENCE_S = 20  # with a storage: less than after which a worker is replaced
+_PATIENCE_S = 20.0  # with a storage: less than after which a worker is replaced
+_PROBE_TURN_S = 0.1  # others' leases come between the samples of a long probe
 _SLEEP_AT_LEAST_S = 0.002  # shorter sleeps are mostly timer slack
 _MOST_PIXELS = Image.MAX_IMAGE_PIXELS  # Pillow's own limit, which a user's operators may change
 _ONLY_THE_HOST = (Warning, LeftToHost, Image.DecompressionBombError)  # reasons for which only the host may make a sample
@@ -467,12 +468,12 @@ class Worker:
                 self._channel.send("progress", job=command["job"], lease=command["lease"], samples=part.start + done)
 
     def _brought(
-        self, job: _OpenJob, sources: np.ndarray, lease: Optional[int]
+        self, job: _OpenJob, sources: np.ndarray, lease: Optional[int], patience_s: float = _PATIENCE_S
     ) -> Generator[Tuple[slice, Optional[Reader]], None, None]:
         """Yield the parts of a lease whose samples are at hand, in their order, with a reader of them until the next part.
 
         Samples of an object storage are requested a few parts ahead, and then those of the next leases. All others need no
-        bringing: the lease is one part, and the reader None. ``lease``: None for a probe.
+        bringing: the lease is one part, and the reader None. ``lease``: None for a probe. ``patience_s``: for each part.
 
         Raises:
             _Cancelled: the lease or probe was cancelled.
@@ -488,10 +489,10 @@ class Worker:
                 self._receive(lease, 0)
                 part, fetch = fetches.first()
                 fetch.hurry()
-                until = time.monotonic() + _PATIENCE_S
+                until = time.monotonic() + patience_s
                 reader = fetch.wait(lambda: self._goes_on(lease, until))  # noqa: B023  it is called here alone
                 if reader is None:
-                    why = f"its storage has not answered for {_PATIENCE_S} s"
+                    why = f"its storage has not answered for {patience_s:.3g} s"
                     raise SampleError(job.reader.where(int(sources[part.start])), why)
                 yield part, reader
                 fetches.done()
@@ -555,22 +556,34 @@ class Worker:
             self._large_image_lock.release()
 
     def _probe(self, command: Dict[str, Any]) -> None:
-        job = self._job(command["job"])
+        """Make the first samples of a probe, as many as fit into a turn. After ``left_s`` seconds all others fail."""
+        began = time.monotonic()
+        job, items = self._job(command["job"]), command["items"]
         digests: List[str] = []
-        with contextlib.suppress(_Cancelled):
-            for item in command["items"]:
-                digests.append(self._digest(job, command, item))
+        try:
+            for item in items:
+                spent_s = time.monotonic() - began
+                if spent_s > command["left_s"]:
+                    digests += ["error: the probe took too long"] * (len(items) - len(digests))
+                if len(digests) == len(items) or (digests and spent_s > _PROBE_TURN_S):
+                    break
+                digests.append(self._digest(job, command, item, command["left_s"] - spent_s))
                 self._receive(None, 0)
-        digests += ["error: the probe was cancelled"] * (len(command["items"]) - len(digests))
+        except _Cancelled:
+            digests += ["error: the probe was cancelled"] * (len(items) - len(digests))
         self._report("probed", job=command["job"], digests=digests)
 
-    def _digest(self, job: Union[_OpenJob, EngineError], command: Dict[str, Any], item: List[int]) -> str:
+    def _digest(
+        self, job: Union[_OpenJob, EngineError], command: Dict[str, Any], item: List[int], patience_s: float
+    ) -> str:
         """Make a sample of a probe, and return its digest, or why there is none. Raises _Cancelled."""
         try:
             if isinstance(job, EngineError):
                 raise job
             row, items = _OneRow(job.layout), np.array([item], dtype=np.int64)
-            with _with_parcel(job, command["parcel"]), contextlib.closing(self._brought(job, items[:, 0], None)) as brought:
+            with _with_parcel(job, command["parcel"]), contextlib.closing(
+                self._brought(job, items[:, 0], None, patience_s)
+            ) as brought:
                 for _, reader in brought:
                     with self._start(job, command, items, reader) as batch:
                         self._make(batch, 0, row)

@@ -11,13 +11,13 @@ import time
 from collections import deque
 from typing import Any, Deque, Dict, List, Optional, Set, Tuple
 
-from csd_engine.protocol.codec import Probe
 from csd_engine.service.channel import LineBuffer
-from csd_engine.service.jobs import Job, Parcel, Work
+from csd_engine.service.jobs import Job, Parcel, ProbeWork, Work
 
 __all__ = ["WorkerProcess", "child_environment"]
 
 _READ_BYTES = 1 << 16
+PROBE_S = 20.0  # of workers' time for a probe, all its samples together
 
 
 def child_environment() -> Dict[str, str]:
@@ -65,7 +65,7 @@ class WorkerProcess:
         self._started_s = self._begun_s = time.monotonic()
         self._start_took_s = 0.0
         self.lease: Optional[Tuple[Job, Work]] = None
-        self.probe: Optional[Tuple[Job, Probe]] = None
+        self.probe: Optional[Tuple[Job, ProbeWork]] = None
         self.following: List[Work] = []  # the leases that it has been told to expect, in their order
         self._last_report_s = time.monotonic()
         self._cancelled_s: Optional[float] = None
@@ -154,13 +154,15 @@ class WorkerProcess:
             following=[one.lease.lease for one in self.following],
         )  # fmt: skip
 
-    def begin_probe(self, job: Job, probe: Probe) -> None:
-        """Give it a probe."""
+    def begin_probe(self, job: Job, probe: ProbeWork) -> None:
+        """Give it the rest of a probe. It makes as many of the samples as fit into a turn."""
         self.probe, self._cancelled_s = (job, probe), None
         self._last_report_s = self._begun_s = time.monotonic()
         self._send_job(job)
-        self._send(do="probe", job=job.key, seed=probe.seed, epoch=probe.epoch, items=probe.items,
-                   parcel=_told(job.probe_parcel))  # fmt: skip
+        self._send(
+            do="probe", job=job.key, seed=probe.probe.seed, epoch=probe.probe.epoch, items=probe.left,
+            left_s=PROBE_S - probe.spent_s, parcel=_told(job.probe_parcel),
+        )  # fmt: skip
 
     def cancel(self) -> None:
         """Stop its lease or probe between two samples. It answers `cancelled`, or `published` or `probed` if it was faster."""

@@ -29,6 +29,9 @@ _CLOUD_OF = {"s3": "AWS", "s3a": "AWS", "gs": "GOOGLE"}  # by URL's scheme, how 
 ASTRAY = "its server sends requests on to another host, which is refused"
 _WITHOUT_ACCOUNT = ("az", "azure", "adl")  # URLs that name none
 _PLACES = 64  # that are known
+_PASSING = ("GenericError", "JoinError")  # obstore's errors; all others stay: a key that is none, a setting, a range
+_STATUS = re.compile(r"status code: (4\d\d)\b")  # what a server answers to a request that it will never grant ...
+_LATER = (408, 409, 425, 429)  # ... but for these
 _LONGEST = 240  # characters of a storage's own message
 # obstore's settings that may be seen, without the name of their cloud; all others are taken for secrets.
 _SHOWN = frozenset({
@@ -173,7 +176,7 @@ class ObjectStore:
             return PermissionError("it may not be read with these credentials")
         if led_astray(error):
             return PermissionError(ASTRAY)
-        return ConnectionError(self.plain(error))
+        return ConnectionError(self.plain(error)) if _may_pass(error) else OSError(self.plain(error))
 
     def _make(self, retry: Mapping[str, Any]) -> Any:
         options = {**only_own_hosts(self.url, self._config, self._client_options), **self._client_options}
@@ -273,6 +276,14 @@ def _place(url: str) -> Optional[Tuple[str, Tuple[str, ...]]]:
         return None
     path = path.strip("/")
     return where, tuple(path.split("/")) if path else ()
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether the same request may be answered later. obstore tells all troubles of a connection as GenericError."""
+    if not isinstance(error, OSError) and type(error).__name__ not in _PASSING:
+        return False
+    status = _STATUS.search(str(error))
+    return status is None or int(status[1]) in _LATER
 
 
 def _options(part: Part) -> Dict[str, Any]:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from csd_engine.protocol.codec import Probe
-from csd_engine.service.jobs import Job, LeaseState, Quota
+from csd_engine.service.jobs import Job, LeaseState, ProbeWork, Quota
 from tests.csd_engine.service.jobs_scene import LARGE, Scene, backlog
 
 FEW = settings(deadline=None, max_examples=60)
@@ -137,16 +137,32 @@ def test_probes_are_charged_and_come_before_the_hosts_own_leases_alone():
     one, two = scene.job("a"), scene.job("b")
     backlog(scene, [one, two])
     probe = Probe("job", 0, 0, ((0, 0),))
-    one.probes.extend([probe] * 3)
-    assert scene.queue.next_probe(in_turn=True) == (one, probe)
-    scene.queue.probed(one, 1.5)
+    first, second, third = probes = [ProbeWork(probe) for _ in range(3)]
+    one.probes.extend(probes)
+    assert scene.queue.next_probe(in_turn=True) == (one, first)
+    assert scene.queue.probed(one, ["digest"], 1.5) is first
     assert scene.queue.next_probe(in_turn=True) is None
     assert [scene.step() for _ in range(2)] == [two, two]
-    assert scene.queue.next_probe(in_turn=True) == (one, probe)
-    scene.queue.probed(one, 10.0)
+    assert scene.queue.next_probe(in_turn=True) == (one, second)
+    assert scene.queue.probed(one, ["digest"], 10.0) is second
     backlog(scene, [two])
     assert scene.queue.next_probe(in_turn=True) is None
-    assert scene.queue.next_probe(in_turn=False) == (one, probe)  # there is nothing else to do
+    assert scene.queue.next_probe(in_turn=False) == (one, third)  # there is nothing else to do
+
+
+def test_a_long_probe_takes_turns_with_others_leases():
+    scene = Scene(LARGE)
+    one, two = scene.job("a"), scene.job("b")
+    probe = ProbeWork(Probe("job", 0, 0, tuple((k, 0) for k in range(6))))
+    one.probes.extend([probe, ProbeWork(probe.probe)])
+    for turn in range(3):
+        backlog(scene, [two])
+        assert scene.queue.next_probe(in_turn=True) == (one, probe) and len(probe.left) == 6 - 2 * turn
+        assert scene.queue.next_probe(in_turn=False) is None  # its second probe waits for the first
+        done = scene.queue.probed(one, [f"{turn}a", f"{turn}b"], 1.0)
+        assert done is (probe if turn == 2 else None)
+        assert scene.queue.next_probe(in_turn=True) is None and scene.step() is two
+    assert probe.digests == ["0a", "0b", "1a", "1b", "2a", "2b"] and probe.spent_s == 3.0 and len(one.probes) == 1
 
 
 def test_a_host_whose_queue_is_empty_for_a_moment_keeps_what_is_due_to_it():
