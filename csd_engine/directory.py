@@ -5,12 +5,13 @@ A path leads elsewhere once somebody swaps a part of it for a link. A descriptor
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import sys
 from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
 
-__all__ = ["Directory", "Entry", "distrusted", "first_above"]
+__all__ = ["Directory", "Entry", "distrusted", "first_above", "trusted_content"]
 
 
 class Directory:
@@ -107,11 +108,47 @@ class Entry(NamedTuple):
     name: str
 
 
-def distrusted(status: os.stat_result) -> str:
-    """Return why another user may have written a file or directory; empty if nobody else may."""
-    if status.st_uid != os.geteuid():
+def distrusted(status: os.stat_result, secret: bool = False) -> str:
+    """Return why another user than this process's and root may have written a file or directory; empty if nobody else may.
+
+    What is trusted (keys, cards, operators' files, settings, a cache) is checked by this alone, on hosts and devices.
+
+    Args:
+        status: of the open file or directory, so that nobody swaps it after the check.
+        secret: nobody else may read it either.
+    """
+    mode = stat.S_IMODE(status.st_mode)
+    if status.st_uid not in (os.geteuid(), 0):
         return f"it belongs to another user (uid {status.st_uid})"
-    return "others than its owner may write to it" if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""
+    if secret and mode & (stat.S_IRWXG | stat.S_IRWXO):
+        return f"others than its owner may read or write it (mode {mode:o})"
+    return f"others than its owner may write to it (mode {mode:o})" if mode & (stat.S_IWGRP | stat.S_IWOTH) else ""
+
+
+def trusted_content(name: str, directory: Optional[Directory] = None, secret: bool = False) -> bytes:
+    """Return the bytes of a file that nobody else may have written. Links are followed.
+
+    Args:
+        name: its path, or its name in ``directory``.
+        secret: as `distrusted`.
+
+    Raises:
+        OSError: it can't be read.
+        ValueError: it is no file, or another user may have written it.
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO could make us wait
+    descriptor = os.open(name, flags, dir_fd=None if directory is None else directory.descriptor)
+    try:
+        status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
+        why = distrusted(status, secret) if stat.S_ISREG(status.st_mode) else "it is no file"
+        if why:
+            raise ValueError(why)
+        with open(descriptor, "rb", closefd=False) as stream:
+            return stream.read()
+    finally:
+        os.close(descriptor)
 
 
 def first_above(real: str, directories: Sequence[str]) -> Optional[str]:

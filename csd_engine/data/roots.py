@@ -6,8 +6,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import Any, Dict, List, Optional, Tuple
 
-from csd_engine.data.objects.store import below
-from csd_engine.data.objects.urls import checked_url, is_url
+from csd_engine.data.objects.urls import below, checked_url, is_url
 from csd_engine.errors import EngineError, RootNotAllowed
 
 __all__ = ["Roots"]

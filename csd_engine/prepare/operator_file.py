@@ -19,7 +19,7 @@ from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 import numpy as np
 from PIL import Image
 
-from csd_engine.directory import first_above
+from csd_engine.directory import distrusted, first_above
 from csd_engine.errors import EngineError, OperatorFailed, OperatorFileError
 from csd_engine.rng import Rng
 
@@ -219,7 +219,7 @@ class OperatorDirectory:
         real = os.path.realpath(path)
         if not os.path.isdir(real):
             raise EngineError(f"--operators {path}: not a directory here. Make it: mkdir -m 700 {path}")
-        trouble = _writable_by_others(os.stat(real))
+        trouble = distrusted(os.stat(real))
         if trouble:
             raise EngineError(f"--operators {path}: {trouble}. What lies there is run: chmod 700 it, as the engine's user.")
         above = first_above(real, hosts_write)
@@ -250,7 +250,7 @@ class OperatorDirectory:
             raise OperatorFileError(f"{path} on the device can't be read: {error.strerror}. Deploy it again.") from None
         try:
             status = os.fstat(descriptor)
-            trouble = "it is not a regular file" if not stat.S_ISREG(status.st_mode) else _writable_by_others(status)
+            trouble = "it is not a regular file" if not stat.S_ISREG(status.st_mode) else distrusted(status)
             source = b""
             if not trouble:
                 with open(descriptor, "rb", closefd=False) as stream:
@@ -266,11 +266,3 @@ class OperatorDirectory:
     def call(self, file: str, function: str, parameters: Mapping[str, Any]) -> OperatorCall:
         """Return a function of a file. The file is run now if this process has not run it yet. For worker processes only."""
         return OperatorFile(self.read(file), os.path.join(self.path, file + SUFFIX)).call(function, parameters)
-
-
-def _writable_by_others(status: os.stat_result) -> str:
-    if status.st_mode & 0o022:
-        return f"others than its owner may write to it (mode {stat.S_IMODE(status.st_mode):o})"
-    if status.st_uid not in (0, os.geteuid()):
-        return f"it belongs to user {status.st_uid}, who is neither root nor the engine's user {os.geteuid()}"
-    return ""

@@ -22,7 +22,7 @@ class AllowList:
     def __init__(self, directory: PathLike) -> None:
         self.keys: Dict[bytes, Optional[HostRoots]] = {}
         self._directory = directory
-        self._files: Tuple[Tuple[str, int, int, int], ...] = ()
+        self._files: Tuple[Tuple[object, ...], ...] = ()
         self.refresh()
 
     def __contains__(self, key: object) -> bool:
@@ -45,8 +45,8 @@ class AllowList:
         except OSError:  # at the next time, perhaps
             pass
 
-    def _look(self) -> Tuple[Tuple[str, int, int, int], ...]:
-        """Return what tells that a file was added, removed or written. Raises OSError if that can't be known now."""
+    def _look(self) -> Tuple[Tuple[object, ...], ...]:
+        """Return what tells that a file was added, removed, written, or given away. Raises OSError: it can't be known now."""
         found = []
         try:
             with os.scandir(Path(self._directory, "clients")) as entries:
@@ -56,7 +56,9 @@ class AllowList:
                             status = entry.stat()
                         except _GONE:
                             continue
-                        found.append((entry.name, status.st_ino, status.st_size, status.st_mtime_ns))
+                        content = (entry.name, status.st_ino, status.st_size, status.st_mtime_ns)
+                        found.append((*content, status.st_uid, status.st_mode))
+            status = os.stat(Path(self._directory, "clients"))
         except _GONE:
             return ()
-        return tuple(sorted(found))
+        return ((status.st_uid, status.st_mode), *sorted(found))

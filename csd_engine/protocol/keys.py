@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Dict, NamedTuple, Optional, Tuple, Union
@@ -16,13 +17,19 @@ from typing import Dict, NamedTuple, Optional, Tuple, Union
 import zmq
 import zmq.auth
 
+from csd_engine.directory import Directory, distrusted, trusted_content
 from csd_engine.errors import EngineError
 
-__all__ = ["HostRoots", "KeyPair", "allowed_clients", "fresh_pair", "load_pair", "load_public", "make_keys", "make_pair"]
+__all__ = [
+    "HostRoots", "KeyPair", "allowed_clients", "fresh_pair", "load_pair", "load_public", "make_keys", "make_pair",
+    "open_clients",
+]  # fmt: skip
 
 PathLike = Union[str, "os.PathLike[str]"]
 HostRoots = Tuple[Tuple[str, str], ...]
 """The directories of one host: (path on the host, path on the device)."""
+_LOG = logging.getLogger("csd_engine")
+_PUBLIC_MODE = 0o644  # whatever the umask: a key file that a group may write is none
 _SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
@@ -61,6 +68,7 @@ def make_pair(directory: PathLike, name: str) -> Path:
         raise EngineError(f"{home / name}.key_secret exists: keys are never overwritten. Choose another directory.")
     public, secret = zmq.auth.create_certificates(str(home), name)
     os.chmod(secret, 0o600)
+    os.chmod(public, _PUBLIC_MODE)
     return Path(public)
 
 
@@ -74,17 +82,31 @@ def make_keys(directory: PathLike) -> Path:
     home = Path(directory)
     for name in ("server", "host"):
         make_pair(home, name)
-    (home / "clients").mkdir(exist_ok=True)
-    (home / "clients" / "host.key").write_bytes((home / "host.key").read_bytes())
+    clients = home / "clients"
+    clients.mkdir(exist_ok=True)
+    clients.chmod(0o700)
+    (clients / "host.key").write_bytes((home / "host.key").read_bytes())
+    (clients / "host.key").chmod(_PUBLIC_MODE)
     return home
 
 
 def _load(path: Path) -> Tuple[bytes, bytes]:
     try:
-        public, secret = zmq.auth.load_certificate(str(path))
+        return _keys(trusted_content(str(path)))
     except (OSError, ValueError) as error:
         raise EngineError(f"key file {path} cannot be used: {error}. See --make-keys.") from None
-    return public, secret or b""
+
+
+def _keys(content: bytes) -> Tuple[bytes, bytes]:
+    """Return the public key in a file of zmq.auth's, and the secret one, if it is there. Raises ValueError."""
+    found = {}
+    for line in content.splitlines():
+        name, equals, value = line.partition(b"=")
+        if equals:
+            found.setdefault(name.strip(), value.strip(b" \t'\""))
+    if not found.get(b"public-key"):
+        raise ValueError("it holds no public key")
+    return found[b"public-key"], found.get(b"secret-key", b"")
 
 
 def load_pair(path: PathLike) -> KeyPair:
@@ -109,27 +131,54 @@ def allowed_clients(directory: PathLike) -> Dict[bytes, Optional[HostRoots]]:
 
     NAME.roots beside a host's NAME.key lists its directories: ``[[path on the host, path here], ...]``. If no host has such a
     file, each may read all that the engine may (None). Else a host without one, or with one that makes no sense or can't be
-    read, may read nothing. Unreadable keys are left out.
+    read, may read nothing. Keys that can't be read, or that another user may have written, are left out.
 
     Raises:
         OSError: the files can't be read now, for example since this process may open no further file.
     """
+    try:
+        clients = open_clients(directory)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return {}
+    except EngineError as error:
+        _LOG.error("no host is let in: %s", error)
+        return {}
     found = {}
-    for path in sorted(Path(directory, "clients").glob("*.key")):
-        try:
-            found[zmq.auth.load_certificate(str(path))[0]] = _roots(path.with_suffix(".roots"))
-        except ValueError:
+    for name in clients.names():
+        if not name.endswith(".key"):
             continue
+        try:
+            key, _ = _keys(trusted_content(name, clients))
+            found[key] = _roots(clients, f"{name[: -len('.key')]}.roots")
+        except ValueError as error:
+            _LOG.warning("%s/%s lets nobody in: %s", clients.path, name, error)
         except OSError as error:
             if error.errno in _SHORT:
                 raise
+    clients.close()
     listed = any(roots is not None for roots in found.values())
     return {key: () if listed and roots is None else roots for key, roots in found.items()}
 
 
-def _roots(path: Path) -> Optional[HostRoots]:
+def open_clients(directory: PathLike) -> Directory:
+    """Open the allow-list of a key directory.
+
+    Raises:
+        OSError: it can't be opened.
+        EngineError: another user may have put keys there.
+    """
+    clients = Directory(os.path.realpath(Path(directory, "clients")))
+    if why := distrusted(clients.status()):
+        raise EngineError(
+            f"{clients.path} is not used: {why}, and whose key lies there is let in. Give it to the engine's user, and take "
+            f"the right away from all others: chmod go-w {clients.path}"
+        )
+    return clients
+
+
+def _roots(clients: Directory, name: str) -> Optional[HostRoots]:
     try:
-        return tuple((str(host), str(device)) for host, device in json.loads(path.read_bytes().decode()))
+        return tuple((str(host), str(device)) for host, device in json.loads(trusted_content(name, clients).decode()))
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from typing import List, Optional, Sequence, Tuple
@@ -12,7 +13,7 @@ from zmq.utils import z85
 from csd_engine.errors import BadMessage, EngineError
 from csd_engine.protocol.allow_list import AllowList
 from csd_engine.protocol.codec import MAX_HOST_FRAME_BYTES, Message, Payload, Refused, decode, encode, shorten
-from csd_engine.protocol.keys import HostRoots, KeyPair, load_pair
+from csd_engine.protocol.keys import HostRoots, KeyPair, load_pair, open_clients
 from csd_engine.service.connections import Connections
 
 __all__ = ["AuthSocket"]
@@ -48,6 +49,8 @@ class AuthSocket:
         pair: Optional[KeyPair] = None,
     ) -> None:
         self._keys = keys
+        with contextlib.suppress(OSError):  # it may be made later
+            open_clients(keys).close()
         self._allowed = AllowList(keys)
         pair = pair or load_pair(f"{keys}/server.key_secret")
         self._context = zmq.Context()

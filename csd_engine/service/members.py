@@ -14,6 +14,7 @@ import stat
 from pathlib import Path
 from typing import Union
 
+from csd_engine.directory import distrusted
 from csd_engine.errors import SpoolError
 from csd_engine.machine.file_locks import fcntl
 from csd_engine.service.spool import remove_tree
@@ -44,7 +45,7 @@ class Members:
             try:
                 path.mkdir(mode=0o700, exist_ok=True)
                 status = os.lstat(path)
-                if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+                if not stat.S_ISDIR(status.st_mode) or distrusted(status, secret=True):
                     raise SpoolError(
                         f"{path} is not a directory that this user alone may enter: somebody else has made it. Remove it, or "
                         "choose another directory with spool= or $DDLP_SPOOL."

@@ -10,8 +10,9 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from csd_engine.data.objects.store import PATIENCE, REFUSED, ObjectStore, obstore_module
+from csd_engine.data.objects.store import PATIENCE, REFUSED, ObjectStore
 from csd_engine.data.objects.stored import Stored
+from csd_engine.data.objects.urls import obstore_module
 from ddlp.errors import DDLPError
 from ddlp.objects.manifest import Manifest, parse_index
 

@@ -95,6 +95,7 @@ class EngineOnNode:
         (home / "cards").chmod(0o700)
         clients.chmod(0o700)
         (clients / "host.key").write_bytes(self._host_key.encode())
+        (clients / "host.key").chmod(0o644)
         free = shutil.disk_usage(home).free
         command = [sys.executable, "-m", "csd_engine", "--listen", f"tcp://{address}:0", "--card", str(home / "cards")]
         command += ["--spool", str(home / "spool"), "--members", str(home), "--quota-bytes", str(min(2 << 30, free // 8))]

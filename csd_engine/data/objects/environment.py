@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from typing import Dict, Sequence
 
-from csd_engine.directory import first_above
+from csd_engine.directory import first_above, trusted_content
 from csd_engine.errors import StorageRefused
 
 __all__ = ["environment_file", "load_environment"]
@@ -50,25 +49,16 @@ def load_environment(text: str, others: Sequence[str]) -> None:
 def _content(path: str) -> bytes:
     """Return what is in the file, if nobody else can read or write it. Raises StorageRefused."""
     try:
-        stream = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # a FIFO could make us wait
+        return trusted_content(path, secret=True)
     except OSError as error:
         raise StorageRefused(
             f"--environment {path} can't be read: {error.strerror}. Correct the path, or give the file to the engine's user."
         ) from None
-    with stream:
-        status = os.fstat(stream.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise StorageRefused(f"--environment {path} is no file. Give a file with lines NAME=VALUE.")
-        if status.st_uid not in (os.geteuid(), 0):
-            raise StorageRefused(
-                f"--environment {path} belongs to another user (uid {status.st_uid}). Give it to the engine's user, or to root."
-            )
-        if status.st_mode & 0o077:
-            raise StorageRefused(
-                f"--environment {path} has mode {status.st_mode & 0o777:o}: others than its owner may read or write it. Type "
-                f"chmod 600 {path}"
-            )
-        return stream.read()
+    except ValueError as why:
+        raise StorageRefused(
+            f"--environment {path} is not used: {why}. Give a file with lines NAME=VALUE to the engine's user, or to root, and "
+            f"type chmod 600 {path}"
+        ) from None
 
 
 def _parsed(content: bytes, path: str) -> Dict[str, str]:

@@ -5,20 +5,17 @@ Credentials stay in the process: they are in no message, repr or pickle.
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 from datetime import timedelta
-from types import ModuleType
-from typing import Any, Callable, ClassVar, Dict, Iterator, Mapping, Optional, Sequence, Tuple, Type, Union
-from urllib.parse import urlsplit
+from typing import Any, Callable, ClassVar, Dict, Iterator, Mapping, Optional, Tuple, Type, Union
 
 from csd_engine.data.objects.own_hosts import led_astray, only_own_hosts
 from csd_engine.data.objects.stored import Part, Stored, mark_of, same_tag
-from csd_engine.data.objects.urls import check_url, is_plain, is_web
+from csd_engine.data.objects.urls import check_url, is_web, obstore_module, opened
 from csd_engine.errors import StorageRefused
 
-__all__ = ["REFUSED", "ObjectChanged", "ObjectStore", "below", "obstore_module"]
+__all__ = ["REFUSED", "ObjectChanged", "ObjectStore"]
 
 REFUSED = ("PermissionDeniedError", "UnauthenticatedError")  # obstore's errors
 _SERVERS = ("endpoint", "base_url")  # settings that name another server than the cloud's own
@@ -27,8 +24,6 @@ _SERVERS_OF_ENVIRONMENT = (  # obstore reads them too
 )  # fmt: skip
 _CLOUD_OF = {"s3": "AWS", "s3a": "AWS", "gs": "GOOGLE"}  # by URL's scheme, how their names begin; the others are Azure's
 ASTRAY = "its server sends requests on to another host, which is refused"
-_WITHOUT_ACCOUNT = ("az", "azure", "adl")  # URLs that name none
-_PLACES = 64  # that are known
 _PASSING = ("GenericError", "JoinError")  # obstore's errors; all others stay: a key that is none, a setting, a range
 _STATUS = re.compile(r"status code: (4\d\d)\b")  # what a server answers to a request that it will never grant ...
 _LATER = (408, 409, 425, 429)  # ... but for these
@@ -183,13 +178,13 @@ class ObjectStore:
         try:
             if self.web:
                 options = {"allow_http": self.url.startswith("http:"), **options}
-                return _opened(self.url, self.raises, client_options=options, retry_config=retry)
+                return opened(self.url, self.raises, client_options=options, retry_config=retry)
             if self._server().startswith("http:"):
                 options = {"allow_http": True, **options}
             given: Dict[str, Any] = {"client_options": options, "retry_config": retry}
             if self._credential_provider is not None:
                 given["credential_provider"] = self._credential_provider
-            return _opened(self.url, self.raises, config=self._config, **given)
+            return opened(self.url, self.raises, config=self._config, **given)
         except Exception as error:
             raise self.raises(f"{self.url}: {self.plain(error)}. Correct config= or client_options=.") from None
 
@@ -234,50 +229,6 @@ def _texts(value: Any) -> Iterator[str]:
         yield from (one for one in (text, password) if len(one) > 3)
 
 
-def _opened(url: str, raises: Type[Exception], **given: Any) -> Any:
-    """Return obstore's store of what lies below a URL. Nobody else gives it a URL."""
-    stores = obstore_module(raises).store
-    return stores.HTTPStore(url.rstrip("/"), **given) if is_web(url) else stores.from_url(url.rstrip("/") + "/", **given)
-
-
-def below(url: str, roots: Sequence[str]) -> bool:
-    """Whether what is requested for a URL is what one of these roots says, or lies below it.
-
-    URLs are compared after obstore has read them: it drops blanks at the end, then follows ``..``, and so on.
-    """
-    place = _place(url)
-    if place is None:
-        return False
-    where, names = place
-    for root in filter(None, map(_place, roots)):
-        own = len(root[1])
-        if root[0] == where and root[1] == names[:own] and all(map(is_plain, names[own:])):
-            return True
-    return False
-
-
-@functools.lru_cache(maxsize=_PLACES)
-def _place(url: str) -> Optional[Tuple[str, Tuple[str, ...]]]:
-    """Return the server or bucket that is asked for a URL, and the names of the path there; None: there is none."""
-    try:
-        check_url(url)
-        if is_web(url):
-            text = _opened(url, StorageRefused, client_options={"allow_http": True}).url
-            parts = urlsplit(text)
-            where, path = f"{parts.scheme}://{parts.netloc}", parts.path
-            if where + path != text or "@" in where:  # a query or fragment, if only its sign, or a user
-                return None
-        else:
-            # Where it leads does not depend on credentials, but Azure's can't be opened without an account.
-            account = {"account_name": "any"} if url.split(":")[0] in _WITHOUT_ACCOUNT else {}
-            store = _opened(url, StorageRefused, config=account, skip_signature=True)
-            where, path = f"{type(store).__name__} {sorted(store.config.items())}", store.prefix or ""
-    except Exception:  # obstore's are of many kinds
-        return None
-    path = path.strip("/")
-    return where, tuple(path.split("/")) if path else ()
-
-
 def _may_pass(error: Exception) -> bool:
     """Whether the same request may be answered later. obstore tells all troubles of a connection as GenericError."""
     if not isinstance(error, OSError) and type(error).__name__ not in _PASSING:
@@ -292,16 +243,3 @@ def _options(part: Part) -> Dict[str, Any]:
     if part.whole.tag.startswith('"'):  # a weak ETag would never match
         found["if_match"] = part.whole.tag
     return found
-
-
-def obstore_module(raises: Type[Exception] = StorageRefused) -> ModuleType:
-    """Return obstore. Raises such an error if it is missing."""
-    try:
-        import obstore
-        import obstore.store
-    except ImportError as error:
-        raise raises(
-            f"Object storage needs obstore, which can't be imported ({error}). Install it, on Python 3.11 or newer: "
-            "pip install 'ddlp[cloud]'."
-        ) from None
-    return obstore

@@ -1,16 +1,18 @@
-"""URLs of object storages and web servers, as text. `csd_engine.data.objects.store.below` says which an engine may read."""
+"""URLs of object storages and web servers, and which of them an engine may read. obstore is imported when it is needed."""
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import re
 import unicodedata
-from typing import Type
+from types import ModuleType
+from typing import Any, Optional, Sequence, Tuple, Type
 from urllib.parse import unquote, urlsplit
 
 from csd_engine.errors import StorageRefused
 
-__all__ = ["check_url", "checked_url", "climbs", "is_plain", "is_url", "is_web"]
+__all__ = ["below", "check_url", "checked_url", "climbs", "is_url", "is_web", "obstore_module", "opened"]
 
 _CLOUDS = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss")
 _WEB = ("http", "https")
@@ -18,6 +20,8 @@ _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
 _PLAIN = re.compile(r"[\w.,=+@!()'~ -]+", re.ASCII)
 _BLANKS = "".join(map(chr, range(33))) + "\x7f\xa0\xad\u200b\ufeff"
 _DECODED = 3  # times
+_WITHOUT_ACCOUNT = ("az", "azure", "adl")  # URLs that name none
+_PLACES = 64  # that are known
 
 
 def is_url(text: str) -> bool:
@@ -51,7 +55,7 @@ def check_url(url: str, raises: Type[Exception] = StorageRefused) -> None:
         )
 
 
-def is_plain(name: str) -> bool:
+def _is_plain(name: str) -> bool:
     """Whether a name in a URL, percent-encoded or not, is nothing that a server might take for another path."""
     name = unquote(name)
     return _PLAIN.fullmatch(name) is not None and name == name.strip() and not climbs(name)
@@ -67,6 +71,63 @@ def climbs(key: str) -> bool:
         key = unquote(key)
     names = re.split(r"[/\\]", unicodedata.normalize("NFKC", key))
     return any(name.split(";")[0].strip(_BLANKS) in (".", "..") for name in names)
+
+
+def obstore_module(raises: Type[Exception] = StorageRefused) -> ModuleType:
+    """Return obstore. Raises such an error if it is missing."""
+    try:
+        import obstore
+        import obstore.store
+    except ImportError as error:
+        raise raises(
+            f"Object storage needs obstore, which can't be imported ({error}). Install it, on Python 3.11 or newer: "
+            "pip install 'ddlp[cloud]'."
+        ) from None
+    return obstore
+
+
+def opened(url: str, raises: Type[Exception], **given: Any) -> Any:
+    """Return obstore's store of what lies below a URL. Nobody else gives it a URL."""
+    stores = obstore_module(raises).store
+    return stores.HTTPStore(url.rstrip("/"), **given) if is_web(url) else stores.from_url(url.rstrip("/") + "/", **given)
+
+
+def below(url: str, roots: Sequence[str]) -> bool:
+    """Whether what is requested for a URL is what one of these roots says, or lies below it.
+
+    URLs are compared after obstore has read them: it drops blanks at the end, then follows ``..``, and so on.
+    """
+    place = _place(url)
+    if place is None:
+        return False
+    where, names = place
+    for root in filter(None, map(_place, roots)):
+        own = len(root[1])
+        if root[0] == where and root[1] == names[:own] and all(map(_is_plain, names[own:])):
+            return True
+    return False
+
+
+@functools.lru_cache(maxsize=_PLACES)
+def _place(url: str) -> Optional[Tuple[str, Tuple[str, ...]]]:
+    """Return the server or bucket that is asked for a URL, and the names of the path there; None: there is none."""
+    try:
+        check_url(url)
+        if is_web(url):
+            text = opened(url, StorageRefused, client_options={"allow_http": True}).url
+            parts = urlsplit(text)
+            where, path = f"{parts.scheme}://{parts.netloc}", parts.path
+            if where + path != text or "@" in where:  # a query or fragment, if only its sign, or a user
+                return None
+        else:
+            # Where it leads does not depend on credentials, but Azure's can't be opened without an account.
+            account = {"account_name": "any"} if url.split(":")[0] in _WITHOUT_ACCOUNT else {}
+            store = opened(url, StorageRefused, config=account, skip_signature=True)
+            where, path = f"{type(store).__name__} {sorted(store.config.items())}", store.prefix or ""
+    except Exception:  # obstore's are of many kinds
+        return None
+    path = path.strip("/")
+    return where, tuple(path.split("/")) if path else ()
 
 
 def checked_url(argument: str) -> str:

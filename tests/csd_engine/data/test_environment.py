@@ -71,7 +71,7 @@ def test_a_line_that_is_refused_is_named_and_not_quoted(
 
 def test_a_file_that_others_could_read_or_write(tmp_path: Path) -> None:
     for mode in (0o640, 0o604, 0o620, 0o602, 0o777):
-        with pytest.raises(StorageRefused, match=f"has mode {mode:o}: .*chmod 600 {tmp_path}"):
+        with pytest.raises(StorageRefused, match=rf"others .* read or write it \(mode {mode:o}\).*chmod 600 {tmp_path}"):
             load_environment(written(tmp_path, "", mode), [])
     path = written(tmp_path, "")
     for above in (str(tmp_path), "/", path):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -14,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from csd_engine.batchfile.reader import Layout
 from csd_engine.data.arrays import ArraySet
 from csd_engine.data.base import fingerprint, open_reader
 from csd_engine.data.files import FileSet
@@ -21,11 +25,17 @@ from csd_engine.data.image_files import content
 from csd_engine.data.kinds import parse_dataset
 from csd_engine.data.manifest import write_manifest
 from csd_engine.data.objects.dataset import ObjectSet, pack_objects
-from csd_engine.data.objects.store import ObjectStore, below
+from csd_engine.data.objects.store import ObjectStore
 from csd_engine.data.objects.stored import Part, Stored, mark_of
+from csd_engine.data.objects.urls import below
 from csd_engine.data.parts import pack_parts
 from csd_engine.data.roots import Roots
-from csd_engine.errors import DatasetError, EngineError, RootNotAllowed, StorageRefused
+from csd_engine.directory import Directory
+from csd_engine.errors import DatasetError, EngineError, RootNotAllowed, SampleError, StorageRefused
+from csd_engine.prepare.large_image_lock import LargeImageLock
+from csd_engine.service.channel import LineBuffer, WorkerChannel
+from csd_engine.service.worker import Worker
+from tests.engine_process import pipeline
 from tests.object_server import BUCKET, ObjectServer
 from tests.open_files import descriptors
 
@@ -147,16 +157,19 @@ def test_urls_below_the_roots():
 
 
 class _Web:
-    """A web server that serves the same byte everywhere, and notes what it was asked for. It ends with `with`."""
+    """A web server that serves the same byte everywhere, and notes what it was asked for. It ends with `with`.
 
-    def __init__(self) -> None:
+    Its first answers have the statuses `first`.
+    """
+
+    def __init__(self, *first: int) -> None:
         self.asked: list[str] = []
-        asked = self.asked
+        asked, statuses = self.asked, list(first)
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:  # noqa: N802 (http.server's name)
                 asked.append(self.path)
-                self.send_response(200)
+                self.send_response(statuses.pop(0) if statuses else 200)
                 self.send_header("Content-Length", "1")
                 self.send_header("Last-Modified", "Sun, 06 Nov 1994 08:49:37 GMT")
                 self.end_headers()
@@ -216,6 +229,66 @@ def test_no_key_leads_a_server_elsewhere(scene, key):
                 reader.open(0)
             assert content(reader.open(1)) == b"x"
         assert web.asked == ["/train/b"]
+
+
+def outcome(scene: Scene, key: str, *first: int) -> tuple[type, list[str]]:
+    """What it comes to to read an object from a server whose first answers have these statuses, and what was asked for."""
+    with _Web(*first) as web:
+        dataset = scene.made([Stored(key, 1, "")], url=web.url)
+        with closing(open_reader(dataset, str, lambda digest: scene.home / digest)) as reader:
+            try:
+                return type(content(reader.open(0))), web.asked
+            except SampleError as error:
+                return type(error.__cause__), web.asked
+
+
+@pytest.mark.parametrize("key", ["a\tb/1", "\x01", "\x7f"])
+def test_a_key_that_is_none_is_no_lost_connection(scene, key):
+    assert outcome(scene, key) == (OSError, [])
+
+
+@pytest.mark.parametrize("status", [400, 410, 414, 431])
+def test_what_a_server_will_never_grant_is_asked_for_once(scene, status):
+    assert outcome(scene, "1", status) == (OSError, ["/train/1"])
+
+
+@pytest.mark.parametrize("status", [429, 408])
+def test_what_it_may_grant_later_is_asked_for_again(scene, status):
+    assert outcome(scene, "1", status) == (bytes, ["/train/1"] * 2)
+
+
+def test_a_probe_has_one_deadline(scene):
+    """The worker's loop runs in a thread here. Its storage takes connections, and answers nothing."""
+    to_worker, from_worker = os.pipe(), os.pipe()
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/train/"
+        dataset = scene.made([Stored(f"{number}.jpg", 100, "") for number in range(3)], url=url)
+        place = Directory(str(scene.home)).place
+        probe = {"do": "probe", "job": "j", "seed": 1, "epoch": 1, "parcel": None}
+        worker = Worker(WorkerChannel(to_worker[0], from_worker[1]), 1.0, LargeImageLock("", 0, 1 << 30))
+        thread = threading.Thread(target=worker.run)
+        thread.start()
+        try:
+            for command in (
+                {"do": "job", "job": "j", "pipeline": pipeline().to_data(), "dataset": dataset.to_data(),
+                 "layout": Layout(8, 32, 32, 3, 0).to_data(), "directory": str(scene.home), "place": place,
+                 "roots": {**Roots((), trust=True).to_data(), "urls": [url]}, "operators": None, "manifests": str(scene.home)},
+                {**probe, "items": [[0, 0], [1, 0], [2, 0]], "left_s": 1.0},
+                {**probe, "items": [[1, 0], [2, 0]], "left_s": -0.1},
+            ):  # fmt: skip
+                os.write(to_worker[1], json.dumps(command).encode() + b"\n")
+            buffer, reports = LineBuffer(), []
+            while len(reports) < 3:
+                reports += buffer.feed(os.read(from_worker[0], 1 << 16))
+        finally:
+            os.close(to_worker[1])
+            thread.join(10)
+            for descriptor in (to_worker[0], *from_worker):
+                os.close(descriptor)
+    _, first, second = (report.get("digests") for report in reports)
+    # All its samples together have a second; what the job's opening takes counts.
+    assert re.search(r"its storage has not answered for 0\.\d+ s|the probe took too long", first[0]) and len(first) in (1, 3)
+    assert second == ["error: the probe took too long"] * 2
 
 
 def test_other_servers_and_buckets_are_not_below():

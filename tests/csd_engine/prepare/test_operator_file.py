@@ -180,7 +180,7 @@ def _grow(path):
         (lambda path: path.write_bytes(b"import os"), "it was changed"),
         (_grow, "it was changed"),
         (lambda path: path.chmod(0o664), r"others than its owner may write to it \(mode 664\)"),
-        (lambda path: os.chown(path, 12345, -1), "belongs to user 12345"),
+        (lambda path: os.chown(path, 12345, -1), r"belongs to another user \(uid 12345\)"),
         (lambda path: (path.rename(path.with_suffix(".x")), path.symlink_to(path.with_suffix(".x"))), "can't be read"),
         (lambda path: (path.unlink(), os.mkfifo(path)), "not a regular file"),
         (lambda path: (path.unlink(), path.mkdir()), "not a regular file"),

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 import zmq.auth
 
+from csd_engine.directory import Directory
 from csd_engine.errors import EngineError
 from csd_engine.protocol import allow_list, keys
 from csd_engine.protocol.allow_list import AllowList
-from csd_engine.protocol.keys import allowed_clients, load_pair, load_public, make_pair
+from csd_engine.protocol.keys import allowed_clients, load_pair, load_public, make_keys, make_pair, open_clients
 
 
 def listed(directory: Path, name: str, roots: str | bytes | None = None) -> bytes:
@@ -60,10 +61,14 @@ def test_roots_that_cannot_be_read_allow_nothing(tmp_path: Path) -> None:
 def test_where_descriptors_are_short_for_roots_they_are_not_known(tmp_path: Path, monkeypatch) -> None:
     listed(tmp_path, "a", "[]")
 
-    def short(path: Path) -> None:
-        raise OSError(errno.EMFILE, "too many", path)
+    read = keys.trusted_content
 
-    monkeypatch.setattr(Path, "read_bytes", short)
+    def short(name: str, *directory: Directory) -> bytes:
+        if name.endswith(".roots"):
+            raise OSError(errno.EMFILE, "too many", name)
+        return read(name, *directory)
+
+    monkeypatch.setattr(keys, "trusted_content", short)
     with pytest.raises(OSError, match="a.roots"):
         allowed_clients(tmp_path)
 
@@ -83,10 +88,10 @@ def test_where_descriptors_or_memory_are_short_the_last_keys_hold(tmp_path: Path
     key = listed(tmp_path, "a")
     allowed = AllowList(tmp_path)
 
-    def short(path: str) -> None:
-        raise OSError(number, os.strerror(number), path)
+    def short(name: str, *_: object) -> bytes:
+        raise OSError(number, os.strerror(number), name)
 
-    monkeypatch.setattr(zmq.auth, "load_certificate", short)
+    monkeypatch.setattr(keys, "trusted_content", short)
     (tmp_path / "clients" / "a.key").touch()
     os.utime(tmp_path / "clients" / "a.key", ns=(1, 1))
     allowed.refresh()
@@ -192,3 +197,41 @@ def test_without_curve_no_keys_are_made(tmp_path: Path, monkeypatch) -> None:
     with pytest.raises(EngineError, match="built without CURVE: install pyzmq's wheel"):
         make_pair(tmp_path / "keys", "host")
     assert not (tmp_path / "keys").exists()
+
+
+def _given_away(path: Path) -> None:
+    os.chown(path, 12345, -1)
+
+
+UNSAFE = (
+    pytest.param(lambda path: path.chmod(0o777 if path.is_dir() else 0o666), "may write to it", id="others write"),
+    pytest.param(lambda path: path.chmod(0o770 if path.is_dir() else 0o664), "may write to it", id="a group writes"),
+    pytest.param(
+        _given_away, "another user", id="another user's", marks=pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+    ),
+)
+
+
+@pytest.mark.parametrize(("spoil", "why"), UNSAFE)
+@pytest.mark.parametrize("what", ["clients", "clients/host.key", "clients/host.roots", "server.key_secret", "server.key"])
+def test_what_another_user_may_have_written_is_not_trusted(tmp_path, what, spoil, why, caplog):
+    keys = make_keys(tmp_path / "keys")
+    (keys / "clients" / "host.roots").write_text('[["/a", "/b"]]')
+    allowed = AllowList(keys)
+    (key,) = allowed.keys
+    assert allowed.roots(key) == (("/a", "/b"),)
+    spoil(keys / what)
+    if what.startswith("server"):
+        with pytest.raises(EngineError, match=why):
+            load_public(keys / what)
+        return
+    allowed.refresh()  # while it runs
+    for one in (allowed, AllowList(keys)):
+        if what == "clients/host.roots":
+            assert one.roots(key) == ()
+        else:
+            assert not one.keys
+    if what == "clients":
+        with pytest.raises(EngineError, match=why):
+            open_clients(keys)
+    assert why in caplog.text or what.endswith(".roots")
