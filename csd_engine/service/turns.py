@@ -43,17 +43,14 @@ class Turns:
         """Charge a turn that has ended now."""
         self._used_s[key] = self._used(key) + spent_s
         self._last_s[key] = now
+
+    def rest(self, key: str, spent_s: float, now: float) -> None:
+        """Let a key rest, if a message of it has taken long."""
         if spent_s > LONG_S:
+            self._last_s[key] = now
             self._last_s = {one: last_s for one, last_s in self._last_s.items() if now - last_s <= _LATELY_S}
             self._rests_until[key] = now + min(_MOST_REST_S, _RESTS * spent_s * (len(self._last_s) - 1))
 
     def rest_s(self, key: str, now: float) -> float:
         """Return how long a key still rests; 0: it does not."""
         return max(0.0, self._rests_until.get(key, 0.0) - now)
-
-    def forget(self, keys: Iterable[str]) -> None:
-        """Forget keys that have no connection any more, but for the time that they have used more than the others."""
-        for key in keys:
-            if self._used_s.get(key, 0.0) <= self._served_s:
-                for known in (self._used_s, self._last_s, self._rests_until):
-                    known.pop(key, None)

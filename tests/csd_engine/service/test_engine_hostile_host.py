@@ -255,11 +255,11 @@ def test_one_host_takes_no_others_jobs_or_memory(start, recipe, tmp_path):
         link.open_job(recipe.pipeline, long, recipe.layout, lambda _: recipe.manifest, events.put)
     with pytest.raises(EngineRefused, match="descriptions of this host's 6 jobs take more than 16 MiB"):
         link.open_job(recipe.pipeline, long, recipe.layout, lambda _: recipe.manifest, events.put)
-    more = [recipe.open(link, SimpleQueue()) for _ in range(59)]
+    more = [recipe.open(link, SimpleQueue()) for _ in range(123)]
     for number in range(4096):
         more[number % 7].lease(number, "0" * 32, SEED, EPOCH, [(0, 0)])
     more[8].lease(0, "0" * 32, SEED, EPOCH, [(0, 0)])
-    with pytest.raises(EngineRefused, match="64 jobs open, as many as one host may"):
+    with pytest.raises(EngineRefused, match="128 jobs open, as many as one host may"):
         recipe.open(link, SimpleQueue())
     for _ in range(3):
         recipe.open(contest.honest, SimpleQueue())
