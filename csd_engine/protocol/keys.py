@@ -92,14 +92,15 @@ def make_keys(directory: PathLike) -> Path:
 
 def _load(path: Path) -> Tuple[bytes, bytes]:
     try:
-        return _keys(trusted_content(str(path)))
+        shielded = not distrusted(os.stat(path.parent), secret=True)
+        return _keys(trusted_content(str(path), shielded=shielded))
     except (OSError, ValueError) as error:
         raise EngineError(f"key file {path} cannot be used: {error}. See --make-keys.") from None
 
 
 def _keys(content: bytes) -> Tuple[bytes, bytes]:
     """Return the public key in a file of zmq.auth's, and the secret one, if it is there. Raises ValueError."""
-    found = {}
+    found: Dict[bytes, bytes] = {}
     for line in content.splitlines():
         name, equals, value = line.partition(b"=")
         if equals:

@@ -220,6 +220,10 @@ def test_what_another_user_may_have_written_is_not_trusted(tmp_path, what, spoil
     allowed = AllowList(keys)
     (key,) = allowed.keys
     assert allowed.roots(key) == (("/a", "/b"),)
+    if what.startswith("server") and spoil is not _given_away:
+        spoil(keys / what)
+        assert load_public(keys / what)  # nobody else may enter its directory
+    keys.chmod(0o755)
     spoil(keys / what)
     if what.startswith("server"):
         with pytest.raises(EngineError, match=why):
