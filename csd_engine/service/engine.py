@@ -47,7 +47,7 @@ _TICK_S = 0.5  # the loop looks for a dead parent, silent hosts and freed disk s
 _RESTART_S = 1.0  # pause after a worker that died at once or could not be started
 _WORKER_GRACE_S = 2.0  # workers may take this long to end
 _TAKE_S = 0.005  # of messages that are taken in a row, and put where they wait
-_SERVE_S = 0.01  # of hosts' turns in a row
+_SERVE_S = 0.003  # of hosts' turns in a row
 _UNREAD_S = 0.02  # between two looks whether hosts have read the parts that they were sent
 _GARBAGE = (50_000, 50, 50)  # objects are made and freed by the message, and hardly ever in cycles; a long lease has 200,000
 _FAILED_S = 0.1  # pause after an error
@@ -263,6 +263,8 @@ class Service:
                 self._read_reports(worker)
             elif worker.write_descriptor in events:
                 worker.flush()
+        if any(worker.idle for worker in self._workers):
+            self._job_service.dispatch()  # before the hosts' turns, which workers need not wait for
         self._streams.look()
         self._serve_hosts()
         self._expire()
