@@ -322,11 +322,12 @@ def main() -> None:
     if given.host:
         be_a_host(Path(given.host[0]), given.host[1], given.host[2] == "1")
     if given.attack:
-        scene, recipe = _Scene(Path(given.attack[0])), _Scene(Path(given.attack[0])).recipe(given.attack[2] == "1", "hostile")
-        job = (recipe.pipeline.to_data(), recipe.dataset.to_data(), recipe.layout.to_data(), [recipe.manifest.read_bytes()])
+        scene = _Scene(Path(given.attack[0]))
+        recipe = scene.recipe(given.attack[2] == "1", "hostile")
+        data = recipe.pipeline.to_data(), recipe.dataset.to_data(), recipe.layout.to_data()
         os.nice(19)  # it would be on a computer of its own
         print(json.dumps((time.monotonic(), 0)), flush=True)
-        attack(scene.address, scene.keys, scene.pair("hostile"), given.attack[1], job)
+        attack(scene.address, scene.keys, scene.pair("hostile"), given.attack[1], (*data, [recipe.manifest.read_bytes()]))
     if given.hostile is not None:
         hostile_table(given.hostile or list(ATTACKS), given.seconds)
         return
