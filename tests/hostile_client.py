@@ -112,8 +112,9 @@ class HostileClient:
         `files` are whole files, in the order in which the engine asks for them. Returns JobOpen or Refused.
         """
         self.send_json(
-            "OpenJob", job=job, pipeline=pipeline, dataset=dataset, layout=layout, run="", rank=0, after_lower=False
-        )
+            "OpenJob", job=job, pipeline=pipeline, dataset=dataset, layout=layout, run="", rank=0, after_lower=False,
+            most_pixels=None,
+        )  # fmt: skip
         left, sent = list(files), ""
         while True:
             answer = self.wait_for((say.JobOpen, say.Refused, say.NeedFile))
@@ -224,7 +225,7 @@ def bad_jobs(client: HostileClient, job: Job) -> None:
         for one, data in ((long, dataset), (pipeline, many)):
             client.send_json(
                 "OpenJob", job=f"j{number}", pipeline=one, dataset=data, layout={**layout, "batch": 0}, run="", rank=0,
-                after_lower=False,
+                after_lower=False, most_pixels=None,
             )  # fmt: skip
             client.wait_for(say.Refused, 1e6)
 

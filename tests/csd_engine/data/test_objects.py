@@ -272,7 +272,8 @@ def test_a_probe_has_one_deadline(scene):
             for command in (
                 {"do": "job", "job": "j", "pipeline": pipeline().to_data(), "dataset": dataset.to_data(),
                  "layout": Layout(8, 32, 32, 3, 0).to_data(), "directory": str(scene.home), "place": place,
-                 "roots": {**Roots((), trust=True).to_data(), "urls": [url]}, "operators": None, "manifests": str(scene.home)},
+                 "roots": {**Roots((), trust=True).to_data(), "urls": [url]}, "operators": None, "manifests": str(scene.home),
+                 "most_pixels": None},
                 {**probe, "items": [[0, 0], [1, 0], [2, 0]], "left_s": 1.0},
                 {**probe, "items": [[1, 0], [2, 0]], "left_s": -0.1},
             ):  # fmt: skip

@@ -81,6 +81,18 @@ def test_a_host_with_very_many_connections_does_not_shut_out_the_others(
         held.enter_context(HostileClient(engine.address, engine.keys, pair)).ping()
 
 
+def test_the_connections_of_a_key_are_limited(recipe: Recipe, start: Callable[..., EngineProcess]) -> None:
+    engine = start("--root", str(recipe.root), listen=TCP)
+    pair = list_client(engine.keys, "second")
+    with contextlib.ExitStack() as held:
+        for _ in range(256):
+            held.enter_context(HostileClient(engine.address, engine.keys))
+        with HostileClient(engine.address, engine.keys, greet=False) as further:
+            further.send(say.Hello(say.PROTOCOL, "one too many"))
+            assert "this key has 257 connections, and may have 256" in further.wait_for(say.Refused).reason
+        held.enter_context(HostileClient(engine.address, engine.keys, pair)).ping()
+
+
 def test_the_engine_may_open_what_its_user_lets_it(start: Callable[..., EngineProcess], recipe: Recipe) -> None:
     engine = start("--root", str(recipe.root), within=("sh", "-c", 'ulimit -Sn 200; ulimit -Hn 700; exec "$@"', "few"))
     assert resource.prlimit(engine.process.pid, resource.RLIMIT_NOFILE) == (700, 700)

@@ -76,6 +76,27 @@ def test_messages_that_are_costly_to_parse(engine: EngineProcess) -> None:
         assert isinstance(hostile.receive()[0], say.Refused)
 
 
+def test_a_long_lease_that_will_be_refused_is_not_parsed(recipe: Recipe, engine: EngineProcess) -> None:
+    def lease(job: bytes, items: bytes) -> bytes:
+        return b'{"say":"Lease","job":"%s","lease":7,"items":[%s]}' % (job, items)  # fields are missing
+
+    garbage = b'"x",' * 2000
+    with HostileClient(engine.address, engine.keys, greet=False) as stranger:
+        stranger.send_frames(lease(b"nobody", garbage))
+        assert "send Hello first" in stranger.wait_for(say.Refused).reason
+    with HostileClient(engine.address, engine.keys) as hostile:
+        hostile.send_frames(lease(b"nobody", garbage))
+        refused = hostile.wait_for(say.Refused)
+        assert refused.job == "nobody" and "there is no open job nobody" in refused.reason
+        parts = (recipe.pipeline.to_data(), recipe.dataset.to_data(), recipe.layout.to_data())
+        assert isinstance(hostile.open_job("j", *parts, [recipe.manifest.read_bytes()]), say.JobOpen)
+        hostile.send_frames(lease(b"j", b"[" * 300_000))
+        failed = hostile.wait_for(say.Failed)
+        assert failed.lease == 7 and "262144 samples are the most that may wait" in failed.reason
+        hostile.send_frames(lease(b"j", garbage))
+        assert "message Lease has fields" in hostile.wait_for(say.Refused).reason
+
+
 def test_answers_that_are_not_read(recipe: Recipe, engine: EngineProcess) -> None:
     recipe.layout = Layout(1024, 32, 32, 3, 0)  # 3 MiB
     items = recipe.items(0)
