@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import reprlib
-from typing import Any
+from typing import Any, TypeVar
 
 __all__ = [
     "BadMessage",
+    "BlurRefused",
     "CacheRefused",
     "DamagedBatch",
     "DamagedSegment",
@@ -15,6 +16,7 @@ __all__ = [
     "EngineGone",
     "EngineRefused",
     "EngineUnreachable",
+    "ImageRefused",
     "LeftToHost",
     "MissingBatch",
     "OperatorFailed",
@@ -22,12 +24,17 @@ __all__ = [
     "PipelineError",
     "RootNotAllowed",
     "SampleError",
+    "SizeRefused",
     "SpoolError",
     "SpoolFull",
     "StorageRefused",
     "WrongPixels",
+    "named",
+    "noted",
     "quote",
 ]
+
+_Error = TypeVar("_Error", bound=BaseException)
 
 
 def quote(value: Any) -> str:
@@ -37,12 +44,45 @@ def quote(value: Any) -> str:
     return short.repr(value)
 
 
+def noted(error: _Error, text: str) -> _Error:
+    """Return the user's own error, with a note that says where it was raised. Python 3.11 and newer show it below the error."""
+    notes = getattr(error, "__notes__", [])
+    if text not in notes:
+        vars(error)["__notes__"] = [*notes, text]  # as `add_note`, which older versions lack
+    return error
+
+
+def named(error: Exception, place: str) -> Exception:
+    """Return an error of the same type whose text begins with the place, and whose cause is ``error``.
+
+    If its type needs other arguments, return ``error`` itself with the place as a note.
+    """
+    try:
+        made = type(error)(f"{place}: {error}")
+    except Exception:
+        return noted(error, place)
+    made.__cause__ = error
+    return made
+
+
 class EngineError(Exception):
     """Base of every error that csd_engine raises on purpose."""
 
 
 class PipelineError(EngineError):
     """A pipeline is malformed, or asks for something that it cannot do; quotes the operator, parameter and value."""
+
+
+class ImageRefused(PipelineError):
+    """An operator can't run on an image of this size. It is also of the type that torchvision raises, with the same text."""
+
+
+class SizeRefused(ImageRefused, ValueError):
+    """The image can't be cropped, padded or resized to such a size."""
+
+
+class BlurRefused(ImageRefused, RuntimeError):
+    """The image is smaller than the border that a blur reflects."""
 
 
 class OperatorFileError(EngineError):

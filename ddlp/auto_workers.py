@@ -15,7 +15,7 @@ from ddlp.planning.measured import Measured
 from ddlp.planning.store import Key, Store
 from ddlp.planning.workers import LEAST, AutoWorkers, Figures
 from ddlp.process.ranks import here
-from ddlp.process.user_warnings import warn_user
+from ddlp.process.user_warnings import advise_user
 from ddlp.process.version import __version__
 from ddlp.sampling.checkpoint import is_stateful
 from ddlp.schedule.ledger import Side
@@ -152,7 +152,7 @@ class LoaderWorkers:
             self._kept = int(found.host_workers), int(found.host_prefetch)
             self.auto.know(*self._kept)
         if store.note:
-            warn_user(f"ddlp: {store.note}")
+            advise_user(f"ddlp: {store.note}")
 
 
 def _rates(life: Life) -> dict[str, Rate]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,8 +12,9 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from csd_engine.data.image_files import pillow_open
+from csd_engine.errors import named
 
-__all__ = ["ImageArrays", "ImageFiles", "TargetedImages"]
+__all__ = ["ImageArrays", "ImageFiles", "TargetedImages", "image_in_memory"]
 
 
 class TargetedImages(Dataset):
@@ -41,6 +43,14 @@ class TargetedImages(Dataset):
         return image, target if self.target_transform is None else self.target_transform(target)
 
 
+def image_in_memory(content: bytes, where: str) -> Image.Image:
+    """Return the image in these bytes, RGB. An error is of Pillow's type, and names the place where the bytes come from."""
+    try:
+        return pillow_open(io.BytesIO(content)).convert("RGB")
+    except Exception as error:
+        raise named(error, where)  # noqa: B904  its cause is set
+
+
 class ImageFiles(TargetedImages):
     """A list of image files and a target for each. Samples are (image, target), as in torchvision's data sets.
 
@@ -59,7 +69,7 @@ class ImageFiles(TargetedImages):
     `ImageArrays`, torchvision data set, Subset or ConcatDataset with the same samples in the same order. A subclass with
     a ``__getitem__`` of its own needs a ``__ddlp__`` of its own. When the first epoch begins (or at ``explain()``), one sample
     is made both ways. If ``__getitem__`` gives another structure, for example a dict, its code prepares all batches, and ddlp
-    warns of it.
+    says so.
     """
 
     def __init__(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from csd_engine.errors import OperatorFailed, SampleError, noted
+
 
 class DDLPError(Exception):
     """Base of all errors that ``ddlp`` raises on purpose."""
@@ -26,3 +28,26 @@ class Untranslatable(DDLPError):
 
     def __str__(self) -> str:
         return f"{self.operator} can't run on a device: {self.why}. Ways out: {'; or '.join(self.ways_out)}."
+
+
+def as_raised_by_the_dataset(error: SampleError, where: str | None = None) -> Exception:
+    """Return the error that the data set's own code would have raised: of the same type, and it names the sample.
+
+    What a user's operator has raised is returned itself. An error of the operating system has its errno and filename.
+    ``where``: the sample, if it is only a part of the file.
+    """
+    cause, text, where = error.__cause__, str(error), error.where if where is None else where
+    if not isinstance(cause, Exception):
+        return OSError(text)
+    if error.by_operator and not isinstance(cause, OperatorFailed):
+        return noted(cause, text)
+    try:
+        if isinstance(cause, OSError) and cause.errno:
+            part = "" if cause.filename in (None, where) else f" (for sample {where})"
+            made: Exception = type(cause)(cause.errno, f"{cause.strerror}{part}", cause.filename or where)
+        else:
+            made = type(cause)(text)
+    except Exception:  # its type needs other arguments
+        return noted(cause, text)
+    made.__cause__ = error
+    return made

@@ -44,9 +44,9 @@ from ddlp.pools.base import Pool, nodes_of, range_of
 from ddlp.pools.given import pool_of
 from ddlp.pools.joining import Members, newcomers
 from ddlp.process.finalizers import when_dropped
-from ddlp.process.platforms import OtherSystem, warn_once
+from ddlp.process.platforms import OtherSystem, tell_once
 from ddlp.process.ranks import here
-from ddlp.process.user_warnings import warn_user
+from ddlp.process.user_warnings import advise_user, warn_user
 from ddlp.recording.recorder import Recorder, hooks_of
 from ddlp.recording.user_code import recording_of
 from ddlp.recording.watch import Observer
@@ -424,16 +424,19 @@ class DDLPLoader(DataLoader):
                 ) from error
             error.__traceback__ = None  # else the frames and the error form a cycle, which keeps the caller's iterator
             if isinstance(error, OtherSystem):
-                warn_once(error.operator)
+                tell_once(error.operator)
             elif not at_home or (isinstance(error, CodeBeforePoint) and not self._wanted_strategy(config).uses_device):
                 pass  # the pool prepares them too; or the user has asked for this by a CachePoint
-            elif (self._wanted_strategy(config).uses_device or self._otherwise is not None) and str(error) not in self._warned:
+            elif self._otherwise is not None and not self._wanted_strategy(config).uses_device:
+                self._warned.add(str(error))
+                advise_user(f"ddlp: the host prepares all batches: {error}")
+            elif self._wanted_strategy(config).uses_device and str(error) not in self._warned:
                 self._warned.add(str(error))
                 more = "" if nodes_of(pool_of(config.pool)) is None else f" The pool takes no part in your code: {at_home}."
                 warn_user(f"ddlp: the host prepares all batches: {error}{more}")
             elif compare and not self._warned and has_images(self.dataset):  # an epoch begins that could be faster
                 self._warned.add(str(error))
-                warn_user(
+                advise_user(
                     "ddlp: torch's own workers prepare this loader's batches, which ddlp could do faster, for "
                     f"{error.operator}: {error.why}. loader.explain() lists all that is in the way, and what to write instead."
                 )
@@ -710,10 +713,10 @@ class DDLPLoader(DataLoader):
                 "they note of their work has changed, give CachePoint(key='a name and version of your own')"
             )
         if made is not None and config.cache == "auto":
-            warn_user(f"ddlp: {auto_line(place)}")
+            advise_user(f"ddlp: {auto_line(place)}")
         if made is not None and made.frozen is not None and "frozen" not in self._warned:
             self._warned.add("frozen")
-            warn_user(
+            advise_user(
                 f"ddlp: CachePoint(frozen_epochs={made.frozen}): {made.frozen} epochs get the same random outcome of each "
                 "sample, drawn from seed=: less variety than without it"
             )

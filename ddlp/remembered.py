@@ -12,7 +12,7 @@ from ddlp.planning.fingerprints import dataset_text, host_text, pipeline_text, s
 from ddlp.planning.measured import Measured
 from ddlp.planning.store import Key, Store
 from ddlp.process.ranks import here
-from ddlp.process.user_warnings import warn_user
+from ddlp.process.user_warnings import advise_user
 from ddlp.process.version import __version__
 from ddlp.translate.portable import Portable
 
@@ -72,4 +72,4 @@ class Remembered:
     def _tell(self) -> None:
         if self.store.note and not self._told:
             self._told = True
-            warn_user(f"ddlp: {self.store.note}")
+            advise_user(f"ddlp: {self.store.note}")

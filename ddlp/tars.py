@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import glob
 import hashlib
-import io
 import itertools
 import json
 import os
@@ -25,10 +24,12 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from PIL import Image
 
-from csd_engine.data.image_files import content, open_sample, pillow_open
+from csd_engine.data.image_files import content, open_sample
+from csd_engine.errors import SampleError
 from csd_engine.machine.file_locks import fcntl
 from ddlp.cache_directory import cache_directory
-from ddlp.datasets import TargetedImages
+from ddlp.datasets import TargetedImages, image_in_memory
+from ddlp.errors import as_raised_by_the_dataset
 
 __all__ = ["IMAGES", "OpenedShard", "TarImages", "TarIndex", "TarTargets", "expand_numbers", "find_index"]
 
@@ -142,8 +143,11 @@ class TarImages(TargetedImages):
         """Return the sample's image, RGB."""
         index = range(len(self))[index]
         place, path = self.index, self.paths[int(self.index.shards[index])]
-        opened = open_sample(path, offset=int(place.offsets[index]), size=int(place.sizes[index]))
-        return pillow_open(io.BytesIO(content(opened))).convert("RGB")
+        try:
+            found = content(open_sample(path, offset=int(place.offsets[index]), size=int(place.sizes[index])))
+        except SampleError as error:
+            raise as_raised_by_the_dataset(error, self.where(index))  # noqa: B904  its cause is set
+        return image_in_memory(found, self.where(index))
 
     def where(self, index: int) -> str:
         """Return a sample's place for messages: its shard, and the image's name in the shard."""
@@ -177,7 +181,7 @@ class TarTargets(Sequence):
         found = self._index.target(index)
         try:
             return self._decode(found)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             where = self._index.where(self._shards, index)
             raise ValueError(f"{where}: its target is {found[:80]!r}: {error}. Correct the shard.") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import io
 import os
@@ -13,7 +14,7 @@ from csd_engine.errors import SampleError
 from csd_engine.data.safe_open import OpenFile, open_file
 
 __all__ = [
-    "MAX_FILE_BYTES", "SampleStream", "SizedStream", "content", "is_above_limit", "most_pixels", "not_read", "open_image",
+    "FileBytes", "MAX_FILE_BYTES", "SampleStream", "SizedStream", "content", "is_above_limit", "most_pixels", "not_read", "open_image",
     "open_sample", "part_of", "pillow_open", "turned_upright",
 ]  # fmt: skip
 
@@ -129,6 +130,15 @@ class SampleStream(SizedStream):
         super().close()
 
 
+class FileBytes(io.BytesIO):
+    """A file's bytes in memory. A broken file that has Pillow seek before the beginning gives the error of a file on disk."""
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        if whence == os.SEEK_SET and offset < 0:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return super().seek(offset, whence)
+
+
 @functools.lru_cache(maxsize=1)
 def _formats(known: int) -> List[str]:
     """Return the formats to try of those that Pillow knows now: its own, and those that other code has registered."""
@@ -163,7 +173,7 @@ def open_image(path: str, data: Union[bytes, BinaryIO]) -> Image.Image:
         SampleError: the bytes are not an image.
     """
     try:
-        return pillow_open(io.BytesIO(data) if isinstance(data, bytes) else data)
+        return pillow_open(FileBytes(data) if isinstance(data, bytes) else data)
     except Exception as error:
         raise not_read(path, error) from error
 
@@ -191,7 +201,8 @@ def turned_upright(image: Image.Image) -> Image.Image:
 
 def not_read(path: str, error: Exception) -> SampleError:
     """Return the error for a file that can't be opened, read or recognised."""
-    why = str(error)
-    if isinstance(error, OSError):  # UnidentifiedImageError is one
-        why = error.strerror or "not an image that Pillow knows"
+    if isinstance(error, UnidentifiedImageError):
+        why = f"cannot identify image file {path!r}"  # as Pillow's own text, which names the bytes in memory instead
+    else:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return SampleError(path, f"{type(error).__name__}: {why}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from typing import NamedTuple, Optional, Sequence
@@ -45,6 +46,8 @@ def open_file(path: str, beneath: Optional[Sequence[str]]) -> OpenFile:
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
+            if stat.S_ISDIR(status.st_mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
             raise OSError(0, "not a regular file")
         if beneath is not None:
             try:  # of the file that was opened: the path may lead to another file a moment later

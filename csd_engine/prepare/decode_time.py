@@ -12,6 +12,7 @@ from typing import Optional
 
 from PIL import Image
 
+from csd_engine.data.image_files import FileBytes
 from csd_engine.errors import LeftToHost
 
 __all__ = ["in_small_steps", "limit_decoding", "stream_of"]
@@ -44,7 +45,7 @@ class _TimedBytes(io.BytesIO):
 
 def stream_of(data: bytes) -> io.BytesIO:
     """Return the bytes as a file for Pillow. In a process with a limit its reads raise LeftToHost once the time is over."""
-    return io.BytesIO(data) if _limit_s is None else _TimedBytes(data, _limit_s)
+    return FileBytes(data) if _limit_s is None else _TimedBytes(data, _limit_s)
 
 
 def in_small_steps(image: Image.Image) -> Image.Image:

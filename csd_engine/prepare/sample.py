@@ -30,7 +30,7 @@ from csd_engine.data.image_files import (
     turned_upright,
 )
 from csd_engine.data.safe_open import OpenFile
-from csd_engine.errors import EngineError, OperatorFailed, SampleError
+from csd_engine.errors import EngineError, ImageRefused, OperatorFailed, SampleError
 from csd_engine.kernels import kernel
 from csd_engine.kernels.library import Context, Job
 from csd_engine.kernels.steps import PackedSteps
@@ -42,7 +42,6 @@ from csd_engine.transforms import Pipeline
 from csd_engine.transforms.compiled import Compiled, compile_plan
 from csd_engine.transforms.pipeline import CHANNELS, SamplePlan, row_shape
 from csd_engine.transforms.primitives import Crop, UserCall, kernel_steps
-from csd_engine.transforms.reduced import is_jpeg
 
 __all__ = ["ABOVE_LIMIT", "is_bad_image", "prepare_any_size", "prepare_by_pillow", "prepare_sample", "sample_digest"]
 
@@ -152,7 +151,7 @@ def is_bad_image(error: SampleError) -> bool:
     """
     cause = error.__cause__
     short = isinstance(cause, (MemoryError, ConnectionError)) or (isinstance(cause, OSError) and cause.errno in _SHORT)
-    return not (error.by_operator or short or isinstance(cause, EngineError))
+    return not (error.by_operator or short or (isinstance(cause, EngineError) and not isinstance(cause, ImageRefused)))
 
 
 def prepare_by_pillow(
@@ -210,9 +209,9 @@ def _by_pillow(
             before_decoding(_memory(image, pipeline.mode))
         if upright:
             image = turned_upright(image)
-        if out is None:
-            out = _row(pipeline.draw_row(image.size, Keyed(seed, epoch, *item), is_jpeg(image)))
-        pipeline.run(image, Keyed(seed, epoch, *item), out, boxes)
+        plans = pipeline.draw_image(image, Keyed(seed, epoch, *item))
+        out = _row(plans) if out is None else out
+        pipeline.apply_row(image, plans, out, boxes)
         return out
 
 
@@ -247,7 +246,10 @@ def _by_kernel(
         return None
     if source.upright and context.turned:
         return None
-    plans = pipeline.draw_row(size, keyed, jpeg=True)
+    try:
+        plans = pipeline.draw_row(size, keyed, jpeg=True)
+    except Exception:  # Pillow decodes it before it is refused
+        return None
     compiled = _compiled(plans, size, pipeline)
     if compiled is None:
         return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar, Dict, List, Optional, Tuple
 
-from csd_engine.errors import PipelineError
+from csd_engine.errors import BlurRefused
 from csd_engine.keyed import Keyed
 from csd_engine.transforms import checks
 from csd_engine.transforms import colour_steps as steps
@@ -128,11 +128,15 @@ class GaussianBlur(Operator):
     FIELDS: ClassVar[Dict[str, checks.Check]] = {"kernel_size": _taps, "sigma": checks.interval(1e-3, 1e3)}
 
     def draw(self, canvas: Canvas, keyed: Keyed) -> None:
-        """Add one step. PipelineError if the image is smaller than the border to reflect; torchvision raises then too."""
+        """Add one step. BlurRefused if the image is smaller than the border to reflect."""
         sigma = keyed.single(*self.sigma)
-        if self.kernel_size[0] // 2 >= canvas.width or self.kernel_size[1] // 2 >= canvas.height:
-            raise PipelineError(f"GaussianBlur: kernel_size={list(self.kernel_size)!r} (width, height) is too large for an "
-                                f"image of {canvas.width}x{canvas.height}; resize first, or choose a smaller kernel")
+        for dimension, taps, side in ((3, self.kernel_size[0], canvas.width), (2, self.kernel_size[1], canvas.height)):
+            if taps // 2 >= side:
+                raise BlurRefused("Padding size should be less than the corresponding input dimension, but got: padding "
+                                  f"{(taps // 2, taps // 2)} at dimension {dimension} of input "
+                                  f"{[1, canvas.channels, canvas.height, canvas.width]}: GaussianBlur with kernel_size="
+                                  f"{list(self.kernel_size)!r} (width, height) can't be made of it; resize first, or choose a "
+                                  "smaller kernel")
         canvas.add(steps.Blur(self.kernel_size, (sigma, sigma)))
 
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Dict, Optional, Tuple
 
 from PIL import Image
 
-from csd_engine.errors import PipelineError
+from csd_engine.errors import SizeRefused
 from csd_engine.kernels.steps import KernelStep, StepKind
 from csd_engine.keyed import Keyed
 from csd_engine.transforms import checks
@@ -63,12 +63,12 @@ class FiveCrop(Operator):
         return Shape((self.COUNT * self.size[0], self.size[1]), shape.channels)
 
     def draw(self, canvas: Any, keyed: Optional[Keyed]) -> None:
-        """Add one step. PipelineError if the image is smaller than a crop; torchvision raises then too."""
+        """Add one step. SizeRefused if the image is smaller than a crop."""
         height, width = self.size
         down, across = canvas.height - height, canvas.width - width
         if down < 0 or across < 0:
-            raise PipelineError(f"{type(self).__name__}: size={list(self.size)!r} (height, width) is larger than the image of "
-                                f"{[canvas.height, canvas.width]!r}; resize first")
+            raise SizeRefused(f"Requested crop size {self.size} is bigger than input size {(canvas.height, canvas.width)} "
+                               f"(height, width): {type(self).__name__} can't be made of it; resize first")
         canvas.resized(self.COUNT * height, width)
         canvas.add(Crops(height, width, int(round(across / 2.0)), int(round(down / 2.0)), self.mirror()))
 

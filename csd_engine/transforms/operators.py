@@ -10,7 +10,7 @@ import math
 from typing import Any, ClassVar, Dict, List, Optional, Tuple, Union
 
 from csd_engine import keyed as keyed_numbers
-from csd_engine.errors import PipelineError
+from csd_engine.errors import PipelineError, SizeRefused
 from csd_engine.keyed import Keyed
 from csd_engine.transforms import checks
 from csd_engine.transforms import primitives as steps
@@ -102,11 +102,16 @@ class Canvas:
         return fill if len(fill) == self.channels else fill * self.channels
 
     def resized(self, height: int, width: int) -> None:
-        """Set the image's size; PipelineError if it is out of bounds."""
+        """Set the image's size; SizeRefused if it is out of bounds."""
         if not (0 < height <= checks.MAX_SIDE and 0 < width <= checks.MAX_SIDE and height * width <= checks.MAX_PIXELS):
-            raise PipelineError(f"an image of {self.width}x{self.height} would become {width}x{height} (width x "
-                                f"height): sides must be 1 to {checks.MAX_SIDE} and pixels at most "
-                                f"{checks.MAX_PIXELS}; leave the image out or choose another size in the transform")
+            side = min(height, width)  # the first two are Pillow's texts
+            why = (
+                "Width and height must be >= 0" if side < 0 else
+                "height and width must be > 0" if side == 0 else "the image would be too large"
+            )  # fmt: skip
+            raise SizeRefused(f"{why}: one of {self.width}x{self.height} would become {width}x{height} (width x height); sides "
+                               f"must be 1 to {checks.MAX_SIDE} and pixels at most {checks.MAX_PIXELS}; leave the image out or "
+                               "choose another size in the transform")
         self.height, self.width = height, width
 
 
@@ -276,7 +281,7 @@ class RandomCrop(Operator):
         canvas.crop(row, keyed.below(canvas.width - width + 1), height, width)
 
     def pad(self, canvas: Any) -> None:
-        """Add the borders. PipelineError if the padded image is smaller than the crop; torchvision raises then too."""
+        """Add the borders. SizeRefused if the padded image is smaller than the crop."""
         height, width = self.size
         left, top, right, bottom = self.padding or (0, 0, 0, 0)
         if self.pad_if_needed:
@@ -285,8 +290,9 @@ class RandomCrop(Operator):
             left, top, right, bottom = left + across, top + down, right + across, bottom + down
         canvas.pad(left, top, right, bottom, self.fill, self.padding_mode)
         if canvas.height < height or canvas.width < width:
-            raise PipelineError(f"RandomCrop: size={list(self.size)!r} (height, width) is larger than the padded image "
-                                f"of {[canvas.height, canvas.width]!r}; set pad_if_needed or resize first")
+            raise SizeRefused(f"Required crop size {self.size} is larger than input image size "
+                               f"{(canvas.height, canvas.width)} (height, width, with borders): RandomCrop can't be made of "
+                               "it; set pad_if_needed or resize first")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -208,7 +208,22 @@ class Pipeline:
 
         ``boxes`` may be None only if the pipeline has no masks, else ValueError.
         """
-        plans = self.draw_row(image.size, keyed, is_jpeg(image))
+        self.apply_row(image, self.draw_image(image, keyed), out, boxes)
+
+    def draw_image(self, image: Image.Image, keyed: Keyed) -> List[SamplePlan]:
+        """Plan each image of the sample's row for an opened image, as `draw_row`.
+
+        If an operator refuses the image, it is decoded: a damaged file's header may give any size, and the error of such a file
+        is Pillow's own, as in torchvision, which decodes first.
+        """
+        try:
+            return self.draw_row(image.size, keyed, is_jpeg(image))
+        except Exception:
+            image.convert(self.mode)
+            raise
+
+    def apply_row(self, image: Image.Image, plans: Sequence[SamplePlan], out: np.ndarray, boxes: Optional[np.ndarray]) -> None:
+        """Write the result of `draw_image` for an opened image into ``out`` and ``boxes``, as `run`."""
         for one, plan, place in zip(self.each, plans, self.places(plans, out, boxes)):
             shared = len(plans) > 1 and plan.primitives and isinstance(plan.primitives[0], UserCall)
             one.apply(image.copy() if shared else image, plan, place)  # a function may draw on the image that it gets

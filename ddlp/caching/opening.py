@@ -20,6 +20,7 @@ from ddlp.caching.fingerprint import NoFingerprint, fingerprint
 from ddlp.caching.settings import Cache
 from ddlp.errors import DDLPError
 from ddlp.planning.cache_point import ASSUMED_EPOCHS, OFF
+from ddlp.process.user_warnings import advise_user
 from ddlp.translate.marked import Marked
 from ddlp.translate.portable import Portable
 from ddlp.translate.transforms import names_of
@@ -86,7 +87,7 @@ class LoaderCache:
         if name == OFF:
             return None
         if self.setting == "auto":
-            self.warnings.append(auto_line(place))
+            advise_user(f"ddlp: {auto_line(place)}")
         point, shelves, samples = points[name], Shelves(place.directory, place.bytes), portable.dataset.starts[-1]
         about = {
             "data set": ", ".join(part.name for part in portable.dataset.parts),

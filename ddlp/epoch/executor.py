@@ -267,7 +267,7 @@ class EpochExecutor:
         engines, before = controller.engines, controller.offloads
         news = controller.delivered(waited_s, *step, early)
         if news is not None:
-            self._messages.warn(news)
+            self._messages.advise(news)
         if news is not None or controller.offloads != before:
             self.hooks.decided("devices", news or controller.note())
         if controller.scaler is not None and controller.engines != engines:
@@ -323,12 +323,12 @@ class EpochExecutor:
         with self._lock:
             return self.ledger.delivered.ranges()
 
-    def take_warnings(self) -> list[str]:
-        """Return the warnings that the training thread should give to the user, each once."""
+    def take_messages(self) -> tuple[list[str], list[str]]:
+        """Return the warnings, and the advice, that the training thread should give to the user, each once."""
         if not self._messages:  # the usual case: saves taking the lock
-            return []
+            return [], []
         with self._lock:
-            return self._messages.take(time.monotonic(), self.ledger.done)
+            return self._messages.take(time.monotonic(), self.ledger.done), self._messages.take_advice()
 
     def close(self) -> None:
         """End all threads and give the devices' space back. May be called twice, and from any thread."""

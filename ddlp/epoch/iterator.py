@@ -26,7 +26,7 @@ from ddlp.epoch.step_clock import cuda_clock
 from ddlp.epoch.turns import EpochTurn, LoaderTurn
 from ddlp.planning.controller import Controller
 from ddlp.process.finalizers import when_dropped
-from ddlp.process.user_warnings import warn_user
+from ddlp.process.user_warnings import advise_user, warn_user
 from ddlp.sampling.checkpoint import Resume, SamplerStart, save
 from ddlp.sampling.epoch_plan import EpochPlan, is_built_in
 from ddlp.sampling.generator_states import States, for_base_seed
@@ -37,6 +37,7 @@ from ddlp.schedule.slots import FETCH_SLOTS, FETCHERS, host_slots
 from ddlp.schedule.strategies import Strategy
 from ddlp.sources.base import BatchState, EpochSpec, HostSource, LeaseSource, PreparedBatch, StepRunner
 from ddlp.sources.host import own_steps
+from ddlp.sources.host.collate_errors import with_place
 from ddlp.sources.host.dali import DaliHost, Graphs
 from ddlp.sources.host.keyed_samples import KeyedBatch, KeyedSamples
 from ddlp.sources.host.native import NativeHost
@@ -336,7 +337,10 @@ class EpochIterator(_BaseDataLoaderIter):
         try:
             delivered = self.executor.next_batch(self._timeout)
         finally:
-            for text in self.executor.take_warnings():
+            warnings, advice = self.executor.take_messages()
+            for text in advice:
+                advise_user(f"ddlp: {text}")
+            for text in warnings:
                 warn_user(f"ddlp: {text}")
         got_at = time.monotonic()
         if delivered is None:
@@ -371,7 +375,7 @@ class EpochIterator(_BaseDataLoaderIter):
         several = self._plan.views > 1 or epilogue.sizes
         batch: Any
         if self._auto_collation:
-            collated = _collated(self._collate_fn, targets)
+            collated = self._collated(targets, position, prepared)
             views = epilogue.views(images, self._plan.views) if several else images
             batch = [views, collated] if keys is None else keys.join(views, collated)
         else:
@@ -387,6 +391,16 @@ class EpochIterator(_BaseDataLoaderIter):
         if self._pin_memory and self._device is None:
             return _utils.pin_memory.pin_memory(batch, self._pin_memory_device)
         return batch
+
+    def _collated(self, targets: list[Any], position: int, prepared: PreparedBatch) -> Any:
+        """Join the targets. If torch's own code can't, the error names the sample."""
+        try:
+            return _collated(self._collate_fn, targets)
+        except Exception as error:
+            if self._collate_fn is not default_collate:
+                raise
+            sources = prepared.sources(self._plan.sources(position)).tolist()
+            raise with_place(error, targets, list(map(self._portable.dataset.where, sources)))  # noqa: B904
 
     def _targets(self, position: int, prepared: PreparedBatch) -> list[Any]:
         dataset, sources = self._portable.dataset, prepared.sources(self._plan.sources(position))

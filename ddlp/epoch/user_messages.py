@@ -1,4 +1,4 @@
-"""An epoch's messages to the user: warnings, which the training thread gives once, and the report's lines on the devices.
+"""An epoch's messages to the user: warnings and advice, which the training thread gives once, and lines for the report.
 
 This module is pure. It is called under the epoch's lock.
 """
@@ -18,6 +18,7 @@ class UserMessages:
     """The messages of one epoch. Any thread may add some. Times are those of a monotonic clock."""
 
     _warnings: list[str] = field(default_factory=list)
+    _advice: list[str] = field(default_factory=list)
     _vanished: list[tuple[float, str, str]] = field(default_factory=list)  # (when, device, warning)
     hanging: set[str] = field(default_factory=set)  # devices for which `hangs` has warned
     notes: dict[str, str] = field(default_factory=dict)  # what a device says about itself now
@@ -26,12 +27,21 @@ class UserMessages:
     _retired: set[str] = field(default_factory=set)  # devices that retire, or have retired
 
     def __bool__(self) -> bool:
-        """Whether there is a warning, due or not yet."""
-        return bool(self._warnings or self._vanished)
+        """Whether there is a warning, due or not yet, or advice."""
+        return bool(self._warnings or self._vanished or self._advice)
 
     def warn(self, text: str) -> None:
         """Add a warning."""
         self._warnings.append(text)
+
+    def advise(self, text: str) -> None:
+        """Add a line where nothing is wrong."""
+        self._advice.append(text)
+
+    def take_advice(self) -> list[str]:
+        """Return the lines of `advise`, each once."""
+        advice, self._advice = self._advice, []
+        return advice
 
     def hangs(self, device: str) -> None:
         """Warn, once, that reading a batch of this device does not end."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import io
 import posixpath
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -12,11 +11,10 @@ import numpy as np
 from PIL import Image
 
 from csd_engine.data.base import Reader, at_hand
-from csd_engine.data.image_files import pillow_open
 from csd_engine.data.objects.dataset import pack_objects
 from csd_engine.data.objects.requests import ObjectReader, Requests, sample_bytes
 from csd_engine.data.parts import pack_parts
-from ddlp.datasets import TargetedImages
+from ddlp.datasets import TargetedImages, image_in_memory
 from ddlp.objects.manifest import Manifest
 from ddlp.objects.parts import Parts
 from ddlp.objects.storage import Storage
@@ -103,4 +101,4 @@ class StoredImages(TargetedImages):
 
 
 def _image(reader: Reader, index: int) -> Image.Image:
-    return pillow_open(io.BytesIO(sample_bytes(reader, index))).convert("RGB")
+    return image_in_memory(sample_bytes(reader, index), reader.where(index))

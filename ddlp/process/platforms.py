@@ -6,9 +6,9 @@ import functools
 import sys
 
 from ddlp.errors import Untranslatable
-from ddlp.process.user_warnings import warn_user
+from ddlp.process.user_warnings import advise_user
 
-__all__ = ["OtherSystem", "other_system", "warn_once"]
+__all__ = ["OtherSystem", "other_system", "tell_once"]
 
 _NAMES = {"darwin": "macOS", "win32": "Windows"}
 _WAY = "for ddlp's own workers, devices and commands run it on Linux (on Windows: WSL 2)"
@@ -33,7 +33,7 @@ def other_system() -> OtherSystem | None:
 
 
 @functools.cache
-def warn_once(system: str) -> None:
-    """Warn, once a process, and say what works on this system."""
+def tell_once(system: str) -> None:
+    """Say, once a process, what works on this system."""
     works = "DDLPLoader works as torch's DataLoader does, whatever the strategy: its workers run your data set's own code"
-    warn_user(f"ddlp: {OtherSystem(system)} Here {works}.")
+    advise_user(f"ddlp: {OtherSystem(system)} Here {works}.")

@@ -22,7 +22,7 @@ from torchvision import datasets as tv
 
 from csd_engine.data.base import Fetch, Places, Reader, Source, Versions
 from csd_engine.data.joined import fetch_parts
-from csd_engine.errors import SampleError
+from csd_engine.errors import SampleError, noted
 from csd_engine.kernels.pixels import Pixels
 from ddlp.datasets import ImageArrays, ImageFiles
 from ddlp.errors import Untranslatable
@@ -123,15 +123,23 @@ class PortableSet:
         """The target as the data set would give it. Runs the user's target_transform."""
         part, index = self.part(source)
         (target,) = part.targets([index])
-        return target if part.target_transform is None else part.target_transform(target)
+        if part.target_transform is None:
+            return target
+        return _transformed(part.target_transform, [target], [source], self.where)[0]
 
     def targets(self, sources: np.ndarray) -> list[Any]:
         """The targets of source indices (int64), as `target` gives each."""
         if len(self.parts) > 1:
             return [self.target(source) for source in sources.tolist()]
         transform = self.parts[0].target_transform
-        found = self.parts[0].targets(sources.tolist())
-        return found if transform is None else list(map(transform, found))
+        numbers: list[int] = sources.tolist()
+        found = self.parts[0].targets(numbers)
+        return found if transform is None else _transformed(transform, found, numbers, self.where)
+
+    def where(self, source: int) -> str:
+        """Where the sample of a source index lies, for messages."""
+        part, index = self.part(source)
+        return part.where(index)
 
     @property
     def keys(self) -> DictSample | None:
@@ -168,6 +176,20 @@ def _number(index: Any, n: int) -> int:
     except TypeError:
         return n
     return number if -n <= number < n else n
+
+
+def _transformed(
+    transform: Callable, targets: list[Any], sources: list[int], where: Callable[[int], str]
+) -> list[Any]:
+    """Return what the user's target_transform gives for each target. What it raises gets a note with the sample's place."""
+    made: list[Any] = []
+    try:
+        for target in targets:
+            made.append(transform(target))
+    except Exception as error:
+        noted(error, f"It was raised for the target of sample {where(sources[len(made)])}.")
+        raise
+    return made
 
 
 class _PartReader(Reader):

@@ -53,7 +53,7 @@ class PartLeaf(Leaf):
         try:
             return self._open.open(int(self.which[index]), int(self.offsets[index]), int(self.sizes[index]), None)
         except SampleError as error:
-            raise SampleError(self.where(index), error.why) from error
+            raise SampleError(self.where(index), error.why) from error.__cause__
 
     def where(self, index: int) -> str:
         """See `Leaf.where`."""

@@ -1,4 +1,4 @@
-"""One embedded engine for all tests of a file."""
+"""One embedded engine for all tests of a file, and advice that is given anew in each test."""
 
 from __future__ import annotations
 
@@ -6,8 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
+from ddlp.process import user_warnings
 from ddlp.sources.engine.embedded import EmbeddedOptions
 from ddlp.sources.engine.shared_engines import acquire
+
+
+@pytest.fixture(autouse=True)
+def nothing_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Advice of an earlier test comes again."""
+    monkeypatch.setattr(user_warnings, "SAID", set())
 
 
 @pytest.fixture(scope="module")

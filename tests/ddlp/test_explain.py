@@ -112,12 +112,14 @@ def test_the_preset_of_torchvisions_weights_travels() -> None:
         (TensorDataset(torch.zeros(3)), False),
     ],
 )
-def test_only_data_sets_that_plainly_have_images_speak_unasked(dataset: Any, told: bool) -> None:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+def test_only_data_sets_that_plainly_have_images_speak_unasked(
+    dataset: Any, told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         loader = DDLPLoader(dataset)
         list(loader), list(loader)
-    assert ["Photos" in str(one.message) for one in caught] == [True] * told
+    assert ["Photos" in text for text in caplog.messages] == [True] * told
 
 
 def lines_of(loader: DDLPLoader, *names: str) -> list[str]:

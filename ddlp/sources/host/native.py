@@ -21,6 +21,7 @@ from csd_engine.errors import SampleError
 from csd_engine.prepare.batch_maker import Destination, FinishedPlace
 from csd_engine.prepare.read_time import READING
 from csd_engine.prepare.sample import is_bad_image, prepare_sample
+from ddlp.errors import as_raised_by_the_dataset
 from ddlp.sources.base import BatchState, EpochSink, EpochSpec, PreparedBatch, Unwanted
 from ddlp.sources.host.fetch_ahead import FetchAhead
 from ddlp.sources.host.replacing import replace_samples
@@ -95,8 +96,8 @@ def prepare_batch(
     no whole batch of bytes is ever in memory. ``reader``: has the batch's samples, if they were brought from a slow storage.
 
     ``wanted`` is called between samples, or between small parts of an array's samples. Raises `Unwanted` once it returns False.
-    If a sample can't be prepared, raises the sample's own kind of error (OSError, ...) with its file's name. With
-    ``spec.replaces`` another one is made in its place instead.
+    If a sample can't be prepared, raises an error of the type that the data set's own code would have raised, with the sample's
+    file. With ``spec.replaces`` another one is made in its place instead.
     """
     if not wanted():  # later batches of a run may have been delivered and forgotten meanwhile
         raise Unwanted
@@ -107,6 +108,7 @@ def prepare_batch(
             return prepare_batch(spec, position, wanted, finished, there)
     rows = Rows(spec.epilogue, spec.shape, spec.pipeline.boxes, len(sources), spec.pool, finished)
     bad: dict[int, SampleError] = {}
+    failed: list[Exception] = []
     try:
         with spec.maker.start(sources, occurrences, spec.seed, spec.epoch, known=True, reader=reader) as batch:
             at = 0
@@ -122,9 +124,11 @@ def prepare_batch(
                     at += 1
         replaced = replace_samples(spec, position, bad, rows.put_one) if bad else ()
     except SampleError as error:
-        raise as_raised_by_the_dataset(error) from error
+        failed.append(as_raised_by_the_dataset(error))
     finally:
         bad.clear()  # the errors' tracebacks hold this frame: the cycle would keep the loader
+    if failed:
+        raise failed.pop()  # out of the handler, which would change the context of what a user's operator has raised
     return replace(rows.pixels(), replaced=replaced) if replaced else rows.pixels()
 
 
@@ -217,18 +221,11 @@ def no_boxes(samples: int, masks: int) -> np.ndarray | None:
 
 
 def prepare_item(spec: EpochSpec, item: tuple[int, int], out: np.ndarray, boxes: np.ndarray | None) -> None:
-    """Make one sample. If it is unreadable, raises an error of the kind that the data set itself would have raised."""
+    """Make one sample. If it is unreadable, raises an error of the type that the data set itself would have raised."""
+    failed: list[Exception] = []
     try:
         prepare_sample(spec.reader, spec.pipeline, item, spec.seed, spec.epoch, out, boxes)
     except SampleError as error:
-        raise as_raised_by_the_dataset(error) from error
-
-
-def as_raised_by_the_dataset(error: SampleError) -> Exception:
-    """Return an error of the kind that the data set itself would have raised."""
-    cause = error.__cause__
-    kind = type(cause) if isinstance(cause, Exception) else OSError
-    try:
-        return kind(str(error))
-    except Exception:  # its type needs other arguments; torch's own workers do the same then
-        return RuntimeError(str(error))
+        failed.append(as_raised_by_the_dataset(error))
+    if failed:
+        raise failed.pop()

@@ -37,6 +37,7 @@ from torch.utils.data import _DatasetKind, _utils, default_collate, get_worker_i
 from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 from torchvision import tv_tensors
 
+from csd_engine.errors import named, noted
 from csd_engine.kernels import kernel
 from csd_engine.keyed import Keyed
 from ddlp.process.finalizers import when_dropped
@@ -44,6 +45,7 @@ from ddlp.sampling.keyed_generators import GENERATORS
 from ddlp.sampling.own_generators import own_generators
 from ddlp.sampling.sampler_order import default_device
 from ddlp.sources.base import BatchState, EpochSpec, PreparedBatch, StepRunner
+from ddlp.sources.host.collate_errors import with_place
 from ddlp.sources.host.keyed_samples import KeyedBatch, KeyedSamples
 from ddlp.stats.thread_cpu import ELSEWHERE, thread_queued_s
 from ddlp.transfer.epilogue import Epilogue
@@ -128,7 +130,11 @@ class _Samples:
             target, transform = self._batch.targets[k], self.target_transforms[self._batch.parts[k]]
             return image, target if transform is None else transform(target)
         except Exception as error:
-            raise _named(error, self._batch.places[k]) from error
+            place = self._batch.places[k]
+            if get_worker_info() is not None:
+                raise named(error, place)  # noqa: B904  torch carries its type and its text to the training process
+            noted(error, f"It was raised for sample {place}.")
+            raise
 
     def _together(self, joint: Joint, k: int, batch: Bytes) -> tuple[Any, Any]:
         """Return the sample of a joint transform."""
@@ -155,15 +161,6 @@ class _Samples:
         return image if self._tensor is torch.Tensor else tv_tensors.Image(image)
 
 
-def _named(error: Exception, place: str) -> Exception:
-    """Return an error of the same kind that names the sample. The caller sets the user's own error as its cause."""
-    text = f"{place}: {error}"
-    try:
-        return type(error)(text)
-    except Exception:  # its type needs other arguments
-        return RuntimeError(f"{place}: {type(error).__name__}: {error}")
-
-
 @dataclass(frozen=True)
 class _Placed:
     """A batch of the default structure, [images, targets], whose images are at the beginning of a block.
@@ -185,8 +182,17 @@ class _Join:
         self.collate = collate
         self._usual = batched and collate is default_collate
         self.block: torch.Tensor | None = None
+        self.places: Sequence[str] = ()  # of the batch's samples, for messages
 
     def __call__(self, made: Any) -> Any:
+        try:
+            return self._joined(made)
+        except Exception as error:
+            if not self._usual:
+                raise
+            raise with_place(error, [target for _, target in made], self.places)  # noqa: B904
+
+    def _joined(self, made: Any) -> Any:
         block = self.block
         if block is None or not self._usual or default_collate_fn_map.get(torch.Tensor) is not collate_tensor_fn:
             return self.collate(made)
@@ -325,6 +331,7 @@ class OwnSteps:
         boxes = None if batch.boxes is None else torch.from_numpy(batch.boxes)
         made = self._epilogue(batch.images, boxes)
         self._samples.take(self._epilogue.views(made, len(self._samples.views)), batch)
+        self._join.places = batch.places
         try:
             yield
         finally:

@@ -178,7 +178,7 @@ def test_sizes_that_only_an_image_shows():
         pipeline(RESIZE).draw((60000, 1), Keyed(0, 0, 0, 0))
     with pytest.raises(PipelineError, match="would become"):
         pipeline(dict(RESIZE, size=None, max_size=8)).draw((60000, 1), Keyed(0, 0, 0, 0))
-    with pytest.raises(PipelineError, match="larger than the padded image"):
+    with pytest.raises(PipelineError, match="larger than input image size"):
         pipeline(dict(CROP, pad_if_needed=False)).draw((5, 5), Keyed(0, 0, 0, 0))
 
 

@@ -212,3 +212,16 @@ def test_the_checker_knows_samples_that_are_dicts(arrow, batch_size):
     batches = checked(DDLPLoader(HuggingFaceImages(arrow, RANDOM), batch_size, shuffle=True), every=1)
     assert len(list(batches)) == len(batches) and not batches.verdict.refuted
     assert all(batches.verdict.claims[name].looked_at for name in (BITS, LABELS))
+
+
+def test_a_value_that_does_not_go_with_its_batch(contents, tmp_path):
+    """The error has DataLoader's type and text, and names the row."""
+    columns = {"image": [{"bytes": content, "path": None} for content in contents[:3]], "boxes": [[1], [2], [3, 4]]}
+    features = datasets.Features({"image": datasets.Image(), "boxes": datasets.Sequence(datasets.Value("int64"))})
+    datasets.Dataset.from_dict(columns, features).save_to_disk(str(tmp_path / "ragged"))
+    dataset = HuggingFaceImages(datasets.load_from_disk(str(tmp_path / "ragged")), DETERMINISTIC)
+    with pytest.raises(Exception) as plain:
+        next(iter(DataLoader(dataset, 3)))
+    with pytest.raises(type(plain.value), match=r"row 2.*\[3, 4\]") as ours:
+        next(iter(DDLPLoader(dataset, 3, strategy="cpu")))
+    assert str(plain.value) in str(ours.value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import json
+import operator
 import os
 import pickle
 import tarfile
@@ -16,6 +17,7 @@ import pytest
 import torch
 from PIL import Image
 from torch.utils.data import ConcatDataset, Subset
+from torchvision import transforms
 
 import ddlp.tars
 from ddlp import DDLPLoader, TarImages
@@ -243,3 +245,72 @@ def test_a_target_that_is_none(tmp_path):
         _ = TarImages(tmp_path / "x.tar").targets[0]
     with pytest.raises(ValueError, match="target='npy' is none of"):
         TarImages(tmp_path / "x.tar", target="npy")
+
+
+def shard(path: Path, extension: str, targets: list[bytes], image: bytes) -> str:
+    with tarfile.open(path, "w") as tar:
+        for k, target in enumerate(targets):
+            add(tar, f"s{k}.jpg", image)
+            add(tar, f"s{k}.{extension}", target)
+    return str(path)
+
+
+@pytest.mark.parametrize("workers", (0, 2))
+@pytest.mark.parametrize("own_step", (False, True))
+@pytest.mark.parametrize(
+    "extension, targets, kind, what",
+    [
+        ("json", [b'{"label": 1}', b'{"other": 2}'], KeyError, "label"),
+        ("cls", [b"1", b"12345678901234567890"], ValueError, "12345678901234567890.*Overflow when unpacking long long"),
+        ("json", [b"1", b"null"], RuntimeError, "None.*Could not infer dtype of NoneType"),
+        ("json", [b"1", b"[" * 100_000], ValueError, "recursion"),
+        ("txt", [b"a", b"\xff"], ValueError, "utf-8"),
+    ],
+)
+def test_a_target_that_does_not_go_with_its_batch(tmp_path, paths, extension, targets, kind, what, own_step, workers):
+    """The error has DataLoader's type and text, and names the shard and the member."""
+    path = shard(tmp_path / "x.tar", extension, targets, Path(paths[0]).read_bytes())
+    transform = transforms.Compose([DETERMINISTIC, transforms.Lambda(torch.clone)] if own_step else [DETERMINISTIC])
+    dataset = TarImages(path, transform, target=extension)
+    with pytest.raises(kind, match=f"(?s){path}, member s1.jpg.*{what}") as caught:
+        next(iter(DDLPLoader(dataset, 2, num_workers=workers, strategy="cpu")))
+    assert isinstance(caught.value, kind)
+
+
+@pytest.mark.parametrize("workers", (0, 2))
+def test_a_key_that_a_target_transform_misses(tmp_path, paths, workers):
+    """The user's own error arrives as it is; its note names the shard and the member."""
+    path = shard(tmp_path / "x.tar", "json", [b'{"label": 1}', b'{"other": 2}'], Path(paths[0]).read_bytes())
+    dataset = TarImages(path, DETERMINISTIC, operator.itemgetter("label"), target="json")
+    for data in (dataset, ConcatDataset([dataset, dataset])):
+        with pytest.raises(KeyError) as caught:
+            next(iter(DDLPLoader(data, 2, num_workers=workers, strategy="cpu")))
+        assert caught.value.args == ("label",) and f"{path}, member s1.jpg" in " ".join(caught.value.__notes__)
+
+
+def test_files_and_members_that_are_gone_or_broken(tmp_path, paths):
+    """The loader's errors, and those of the data set itself, have DataLoader's type and name the member."""
+    path = shard(tmp_path / "x.tar", "cls", [b"1", b"2"], Path(paths[0]).read_bytes()[:200])
+    dataset = TarImages(path, DETERMINISTIC)
+    plain = Plain(dataset)
+    for made in (lambda: dataset[0], lambda: next(iter(DDLPLoader(dataset, 1))), lambda: next(iter(DDLPLoader(plain, 1)))):
+        with pytest.raises(OSError, match=f"{path}, member s0.jpg.*"):
+            made()
+    os.unlink(path)
+    for made in (lambda: dataset[1], lambda: next(iter(DDLPLoader(Subset(dataset, [1]), 1)))):
+        with pytest.raises(FileNotFoundError, match="member s1.jpg") as caught:
+            made()
+        assert (caught.value.errno, caught.value.filename) == (2, path)
+
+
+class Plain(torch.utils.data.Dataset):
+    """A data set of the user's own, over another."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.inner[index]

@@ -202,7 +202,7 @@ def test_a_function_with_draws_of_its_own_is_found_by_the_probe(leaves_nothing, 
 
 @pytest.mark.parametrize("strategy", ("cpu", "csd", "wrr", "ordered"))
 def test_a_function_that_raises_is_reported_in_its_batchs_place(leaves_nothing, ops, paths, told, strategy):
-    """The host raises the user's own exception with file, line and function. All other batches come."""
+    """The host raises the user's own exception, with a note of file, line and function. All other batches come."""
     data = small(paths, ops.moody())
     loader = make_loader(data, strategy)
     iterator, good, errors = iter(loader), [], []
@@ -210,7 +210,8 @@ def test_a_function_that_raises_is_reported_in_its_batchs_place(leaves_nothing, 
         try:
             good.append(next(iterator))
         except ValueError as error:
-            errors.append(str(error))
+            assert str(error) == "not in the mood"  # the user's own
+            errors.append(" ".join(error.__notes__))
     assert next(iterator, None) is None
     assert errors and good and len(errors) + len(good) == 40 / BATCH
     line = 1 + [text.lstrip()[:6] for text in MY_OPS.read_text().splitlines()].index("raise ")

@@ -13,6 +13,7 @@ auto_rank.py OUT ADDRESS KEYS PHASE... ; torch.distributed's environment says wh
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import threading
@@ -108,6 +109,9 @@ def main() -> None:
 
     warnings.simplefilter("always")
     warnings.showwarning = showwarning
+    handler = logging.Handler()
+    handler.emit = lambda record: showwarning(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("ddlp").addHandler(handler)
     count = BATCHES * ranks
     images = np.zeros((count, 1, 1, 3), np.uint8)
     prepare = load_operators(OPERATOR).prepare(host_s=0.0)
