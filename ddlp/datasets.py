@@ -81,7 +81,7 @@ class ImageFiles(TargetedImages):
         transforms: Callable | None = None,
     ) -> None:
         if len(paths) != len(targets):
-            raise ValueError(f"ImageFiles: {len(paths)} paths but {len(targets)} targets; give one target a path.")
+            raise ValueError(f"ImageFiles: {len(paths)} paths but {len(targets)} targets; give each path one target.")
         if transforms is not None and (transform is not None or target_transform is not None):
             raise ValueError("ImageFiles: transforms= gets image and target; leave transform= and target_transform= out.")
         super().__init__(targets, transform, target_transform)
@@ -124,7 +124,7 @@ class ImageArrays(TargetedImages):
                 "uint8 of (n, height, width, 3) or (n, height, width) is needed."
             )
         if len(images) != len(targets):
-            raise ValueError(f"ImageArrays: {len(images)} images but {len(targets)} targets; give one target an image.")
+            raise ValueError(f"ImageArrays: {len(images)} images but {len(targets)} targets; give each image one target.")
         super().__init__(targets, transform, target_transform)
         self.images = images
 

@@ -33,7 +33,7 @@ from scripts.dockerfile import Copy, Run, Stage, parse
 ROOT = Path(__file__).resolve().parents[1]
 POOLS = ROOT / "templates/pools"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # as in Debian's images
-_MIRROR = os.environ.get("DDLP_CSD_MIRROR", "http://deb.debian.org/debian")
+_MIRROR = os.environ.get("DDLP_CSD_MIRROR", "")  # empty: debootstrap's own
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy")  # docker build hands these on too
 _EPOCHS_S = 300.0
 
@@ -108,8 +108,8 @@ def _base(image: str, root: Path) -> Path:
     if match is None:
         raise SystemExit(f"container_check: FROM {image}: only debian:SUITE-slim can be made by debootstrap here")
     print(f"== FROM {image}: debootstrap {match[1]}", flush=True)
-    command = ["debootstrap", "--variant=minbase", match[1], root, _MIRROR]
-    _quietly(command, f"debootstrap of {match[1]} from {_MIRROR}")
+    command = ["debootstrap", "--variant=minbase", match[1], root, *([_MIRROR] if _MIRROR else [])]
+    _quietly(command, f"debootstrap of {match[1]}")
     return root
 
 

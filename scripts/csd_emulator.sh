@@ -38,13 +38,12 @@
 #
 # DDLP_CSD_CACHE    directory for the Debian systems (default /var/cache/ddlp-csd-emulator; 300 MB for armhf, 450 MB for arm64)
 # DDLP_CSD_STATE    directory for the boards while they exist (default /var/lib/ddlp-csd-emulator)
-# DDLP_CSD_MIRROR   Debian mirror (default http://deb.debian.org/debian)
+# DDLP_CSD_MIRROR   Debian mirror (default: the one of this machine's apt; where that is not Debian's, debootstrap's own)
 set -euo pipefail
 umask 022
 SELF=$(readlink -f "$0")
 CACHE=${DDLP_CSD_CACHE:-/var/cache/ddlp-csd-emulator}
 STATE=${DDLP_CSD_STATE:-/var/lib/ddlp-csd-emulator}
-MIRROR=${DDLP_CSD_MIRROR:-http://deb.debian.org/debian}
 SUITE=bookworm
 BINFMT=/proc/sys/fs/binfmt_misc
 NETWORK=10.77

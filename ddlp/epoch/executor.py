@@ -775,7 +775,7 @@ class EpochExecutor:
             if not device.barred:
                 device.gone = device.barred = True
                 self._ends.notify_all()
-                self._messages.warn(f"device {name} is not used any more in this epoch: {reason}.")
+                self._messages.warn(f"device {name} is not used any more in this epoch: {reason.rstrip('.')}.")
             self._act()
 
     # -- under the lock ------------------------------------------------------------------------------------------

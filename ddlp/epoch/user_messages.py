@@ -65,7 +65,7 @@ class UserMessages:
             self.remarks.pop((device, _RETURN), None)
         if reason is not None and device not in self._away:
             self._away.add(device)
-            self.warn(f"device {device} is gone ({reason}); the host prepares its batches.")
+            self.warn(f"device {device} is gone ({reason.rstrip('.')}); the host prepares its batches.")
 
     def retires(self, device: str, reason: str) -> None:
         """Note that a device finishes what it has, and goes. There is no warning for that."""

@@ -80,7 +80,7 @@ class Checked:
     def verdict(self) -> Verdict:
         """The verdict on the last epoch, or so far on the epoch under way. Raises DDLPError before the first."""
         if not self.verdicts:
-            raise DDLPError("verdict: no epoch has begun; iterate over it first")
+            raise DDLPError("verdict: no epoch has begun; iterate over the loader first")
         return self.verdicts[-1]
 
     def __len__(self) -> int:

@@ -293,7 +293,7 @@ class Controller:
             if not agreement.lost:
                 return None
             self.agreement = None
-            return f"rank {agreement.rank} decides by itself from now on which devices take part: {agreement.lost}."
+            return f"rank {agreement.rank} decides by itself from now on which devices take part: {agreement.lost.rstrip('.')}."
         self._agreed_at, news = self._batches, None
         if agreed.window is not None:
             self._window, self._judged = None, agreed.rank

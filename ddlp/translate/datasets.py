@@ -331,7 +331,7 @@ def _ways(dataset: Any) -> tuple[str, ...]:
     files = "ddlp.ImageFiles(self.paths, self.targets, self.transform)"
     if isinstance(dataset, tv.DatasetFolder):
         files = "ddlp.ImageFiles([path for path, _ in self.samples], self.targets, self.transform, self.target_transform)"
-    return WAYS, f"or give its class a method that does so: def __ddlp__(self): return {files}"
+    return WAYS, f"give its class a method that does so: def __ddlp__(self): return {files}"
 
 
 def _refuse_samples_of_its_own(dataset: Any) -> None:

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2154 # variables of csd_emulator.sh: MIRROR SUITE
+# shellcheck disable=SC2154 # a variable of csd_emulator.sh: SUITE
 # The recipe of the Debian system that boards boot from: made once, kept in the cache, used by every board as a read-only lower layer.
 #
 # Packages are fetched and unpacked by the host's own apt and dpkg, at full speed; only their maintainer scripts run under qemu.
@@ -53,12 +53,26 @@ build() {
 
 step() { echo "== $* ($SECONDS s)"; echo "csd_emulator: $*" >&3; }
 
+# mirror: prints the URL of a Debian mirror.
+mirror() {
+  local found=${DDLP_CSD_MIRROR:-}
+  # shellcheck disable=SC2016 # apt's own $(...)
+  [ -n "$found" ] || found=$(apt-get indextargets --format '$(ORIGIN)|$(LABEL)|$(REPO_URI)' 'Created-By: Packages' |
+    sed -nE 's/^Debian\|Debian\|//p; s/^\|\|(.*\/debian\/?)$/\1/p' | head -n 1) # the second: lists were never fetched
+  [ -n "$found" ] || found=$(sed -nE 's/^DEF_MIRROR="(.*)"$/\1/p' "$(command -v debootstrap)" 2>/dev/null | head -n 1) || true
+  [ -n "$found" ] || die "no Debian mirror is known: this machine's apt has none, and debootstrap is not installed" \
+    "name one: DDLP_CSD_MIRROR=URL, or: apt-get install debootstrap"
+  echo "$found"
+}
+
 # fetch ARCH DIR: .debs of all packages to DIR/debs, their names to DIR/bare.list and DIR/ready.list.
 fetch() {
   local arch=$1 work=$2 apt=$2/apt
+  local from
+  from=$(mirror)
   mkdir -p "$apt/etc" "$apt/state/lists/partial" "$work/debs/partial"
   : >"$apt/status"
-  echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $MIRROR $SUITE main" >"$apt/etc/sources.list"
+  echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $from $SUITE main" >"$apt/etc/sources.list"
   {
     echo "Dir::State \"$apt/state\"; Dir::State::status \"$apt/status\"; Dir::Cache \"$apt/cache\"; Dir::Cache::archives \"$work/debs\";"
     echo "Dir::Etc \"$apt/etc\"; Dir::Etc::Parts \"none\"; Dir::Etc::SourceParts \"none\"; Dir::Etc::PreferencesParts \"none\";"
@@ -68,7 +82,7 @@ fetch() {
     apt-config dump Acquire | grep -iE '^Acquire::(https?|Check)' || true
   } >"$apt/apt.conf"
   mkdir -p "$apt/cache"
-  step "fetching packages from $MIRROR"
+  step "fetching packages from $from"
   export APT_CONFIG=$apt/apt.conf
   apt-get update
   for kind in bare ready; do

@@ -1,6 +1,8 @@
 """`loader.explain()`: what it says, and where."""
 
+import re
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,10 +11,12 @@ import torch
 from PIL import Image
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 from torchvision import transforms
+from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 from torchvision.transforms._presets import ImageClassification
 
 from ddlp import DDLPLoader, ImageArrays, ImageFiles
+from ddlp.errors import Untranslatable
 from tests.ddlp.sources.in_process import InProcess
 from tests.engine_process import until
 
@@ -163,3 +167,31 @@ def test_a_notebook_shows_it_once(capsys: pytest.CaptureFixture[str]) -> None:
         assert "strategy" not in capsys.readouterr().out
     finally:
         type(shell).clear_instance()
+
+
+SLIPS = re.compile(r"\b(or|and|the|a|to|of|it|its|is) \1\b|(?<!\.)\.\.(?![./])|[;,] ?[.;,]|: ?[.;,:] | [.,;] ")
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_a_message_reads_as_one_sentence(number: int, tmp_path: Path) -> None:
+    """Its parts are joined without a doubled word or stop."""
+    (tmp_path / "a").mkdir()
+    Image.new("RGB", (40, 30)).save(tmp_path / "a" / "0.png")
+    own = transforms.Compose([Ours(), transforms.ToTensor()])
+    erasing = transforms.RandomErasing(), transforms.RandomErasing(value="random")
+    datasets: list[Any] = [
+        Photos(transforms.ToTensor()),
+        type("MyFolder", (ImageFolder,), {"__getitem__": lambda self, index: index})(tmp_path),
+        ConcatDataset([Photos(own), Photos(transforms.ToTensor())]),
+        files(own),
+        files(transforms.Compose([transforms.ToTensor(), *erasing])),
+        TensorDataset(torch.zeros(3)),
+    ]
+    dataset = datasets[number]
+    texts = [DDLPLoader(dataset, 2).explain()]
+    with pytest.raises(Untranslatable) as told:
+        iter(DDLPLoader(dataset, 2, strategy="csd"))
+    texts.append(str(told.value))
+    assert "Ways out: " in texts[1]
+    for text in texts:
+        assert SLIPS.search(text.replace("...", "")) is None, text

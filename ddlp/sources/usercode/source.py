@@ -92,7 +92,7 @@ class UserCodeSource:
 
     def _stay_out(self, sink: EpochSink, why: str) -> None:
         if self._nodes.tell(why):
-            sink.warn(f"{self.name} takes no part, the host prepares its batches: {why}.")
+            sink.warn(f"{self.name} takes no part, the host prepares its batches: {why.rstrip('.')}.")
         sink.absent(self.name, DDLPError(why), told=True)
         sink.remark(self.name, f"it takes no part: {why}")
 

@@ -7,6 +7,7 @@ import os
 import re
 import struct
 import subprocess
+import sys
 import traceback
 
 import pytest
@@ -248,3 +249,53 @@ def test_from_a_worker_as_from_dataloaders(odd, function):
             next(iter(kind(odd, 2, num_workers=1, **options)))
         found.append((type(caught.value), str(caught.value).splitlines()[0]))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_image_that_an_operator_refuses_is_replaced_where_asked(odd, way):
+    transform = transforms.Compose([transforms.RandomCrop(12), transforms.ToTensor()])
+    dataset = ImageFiles([path for path, _ in odd.samples], range(len(odd)), transform)
+    small = [min(Image.open(path).size) < 12 for path in dataset.paths]
+    loader = DDLPLoader(dataset, len(dataset), seed=1, on_error="replace", max_replaced=1.0, **WAYS[way])
+    ((images, _),) = loader
+    assert len(images) == len(dataset) and loader.report().replaced == sum(small) > 0
+
+
+def test_warnings_as_errors_end_no_training(tmp_path):
+    """Advice is a line on stderr, once, where the user has set up no logging, and a log record where there is some."""
+    for number in range(4):
+        Image.new("RGB", (30, 30)).save(tmp_path / f"{number}.png")
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    for more, line in (((), "ddlp: torch's own workers"), (("log",), "WARNING ddlp train.py:22 ddlp: torch's own workers")):
+        done = subprocess.run([sys.executable, "-W", "error", script, tmp_path, *more], capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (0, "4 4 4 4\n"), done.stderr
+        lines = done.stderr.splitlines()
+        assert len(lines) == 1 and lines[0].startswith(line) and "loader.explain()" in lines[0]
+
+
+TRAIN = """\
+import glob, logging, sys
+from PIL import Image
+from torch.utils.data import Dataset
+from torchvision import transforms
+from ddlp import DDLPLoader
+
+class Own(Dataset):
+    paths = sorted(glob.glob(sys.argv[1] + "/*.png"))
+    transform = transforms.Compose([transforms.Resize((8, 8)), transforms.ToTensor()])
+
+    def __len__(self):
+        return len(self.paths)
+
+    def __getitem__(self, index):
+        return self.transform(Image.open(self.paths[index]).convert("RGB")), index
+
+if "log" in sys.argv:
+    logging.basicConfig(format="%(levelname)s %(name)s %(filename)s:%(lineno)d %(message)s")
+seen = []
+for workers in (0, 2):
+    loader = DDLPLoader(Own(), 2, num_workers=workers)
+    seen += [sum(len(labels) for _, labels in epoch) for epoch in (loader, loader)]
+print(*seen)
+"""
