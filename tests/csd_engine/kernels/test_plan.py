@@ -105,6 +105,16 @@ def test_jobs_and_boxes_are_the_definitions(kernel):
     assert len(kinds) == 4 + 3 + 2 + 8
 
 
+def test_numbers_are_drawn_in_single_precision(kernel):
+    """0.49 of a square of 75 pixels has sides of 52.5, which are 52 in double precision, and 53 in torch's."""
+    numbers = {"scale": [0.49, 0.49], "ratio": [1.0, 1.0]}
+    ops = [{"op": "RandomResizedCrop", "size": [75, 75], "interpolation": "bilinear", **numbers}]
+    erasing = {"op": "RandomErasing", "p": 1.0, **numbers}
+    pipeline = Pipeline.parse({"format": 1, "order": "pillow13", "mode": "RGB", "ops": [*ops, erasing]})
+    job, ((top, left, bottom, right),) = file_plan(pipeline, kernel).job((75, 75), (0, 0, 0, 0))
+    assert (job.width, job.height, bottom - top, right - left) == (53, 53, 53, 53)
+
+
 NOT_DRAWN = {
     "another filter": [("Resize", {"size": [9, 9], "interpolation": "nearest"})],
     "borders": [("RandomCrop", {"size": [9, 9], "padding": [1, 1, 1, 1]})],

@@ -15,6 +15,7 @@ CROP = {"op": "RandomCrop", "size": [32, 32], "padding": [4, 4, 4, 4], "pad_if_n
 FLIP, FLOP = {"op": "RandomHorizontalFlip", "p": 0.5}, {"op": "RandomVerticalFlip", "p": 0.4}
 CUTOUT = {"op": "Cutout", "holes": 2, "length": 11}
 ERASING = {"op": "RandomErasing", "p": 0.6, "scale": [0.02, 0.9], "ratio": [0.1, 9.0]}
+HALF = {"op": "RandomErasing", "p": 1.0, "scale": [0.25, 0.25], "ratio": [0.36, 0.36]}  # many sides near a half
 MODES = ["constant", "edge", "reflect", "symmetric"]
 CENTER = {"op": "CenterCrop", "size": [20, 45]}
 
