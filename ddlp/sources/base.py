@@ -78,10 +78,9 @@ class EpochSpec:
         sources = sources[sources >= 0]
         return (sources if self.cache is None else self.cache.missing(self.reader, sources)).tolist()
 
-    def check(self, position: int) -> None:
-        """Raise the error that DataLoader gives if the sampler has asked for a sample that does not exist."""
-        for request in self.plan.wrong(position):
-            raise IndexError(f"no sample {request!r}") if self.error_of is None else self.error_of(request)
+    def refused(self, request: Any) -> Exception:
+        """Return the error that DataLoader gives for a request that `EpochPlan.wrong` returns."""
+        return IndexError(f"no sample {request!r}") if self.error_of is None else self.error_of(request)
 
 
 class StepRunner(Protocol):

@@ -266,7 +266,8 @@ class DaliHost:
         spec = self._spec
         if not wanted():  # for the same reason as in prepare_batch
             raise Unwanted
-        spec.check(position)
+        for request in spec.plan.wrong(position):
+            raise spec.refused(request)
         items = spec.plan.image_items(position)
         gpu_transfer = self._graphs.gpu_transfer
         n = len(items)

@@ -101,7 +101,8 @@ def prepare_batch(
     """
     if not wanted():  # later batches of a run may have been delivered and forgotten meanwhile
         raise Unwanted
-    spec.check(position)
+    for request in spec.plan.wrong(position):
+        raise spec.refused(request)
     sources, occurrences = spec.plan.images(position)
     if reader is None and spec.reader.slow:
         with at_hand(spec.reader, spec.to_read(sources), wanted) as there:

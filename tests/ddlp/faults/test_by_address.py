@@ -205,7 +205,7 @@ def test_not_on_the_allow_list(engines, data, images):
 def test_another_protocol(engines, data, images, monkeypatch):
     engine = engines("--root", str(images))
     monkeypatch.setattr(protocol, "PROTOCOL", 99)
-    fails(make_loader(data, "csd", csd=device(engine)), EngineRefused, "(?s)protocol 3.*protocol 99.*same version")
+    fails(make_loader(data, "csd", csd=device(engine)), EngineRefused, "(?s)protocol 4.*protocol 99.*same version")
 
 
 def test_roots_without_the_data_set(engines, data, tmp_path):

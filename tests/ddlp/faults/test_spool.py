@@ -14,7 +14,7 @@ from csd_engine.errors import EngineError, SpoolError
 from ddlp import DDLPError
 from tests.ddlp.faults.scene import make_loader, train, until
 
-FILE_BYTES = 4096 + 4 * 32 * 32 * 3 + 4 * 16
+FILE_BYTES = 4096 + 4 * 32 * 32 * 3 + 4 * 16 + 4  # a header, images, boxes, and which rows are left to the host
 
 root_only = pytest.mark.skipif(os.getuid() != 0, reason="mounts, or becomes another user")
 

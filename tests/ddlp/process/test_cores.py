@@ -98,14 +98,22 @@ def test_workers_that_are_started_inside_are_in_order() -> None:
 
 @two_cpus
 def test_an_engine_has_cpus_of_its_own() -> None:
-    burning = "import os, sys, time; os.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: print(time.process_time())"
-    process = subprocess.Popen([sys.executable, "-u", "-c", burning, str(USABLE[1])], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
+    burning = (
+        "import os, sys, time; os.sched_setaffinity(0, {int(sys.argv[1])})\n"
+        "for line in sys.stdin:\n"
+        "    until = time.process_time() + float(line)\n"
+        "    while time.process_time() < until: pass\n"
+        "    print()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-c", burning, str(USABLE[1])], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdin is not None and process.stdout is not None
 
     def wait() -> None:
-        begun = float(process.stdout.readline())
-        while float(process.stdout.readline()) < begun + BURN_S:
-            pass
+        process.stdin.write(f"{BURN_S}\n")
+        process.stdin.flush()
+        process.stdout.readline()
 
     try:
         wait()
