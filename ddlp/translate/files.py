@@ -41,7 +41,10 @@ class FileLeaf(Leaf):
         try:
             return open_sample(path)._replace(path=named)
         except SampleError as error:
-            raise SampleError(named, error.why) from error.__cause__
+            cause = error.__cause__
+            if isinstance(cause, OSError) and cause.filename == path:
+                cause.filename = named
+            raise SampleError(named, error.why) from cause
 
     def _path(self, index: int) -> str:
         return os.path.join(self.directory, os.fspath(self.files[index]))
