@@ -332,10 +332,10 @@ def train(
     side = _beside(training, task, options, rank)
     with Interrupt(after_the_step=ranks == 1) as interrupt, side or contextlib.nullcontext():
         for number in range(first, options.epochs):
-            begin_epoch(loader, seed, number)
             if loader_state is not None and isinstance(loader, DDLPLoader):
-                loader.load_state_dict(loader_state)
+                loader.load_state_dict(loader_state)  # first: it brings the generators of the run that was broken off
                 loader_state = None
+            begin_epoch(loader, seed, number)
             run.epochs.append(epoch := Epoch(number))
             title = f"{strategy} seed {seed} epoch {number + 1}/{options.epochs}"
             with around(epoch):

@@ -97,10 +97,9 @@ def test_a_file_too_large_for_the_device_comes_from_the_host(paths, engine, tmp_
     expected = by_target(list(DDLPLoader(numbered(paths, RANDOM), batch_size=7, seed=3)))
     data = numbered([*paths[:12], str(large), *paths[13:]], RANDOM)
     loader = DDLPLoader(data, batch_size=7, seed=3, strategy="csd", spool=engine)
-    with pytest.warns(UserWarning, match="could not prepare a batch, the host does.*larger than 256 MiB"):
-        found = by_target(list(loader))
+    found = by_target(list(loader))
     assert all(torch.equal(found[k], expected[k]) for k in range(SAMPLES))
-    assert loader.report().batches_csd == len(loader) - 1
+    assert loader.report().batches_csd == len(loader)  # of its batch, the host makes that sample alone
 
 
 def test_a_batch_that_is_not_wanted_any_more_is_left(paths, monkeypatch, need_kernel):
