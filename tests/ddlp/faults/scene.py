@@ -86,6 +86,11 @@ def train(loader: Any, step_s: float = 0.0, at: dict[int, Callable[[], Any]] | N
     return batches
 
 
+def until_ready(loader: DDLPLoader) -> None:
+    """Wait until a device has a batch ready in the epoch that runs: on a busy machine its engine may start late."""
+    until(lambda: loader._last.executor.ledger.ready_csd, 60, "a batch of the device")
+
+
 # -- processes ---------------------------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from ddlp import Device
 from ddlp.config import LoaderConfig
-from tests.ddlp.faults.scene import BATCH, alive, device, make_loader, train, until
+from tests.ddlp.faults.scene import BATCH, alive, device, make_loader, train, until, until_ready
 from tests.engine_process import EngineProcess
 from tests.needs import need
 
@@ -29,12 +29,14 @@ HOST = """
     batches = []
     for batch in loader:
         batches.append(batch)
+        if len(batches) == 1:
+            until_ready(loader)
         time.sleep(0.03)
         if loader.report().batches_csd == 1:
             said("at work")
     truth.check(batches)
     said("whole")
-    truth.check(train(loader, 0.03), 1)
+    truth.check(train(loader, 0.03, at={0: lambda: until_ready(loader)}), 1)
     said("device", loader.report().batches_csd > 0)
 """
 
@@ -109,13 +111,13 @@ def test_a_cut_network(namespace, spool, data, truth, told, images, tmp_path):
     try:
         loader = make_loader(data, "wrr", csd=Device(engine.address, engine.keys, spool=tmp_path / "none"))
         connections = loader._reached(LoaderConfig.of(loader))
-        truth.check(train(loader, 0.02))
+        truth.check(train(loader, 0.02, at={0: lambda: until_ready(loader)}))
         assert loader.report().batches_csd and not len(told)
         truth.check(train(loader, 0.03, at={5: lambda: ip("link", "set", f"dd{name}", "down")}), 1)
         until(lambda: not job_directories(engine), 10, "an empty spool")
         ip("link", "set", f"dd{name}", "up")
         until(lambda: connections._places[engine.address].link.lost, 10, "the loss to be noticed")
-        truth.check(train(loader, 0.03), 2)
+        truth.check(train(loader, 0.03, at={0: lambda: until_ready(loader)}), 2)
         assert loader.report().batches_csd
         assert len(told) <= 1, list(told)  # none if the epoch was over before the silence had lasted long enough
     finally:

@@ -21,7 +21,7 @@ from torchvision import transforms as T
 
 from csd_engine.errors import EngineRefused
 from ddlp import DDLPError, DDLPLoader, Device, ImageArrays, ImageFiles
-from tests.ddlp.faults.scene import Truth, make_loader, train, transform, until
+from tests.ddlp.faults.scene import Truth, make_loader, train, transform, until, until_ready
 
 OVER_THE_SOCKET = "batches are sent over the engine's socket"
 
@@ -36,7 +36,7 @@ def test_without_a_shared_spool(engines, data, truth, told, images, tmp_path, st
     engine = engines("--root", str(images), "--slowdown", "2")
     loader = make_loader(data, strategy, csd=apart(engine, tmp_path))
     for epoch in range(2):
-        truth.check(train(loader, 0.01), epoch)
+        truth.check(train(loader, 0.01, at={0: lambda: until_ready(loader)}), epoch)
         until(lambda: not list(engine.spool.glob("job-*")), 5, "the job's end with its epoch")
     report = loader.report()
     assert report.batches_csd and not len(told), list(told)
@@ -222,7 +222,7 @@ def test_a_spool_that_shows_files_a_little_late(engines, data, truth, told, imag
     seen = tmp_path / "mounted"
     with LaggingView(engine.spool, seen, 0.1):
         loader = make_loader(data, "wrr", csd=Device(engine.address, engine.keys, spool=seen))
-        truth.check(train(loader, 0.05))
+        truth.check(train(loader, 0.05, at={0: lambda: until_ready(loader)}))
         assert loader.report().batches_csd and not len(told), list(told)
         (place,) = loader._connections._places.values()
         assert place.shared and place.link.stream._fetches == place.link.sealed._fetches == 0
