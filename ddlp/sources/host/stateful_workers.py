@@ -582,12 +582,21 @@ def check_workers(loader: Any, resume: Resume) -> None:
 
 
 def load_here(loader: Any, resume: Resume) -> None:
-    """Give a map-style data set its state again, without workers. That may set a generator from which the epoch draws."""
+    """Give a map-style data set its state again, without workers.
+
+    If that moves torch's generator, it moves to where it was when the batch before was made. The epoch's draws go on from the
+    loader's own state of it, or from where the script has put it since.
+    """
     if resume.workers is None or loader.num_workers or isinstance(loader.dataset, IterableDataset):
         return
     state, _ = resume.workers["states"][0]
-    if state is not None:
-        loader.dataset.load_state_dict(state["dataset"])
+    if state is None:
+        return
+    before = capture(_torchs(), python=False)
+    loader.dataset.load_state_dict(state["dataset"])
+    if "torch" in (resume.generators or {}) and capture(_torchs(), python=False) != before:
+        untouched = before["torch"] == (resume.at_load or {}).get("torch")
+        put({"torch": resume.generators["torch"]} if untouched else before, _torchs())
 
 
 def lasting(loader: Any) -> dict[str, Any] | None:
