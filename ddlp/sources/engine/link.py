@@ -352,11 +352,11 @@ class EngineLink:
             self._look_answers.put(EngineGone(reason))
             for asked in asking:
                 asked.answers.put(None)
+            self.stream.end(reason)  # before the jobs, which close then: a thread that fetches learns what came first
+            self.sealed.end(reason)
             for job in jobs:
                 job.tell(EngineLost(reason))
                 job.answers.put(EngineGone(reason))
-            self.stream.end(reason)
-            self.sealed.end(reason)
             if wire is not None:
                 wire.close()
             wakeup.close()
