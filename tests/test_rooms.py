@@ -40,8 +40,8 @@ FLOORS = (
     ("ddlp.pools", "ddlp.recording", "ddlp.remembered", "ddlp.auto_workers"),
     ("ddlp.loader",),
     ("ddlp", "ddlp.observe", "ddlp.integrations", "ddlp.swap", "ddlp.evaluation"),
-    ("ddlp.bench",),
     ("ddlp.tryout",),
+    ("ddlp.bench",),
     ("ddlp.cli",),
     ("ddlp.__main__",),
 )  # fmt: skip

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 import functools
-import importlib.metadata
 import json
 import os
-import platform
-import re
 import signal
 import statistics
 import subprocess
@@ -18,23 +14,20 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from csd_engine.machine.computer import cpu_model
 from ddlp.errors import DDLPError
+from ddlp.process.machine import machine
 from ddlp.process.output_file import try_file
+from ddlp.tryout.rounds import rotated
 
 __all__ = [
-    "Aim", "BenchFailed", "Say", "Terminated", "add_output", "alternate", "child", "emit", "end_on_sigterm", "machine",
-    "machine_line", "ratios", "rotated", "say", "spread", "try_output", "two_cpus", "user_environment",
+    "Aim", "BenchFailed", "Say", "Terminated", "add_output", "alternate", "child", "emit", "end_on_sigterm", "machine_line",
+    "say", "spread", "try_output", "two_cpus", "user_environment",
 ]  # fmt: skip
 
 Say = Callable[[str], None]
-_T = TypeVar("_T")
 _HOME = Path(__file__).resolve().parents[2]  # the directory that holds this ddlp
-_PACKAGES = (
-    "torch", "torchvision", "numpy", "Pillow", "pyzmq", "nvidia-dali-cuda120", "nvidia-dali-cuda130", "spdl", "turboloader",
-)  # fmt: skip
 
 
 class BenchFailed(DDLPError):
@@ -80,17 +73,6 @@ def say(text: str) -> None:
 def spread(values: Sequence[float], form: str = ".0f") -> str:
     """Return "median (least .. most)"."""
     return f"{statistics.median(values):{form}} ({min(values):{form}} .. {max(values):{form}})"
-
-
-def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    """Divide round by round. What changes from round to round (clock, other programs) affects both figures of a round."""
-    return [a / b for a, b in zip(ours, theirs, strict=True)]
-
-
-def rotated(items: Sequence[_T], number: int) -> list[_T]:
-    """Return all items in the order of round ``number``: each round begins with the item after the one before."""
-    first = number % len(items)
-    return [*items[first:], *items[:first]]
 
 
 def alternate(
@@ -156,42 +138,6 @@ def on_all_cores(
 
     with ThreadPoolExecutor(len(cores)) as pool:
         return [answer for answers in pool.map(one_core, range(len(cores))) for answer in answers]
-
-
-def machine() -> dict[str, Any]:
-    """Return facts about this machine: processor, memory, versions, the kernel in use, the time."""
-    memory = re.search(r"MemTotal:\s*(\d+)", Path("/proc/meminfo").read_text()) if Path("/proc/meminfo").exists() else None
-    versions = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return {
-        "processor": cpu_model(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gb": round(int(memory.group(1)) / 1e6) if memory else None,
-        "system": f"{platform.system()} {platform.release()}",
-        "versions": versions,
-        "libjpeg": _libjpeg(),
-        "kernel": _kernel(),
-        "load": [round(part, 2) for part in os.getloadavg()],
-        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-    }
-
-
-def _libjpeg() -> str:
-    from PIL import features
-
-    return f"{features.version('libjpeg_turbo') or features.version('jpg')}"
-
-
-def _kernel() -> str:
-    """Return the compiled kernel's variant, or why there is none."""
-    from csd_engine.kernels import kernel, why_not
-
-    found = kernel()
-    return f"none ({why_not()})" if found is None else found.variant
 
 
 def machine_line(found: Mapping[str, Any]) -> str:

@@ -20,7 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ddlp.bench.common import Terminated, machine, machine_line, say, user_environment
+from ddlp.bench.common import Terminated, machine_line, say, user_environment
+from ddlp.process.machine import machine
 
 PARTS = Path("data/bench/report")
 DOCUMENT = Path("docs/benchmarks.md")

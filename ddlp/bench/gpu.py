@@ -27,7 +27,7 @@ import torch
 from csd_engine.batchfile.layout import DATA_OFFSET
 from csd_engine.batchfile.reader import Layout, open_batch
 from csd_engine.batchfile.writer import BatchWriter
-from ddlp.bench.common import Aim, BenchFailed, add_output, alternate, emit, ratios, say, spread
+from ddlp.bench.common import Aim, BenchFailed, add_output, alternate, emit, say, spread
 from ddlp.errors import DDLPError
 from ddlp.schedule.slots import FETCHERS
 from ddlp.transfer.choose_transfer import WAYS, ways
@@ -36,6 +36,7 @@ from ddlp.transfer.epilogue import Epilogue
 from ddlp.transfer.file_readers import BLOCK_BYTES, READERS, FileReader, PinnedReader
 from ddlp.transfer.gpu_transfer import FileTransfer, GpuTransfer
 from ddlp.transfer.mapped_batch import may_map
+from ddlp.tryout.rounds import ratios
 
 BOUND, RAW = "copy from page-locked memory", "raw read"
 ALONE, WHOLE = "{}: read", "{}: read, verified, finished"

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from ddlp.bench import bits
-from ddlp.bench.common import Aim, Say, add_output, alternate, child, emit, ratios, say, spread
+from ddlp.bench.common import Aim, Say, add_output, alternate, child, emit, say, spread
 from ddlp.bench.contenders import (
     BARE,
     BARE_TWO,
@@ -40,6 +40,7 @@ from ddlp.bench.contenders import (
 )  # fmt: skip
 from ddlp.bench.data import MEANS_KB, PIPELINES, PRESETS, add_data, ensure_data
 from ddlp.bench.metronome import Metronome
+from ddlp.tryout.rounds import ratios
 
 _BATCH = {"cifar10": 256}
 # (pipeline, mean file size in kB) -> contender -> the wanted ratios: to DataLoader's best, and to DALI (None: no aim).

@@ -27,7 +27,7 @@ from torchvision import transforms
 
 from csd_engine.batchfile.reader import Layout
 from csd_engine.batchfile.writer import BatchWriter
-from ddlp.bench.common import Aim, add_output, emit, ratios, say, spread
+from ddlp.bench.common import Aim, add_output, emit, say, spread
 from ddlp.datasets import ImageArrays
 from ddlp.loader import DDLPLoader
 from ddlp.process.cores import cpu_s, family
@@ -38,6 +38,7 @@ from ddlp.sources.base import BatchState, PreparedBatch
 from ddlp.sources.host.native import prepare_batch
 from ddlp.transfer.mapped_batch import map_batch
 from ddlp.transfer.memory_pool import MemoryPool
+from ddlp.tryout.rounds import ratios
 
 BOUND_US = 100.0
 _QUOTA = 1024  # batches in the device's spool, as for an embedded engine

@@ -27,11 +27,12 @@ from torch.utils.data import DataLoader, Subset
 
 from ddlp.bench import data
 from ddlp.bench.bare import Bare, Timed, both_at_once, delivered_as
-from ddlp.bench.common import Aim, BenchFailed, add_output, emit, ratios, rotated, say, spread, two_cpus
+from ddlp.bench.common import Aim, BenchFailed, add_output, emit, say, spread, two_cpus
 from ddlp.bench.metronome import Metronome
 from ddlp.loader import DDLPLoader
 from ddlp.process.cores import pinned
 from ddlp.schedule.strategies import STRATEGIES
+from ddlp.tryout.rounds import ratios, rotated
 
 Speeds = tuple[float, float]  # of the host's and of the engine's core, the metronome's samples a second
 PEERS = ("DataLoader, 0 workers", "DataLoader, 1 worker")

@@ -25,9 +25,10 @@ import torch
 from csd_engine.batchfile.checksum import Checksum
 from csd_engine.batchfile.reader import Layout, read_batch
 from csd_engine.batchfile.writer import BatchWriter
-from ddlp.bench.common import Aim, add_output, alternate, emit, ratios, say, spread
+from ddlp.bench.common import Aim, add_output, alternate, emit, say, spread
 from ddlp.process.cores import pinned
 from ddlp.transfer.mapped_batch import map_batch
+from ddlp.tryout.rounds import ratios
 
 MAPPED = "a mapping"
 WAYS = (MAPPED, "memory that is there", "fresh memory")

@@ -22,13 +22,14 @@ from typing import Any
 
 from torch.utils.data import Subset
 
-from ddlp.bench.common import Aim, add_output, emit, ratios, rotated, say, spread
+from ddlp.bench.common import Aim, add_output, emit, say, spread
 from ddlp.bench.data import add_data, dataset, ensure_data
 from ddlp.bench.overhead import dataset as one_pixel
 from ddlp.loader import DDLPLoader
 from ddlp.observe.run import read_run
 from ddlp.process.cores import cpu_s, family
 from ddlp.schedule.strategies import STRATEGIES
+from ddlp.tryout.rounds import ratios, rotated
 
 BOUND = 0.01
 """Recording may cost this part of an epoch's CPU time."""

@@ -19,9 +19,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ddlp.bench.common import Aim, add_output, alternate, child, emit, ratios, say, spread, two_cpus
+from ddlp.bench.common import Aim, add_output, alternate, child, emit, say, spread, two_cpus
 from ddlp.bench.data import MEANS_KB, add_data, ensure_data
 from ddlp.process.cores import ran_on
+from ddlp.tryout.rounds import ratios
 
 PEER = "DataLoader"
 STRATEGIES = {"DDLPLoader, cpu": "cpu", "DDLPLoader, wrr": "wrr"}

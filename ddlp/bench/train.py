@@ -26,11 +26,12 @@ from torch import nn
 from torch.utils.data import DataLoader, Subset
 
 from ddlp.bench import data
-from ddlp.bench.common import Aim, BenchFailed, add_output, emit, ratios, rotated, say, spread
+from ddlp.bench.common import Aim, BenchFailed, add_output, emit, say, spread
 from ddlp.loader import DDLPLoader
 from ddlp.process.cores import pinned
 from ddlp.schedule.strategies import called
 from ddlp.sources.engine.shared_engines import acquire
+from ddlp.tryout.rounds import ratios, rotated
 
 BASELINE = "DataLoader"
 STRATEGIES = ("cpu", "mte", "wrr")

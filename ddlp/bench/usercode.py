@@ -22,11 +22,12 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
 
-from ddlp.bench.common import Aim, add_output, alternate, emit, ratios, say, spread
+from ddlp.bench.common import Aim, add_output, alternate, emit, say, spread
 from ddlp.bench.data import add_data, ensure_data
 from ddlp.bench.user_images import IMAGE_SETS, missing
 from ddlp.loader import DDLPLoader
 from ddlp.process.cores import pinned
+from ddlp.tryout.rounds import ratios
 
 PEER, OURS = "DataLoader", "DDLPLoader"
 _AIM = 0.95

@@ -8,20 +8,11 @@ import time
 
 import pytest
 
-from ddlp.bench.common import (
-    Aim,
-    BenchFailed,
-    add_output,
-    alternate,
-    child,
-    emit,
-    machine,
-    machine_line,
-    ratios,
-    spread,
-)
+from ddlp.bench.common import Aim, BenchFailed, add_output, alternate, child, emit, machine_line, spread
 from ddlp.bench.memory import held_bytes
 from ddlp.cli import main
+from ddlp.process.machine import machine
+from ddlp.tryout.rounds import ratios
 
 MEGABYTE = 1 << 20
 

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddlp.bench.common import machine, machine_line, user_environment
+from ddlp.bench.common import machine_line, user_environment
 from ddlp.bench.everything import Part, _path, document, planned
 from ddlp.cli import _BENCHES, main, make_parser
+from ddlp.process.machine import machine
 from tests.ddlp.faults.scene import processes
 from tests.engine_process import until
 
