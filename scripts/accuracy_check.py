@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddlp.bench.common import Terminated, end_on_sigterm, say
+from benchmarks.common import Terminated, end_on_sigterm, say
 from ddlp.sampledata import make_cifar10, make_thumbnails
 from scripts.accuracy import noise_limit
 from scripts.markdown import markdown_table

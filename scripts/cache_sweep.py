@@ -60,8 +60,8 @@ from PIL import Image
 from torch.utils.data import Dataset
 from torchvision import transforms as T
 
+from benchmarks.common import Terminated, alternate, end_on_sigterm, say
 from ddlp import Cache, CachePoint, DDLPLoader, ImageFiles
-from ddlp.bench.common import Terminated, alternate, end_on_sigterm, say
 from ddlp.planning.cache_point import OFF, SampleCost, best_point
 from ddlp.sampledata import make_thumbnails
 from scripts.markdown import markdown_table

@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ddlp.bench.common import Terminated, child, end_on_sigterm, say, two_cpus
+from benchmarks.common import Terminated, child, end_on_sigterm, say, two_cpus
 from ddlp.sampledata import make_imagefolder
 from scripts.cache_decisions import WORKS
 from scripts.markdown import markdown_table

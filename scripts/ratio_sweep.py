@@ -28,8 +28,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.common import Terminated, end_on_sigterm, say
 from ddlp import DDLPLoader, Device, Goal
-from ddlp.bench.common import Terminated, end_on_sigterm, say
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.rates import Rates
 from ddlp.schedule.strategies import Strategy

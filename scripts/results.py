@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ddlp.bench.common import machine_line
+from benchmarks.common import machine_line
 from ddlp.process.machine import machine
 
 __all__ = ["RESULTS", "Kept", "result"]

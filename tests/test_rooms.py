@@ -41,7 +41,6 @@ FLOORS = (
     ("ddlp.loader",),
     ("ddlp", "ddlp.observe", "ddlp.integrations", "ddlp.swap", "ddlp.evaluation"),
     ("ddlp.tryout",),
-    ("ddlp.bench",),
     ("ddlp.cli",),
     ("ddlp.__main__",),
 )  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from ddlp.bench.common import alternate
+from benchmarks.common import alternate
 from ddlp.loader import DDLPLoader
 from ddlp.process.cores import ran_on
 from ddlp.tryout.rounds import ratios
