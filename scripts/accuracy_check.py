@@ -2,7 +2,7 @@
 
     python -m scripts.accuracy_check                            # all templates, 3 seeds each
     python -m scripts.accuracy_check --only train_audio --only train_dali
-    python -m scripts.accuracy_check --keep                     # puts the result into docs/results, for scripts.paper_page
+    python -m scripts.accuracy_check --keep                     # puts the result into docs/results, for benchmarks.papers.page
 
 Each template trains with `--strategy dataloader cpu wrr`, by turns: torch's DataLoader, ddlp's host alone, and the host with
 an engine on this machine (train_audio, whose data set is code of its own: with one process of a pool). The forms are small;

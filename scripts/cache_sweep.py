@@ -2,7 +2,7 @@
 
     python -m scripts.cache_sweep                           # about five minutes
     python -m scripts.cache_sweep --operator-ms 0 10 50 --storage slow --rounds 1
-    python -m scripts.cache_sweep --write                   # puts the result into docs/results, for scripts.paper_page
+    python -m scripts.cache_sweep --write                   # puts the result into docs/results, for benchmarks.papers.page
 
 A data set of one's own reads small JPEG files. The operator sleeps so many milliseconds for each image, and gives overlapping
 patches: several hundred times the file's bytes. What follows takes one of them. Three ways are measured by turns, in the epochs

@@ -6,7 +6,7 @@ slow network.
 
     python -m scripts.ratio_sweep                        # 4 set-ups, five minutes; a table of batches/s
     python -m scripts.ratio_sweep --setups training network --shares 0 50 100 --batches 60
-    python -m scripts.ratio_sweep --write                # puts the result into docs/results, for scripts.paper_page
+    python -m scripts.ratio_sweep --write                # puts the result into docs/results, for benchmarks.papers.page
 
 Each cell of the table is batches/s and, in brackets, the part of the time in which training waited for a batch. A fixed share
 is kept to the batch: neither side makes one of the other's. It trains until the engine has joined, and then the epoch that

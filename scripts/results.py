@@ -1,4 +1,4 @@
-"""What a script has measured, as docs/results keeps it for `scripts.paper_page`."""
+"""What a script has measured, as docs/results keeps it for `benchmarks.papers.page`."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torchvision import transforms as T
 
-from benchmarks import bits, contenders, operator_bits
+from benchmarks import bits, contenders, operators
 from benchmarks.common import child
 from benchmarks.contenders import (
     BARE,
@@ -179,11 +179,11 @@ def test_pixels_are_torchvisions(kind, tmp_path, monkeypatch):
 
 
 def test_each_operators_pixels_are_torchvisions(tmp_path, monkeypatch):
-    names = [name for name in operator_bits.OPERATORS if name != operator_bits.TIMMS or find_spec("timm")]
+    names = [name for name in operators.OPERATORS if name != operators.TIMMS or find_spec("timm")]
 
     def over(kind):
-        result = operator_bits.OperatorBits()
-        for answer in operator_bits.compare_kind(kind, 2, names, tmp_path):
+        result = operators.OperatorBits()
+        for answer in operators.compare_kind(kind, 2, names, tmp_path):
             result.add(answer)
         return result
 
@@ -198,13 +198,13 @@ def test_each_operators_pixels_are_torchvisions(tmp_path, monkeypatch):
         arguments[-1][0, 0, 0] ^= 1
 
     prepare = bits.prepare
-    monkeypatch.setattr(operator_bits, "prepare", one_off)
+    monkeypatch.setattr(operators, "prepare", one_off)
     found = over("420")
-    assert not any(found.right(name) for name in names if name not in operator_bits.BY_ONE)
-    assert operator_bits.aims(found)[0].text.endswith("MISSED") and "RandomAffine" in operator_bits.table(found)
+    assert not any(found.right(name) for name in names if name not in operators.BY_ONE)
+    assert operators.aims(found)[0].text.endswith("MISSED") and "RandomAffine" in operators.table(found)
 
 
 def steps_of(name):
     """The steps that an operator draws for 20 images."""
-    pipeline = translate(T.Compose([operator_bits.OPERATORS[name](), T.ToTensor()])).pipeline
+    pipeline = translate(T.Compose([operators.OPERATORS[name](), T.ToTensor()])).pipeline
     return [step for k in range(20) for step in pipeline.draw((90, 70), Keyed(0, 0, k, 0)).primitives]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
-from ddlp.planning.published import BATCH_SIZES, rows
+from benchmarks.papers.published import BATCH_SIZES, rows
 
 __all__ = ["READ_BYTES_PER_S", "Cell", "cells", "clean_cells"]
 
@@ -20,7 +20,7 @@ __all__ = ["READ_BYTES_PER_S", "Cell", "cells", "clean_cells"]
 READ_BYTES_PER_S = 2.5e9
 _IMAGE_BYTES = 3 * 224 * 224 * 4  # float32, as all pipelines of Table IV end
 
-# Cells that contradict the rest of the paper; `ddlp.planning.published` says how. Of one the right CPU time is known.
+# Cells that contradict the rest of the paper; `benchmarks.papers.published` says how. Of one the right CPU time is known.
 _WRONG = {
     ("AlexNet", "ImageNet1", 0), ("AlexNet", "ImageNet2", 0), ("AlexNet", "ImageNet2", 16),
     ("WRN", "ImageNet3", 16), ("ResNet152", "ImageNet3", 0),
@@ -99,5 +99,5 @@ def cells() -> Iterator[Cell]:
 
 
 def clean_cells() -> Iterator[Cell]:
-    """Yield the cells with one accelerator but those that are wrong in the paper; `ddlp.planning.published` says which."""
+    """Yield the cells with one accelerator but those that are wrong in the paper; `benchmarks.papers.published` says which."""
     return (cell for cell in cells() if cell.accelerators == 1 and not cell.wrong)

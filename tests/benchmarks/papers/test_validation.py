@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.papers import table6, validation
+from benchmarks.papers.table6 import Cell, cells, clean_cells
+from benchmarks.papers.validation import Prediction, validate
 from ddlp import cli
-from ddlp.planning import paper, table6
-from ddlp.planning.paper import Prediction, validate
 from ddlp.planning.simulate import paper_epoch
-from ddlp.planning.table6 import Cell, cells, clean_cells
 
 VALIDATION = validate()
 
@@ -57,7 +57,7 @@ def test_every_cell_of_table_vi_is_judged():
 def test_the_formula_is_the_rules_limit():
     n, times = 100_000, (3.0, 9.0, 1.0)
     for strategy, split in (("mte", 75_000), ("wrr", None)):
-        assert paper_epoch(n, *times, split)[0] / n == pytest.approx(paper._formula(strategy, *times), rel=1e-4)
+        assert paper_epoch(n, *times, split)[0] / n == pytest.approx(validation._formula(strategy, *times), rel=1e-4)
 
 
 def no_reading(patch):
@@ -76,18 +76,18 @@ def csd_batches_cost_nothing(patch):
     def epoch(n, cpu_s, device_s, _, *more, **rest):
         return paper_epoch(n, cpu_s, device_s, 0.0, *more, **rest)
 
-    patch.setattr(paper, "paper_epoch", epoch)
+    patch.setattr(validation, "paper_epoch", epoch)
 
 
 def a_split_for_a_slower_device(patch):
-    patch.setattr(paper, "split", lambda n, cpu_s, device_s: round(n * device_s / (cpu_s + device_s) * 1.02))
+    patch.setattr(validation, "split", lambda n, cpu_s, device_s: round(n * device_s / (cpu_s + device_s) * 1.02))
 
 
 def mte_in_place_of_wrr(patch):
     def epoch(n, cpu_s, device_s, csd_train_s, split=None, **rest):
-        return paper_epoch(n, cpu_s, device_s, csd_train_s, split or paper.split(n, cpu_s, device_s), **rest)
+        return paper_epoch(n, cpu_s, device_s, csd_train_s, split or validation.split(n, cpu_s, device_s), **rest)
 
-    patch.setattr(paper, "paper_epoch", epoch)
+    patch.setattr(validation, "paper_epoch", epoch)
 
 
 def the_printed_cpu_time(patch):
@@ -141,4 +141,4 @@ def test_the_documentation_shows_its_output():
     text = (Path(__file__).parents[3] / "docs/plan.md").read_text()
     block = re.findall(r"^```text\n(.*?)^```", text, re.MULTILINE | re.DOTALL)[-1]
     shown = [line for line in block.splitlines() if line != "  ..."]
-    assert len(shown) > 15 and not set(shown) - set(paper.table(VALIDATION).splitlines())
+    assert len(shown) > 15 and not set(shown) - set(validation.table(VALIDATION).splitlines())

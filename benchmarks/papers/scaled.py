@@ -21,10 +21,10 @@ from torchvision import transforms
 
 from benchmarks.common import Aim, add_output, child, emit, say
 from benchmarks.overlap import epoch
+from benchmarks.papers.table6 import Cell, clean_cells
 from ddlp.datasets import ImageArrays
 from ddlp.loader import DDLPLoader
 from ddlp.planning.simulate import paper_epoch
-from ddlp.planning.table6 import Cell, clean_cells
 from ddlp.translate.user_operators import load_operators
 
 _RULES_BATCHES = 5000  # batches of the simulated epoch by the paper's rules
@@ -106,7 +106,7 @@ def measure(options: argparse.Namespace) -> Result:
                 {"cell": number, "scale": options.step / cell.limit_s, "batches": options.batches, "strategy": options.strategy}
                 for number, cell in enumerate(cells)
             ]
-            replayed = pool.map(lambda one: child("benchmarks.paper", one, cpus), work)
+            replayed = pool.map(lambda one: child("benchmarks.papers.scaled", one, cpus), work)
             for cell, line, found in zip(cells, result.lines, replayed, strict=True):
                 line.seconds.append(found["seconds"] / options.batches / (options.step / cell.limit_s))
                 line.of_limit.append(line.limit_s / line.seconds[-1])

@@ -12,11 +12,11 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
+from benchmarks.papers.rules import CACHEW_PAPER, CachewScaling
 from ddlp.planning.controller import PAUSE, WINDOW, Controller, Goal
 from ddlp.planning.decide import estimate
 from ddlp.planning.measured import Measured, OffloadPath
 from ddlp.planning.play import play_epoch
-from ddlp.planning.rules import CACHEW_PAPER, CachewScaling
 from ddlp.planning.scaling import GAIN, Scaler
 from ddlp.planning.window_figures import WindowFigures
 from ddlp.schedule.ledger import Ledger

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import paper_page
+from benchmarks.papers import page as paper_page
 
 TEXT = paper_page.PAGE.read_text()
 SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", TEXT, re.MULTILINE | re.DOTALL))
@@ -79,7 +79,7 @@ def test_results_that_are_missing_or_cut_short_are_named(
     assert "no section \"The paper's Table VI\"" in capsys.readouterr().err
     (docs / "benchmarks.md").write_text(bench)
     assert paper_page.main(["--check"]) == 1
-    assert "run python -m scripts.paper_page" in capsys.readouterr().err
+    assert "run python -m benchmarks.papers.page" in capsys.readouterr().err
     rules = json.loads((docs / "results" / "decision-rules.json").read_text())
     (docs / "results" / "decision-rules.json").write_text(json.dumps({**rules, "where": "?"}))
     assert paper_page.main([]) == 1

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.papers.decisions import RULES, compare, measure, oracle, play, random_workload, table
 from ddlp.planning.decide import decide, estimate
-from ddlp.planning.workloads import RULES, compare, measure, oracle, play, random_workload, table
 
 WORKLOADS = 1000
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.__main__ import Part, _path, document, planned
 from benchmarks.common import machine_line, user_environment
-from benchmarks.everything import Part, _path, document, planned
 from ddlp.cli import _BENCHES, main, make_parser
 from ddlp.process.machine import machine
 from tests.ddlp.faults.scene import processes

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """ddlp's decision compared with FastFlow's and Cachew's rules, on random workloads with noisy measurements.
 
-    .venv/bin/python -m scripts.decision_rules --seed 0 --workloads 1000
+    .venv/bin/python -m benchmarks.papers.decision_rules --seed 0 --workloads 1000
 
 Prints a table of all workloads, and one for each stage that limits the best candidate. No time is measured: the figures follow
 from the seed.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import random
 
-from ddlp.planning.workloads import compare, table
+from benchmarks.papers.decisions import compare, table
 
 
 def main() -> None:

@@ -128,7 +128,7 @@ def compare(draws: int, names: list[str], tell: Say) -> OperatorBits:
     )
     works = [{"kind": kind, "draws": each, "names": names} for kind in KINDS]
     result = OperatorBits()
-    for found in on_all_cores("benchmarks.operator_bits", works, lambda found: tell(f"  {found['kind']}: done")):
+    for found in on_all_cores("benchmarks.operators", works, lambda found: tell(f"  {found['kind']}: done")):
         for answer in found["answers"]:
             result.add(answer)
     return result

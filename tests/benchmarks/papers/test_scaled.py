@@ -5,10 +5,10 @@ import statistics
 
 import pytest
 
-from benchmarks.paper import Line, Result, table
+from benchmarks.papers.scaled import Line, Result, table
+from benchmarks.papers.table6 import clean_cells
 from ddlp.cli import main
 from ddlp.planning.simulate import Simulation, World, paper_epoch
-from ddlp.planning.table6 import clean_cells
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.strategies import STRATEGIES
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How many engines a pool has: ddlp's rule beside Cachew's and a rule by CPU use, on random workloads with noisy batches.
 
-    .venv/bin/python -m scripts.scaling_rules --seed 0 --workloads 1000      # half an hour
+    .venv/bin/python -m benchmarks.papers.scaling_rules --seed 0 --workloads 1000      # half an hour
 
 Each rule starts with a cold pool and decides while an epoch is played in simulated time. No time is measured: the figures
 follow from the seed. ``--first`` skips workloads, so that several processes share them; with ``--rows`` they print what came of
@@ -16,7 +16,7 @@ import random
 import sys
 from dataclasses import asdict
 
-from ddlp.planning.pool_workloads import RULES, Scaled, compare, table
+from benchmarks.papers.scaling import RULES, Scaled, compare, table
 
 
 def main() -> None:

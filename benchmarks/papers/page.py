@@ -1,7 +1,7 @@
 r"""The papers' headlines with ddlp's figures beside them, and how each was had: writes docs/paper.md.
 
-    python -m scripts.paper_page            # a few seconds; measures nothing
-    python -m scripts.paper_page --check    # status 1 if the page is not what this would write
+    python -m benchmarks.papers.page            # a few seconds; measures nothing
+    python -m benchmarks.papers.page --check    # status 1 if the page is not what this would write
 
 Figures come from three places. `docs/benchmarks.md` has what `ddlp bench --all` measured, `docs/results/*.json` what other
 commands printed: each with command, date, machine and figures. The rest follows from the papers' own tables
@@ -19,17 +19,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.papers.published import BATCH_SIZES, IMAGENET_IMAGES, rows
+from benchmarks.papers.table6 import Cell, clean_cells
+from benchmarks.papers.validation import Prediction, validate
 from ddlp.observe.energy.model import PaperModel, Tariff
 from ddlp.planning.measured import Measured, OffloadPath
-from ddlp.planning.paper import Prediction, validate
 from ddlp.planning.play import play_epoch
-from ddlp.planning.published import BATCH_SIZES, IMAGENET_IMAGES, rows
-from ddlp.planning.table6 import Cell, clean_cells
 from scripts import accuracy_check, cache_sweep, controller_check, ratio_sweep
 from scripts.markdown import markdown_table
 from scripts.results import RESULTS, Kept
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "paper.md"
 
 MEASURED, SCALED, MODELLED = "measured here", "in scaled time", "modelled"
@@ -48,7 +48,7 @@ NAMES = (
     "controller-check",
 )  # fmt: skip
 TABLE6, OVERLAP = "The paper's Table VI", "Overlap: engine at 1/3, uint8"
-THIS, VALIDATE = "python -m scripts.paper_page", "ddlp plan --validate paper"
+THIS, VALIDATE = "python -m benchmarks.papers.page", "ddlp plan --validate paper"
 EPOCH = 1000  # batches of a simulated epoch
 _SEEDS = "--strategy dataloader csd mte wrr --csd csd0 --seeds 20"  # the paper's means are of 20
 _TRAIN = f"python templates/train_imagenet.py --data /imagenet --model wide_resnet101_2 --workers 0 --epochs 2 {_SEEDS}"

@@ -8,10 +8,10 @@ from statistics import fmean
 
 import pytest
 
+from benchmarks.papers.scaling import RULES, WINDOWS, compare, least_engines, table
 from ddlp.planning.controller import Controller, Goal
 from ddlp.planning.measured import Measured, OffloadPath
 from ddlp.planning.play import play_epoch
-from ddlp.planning.pool_workloads import RULES, WINDOWS, compare, least_engines, table
 from ddlp.planning.scaling import Scaler
 from ddlp.planning.simulate import Simulation, World
 from ddlp.schedule.ledger import Ledger

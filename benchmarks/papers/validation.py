@@ -1,8 +1,8 @@
 """The DDLP paper's own figures, predicted from its own measurements: what `ddlp plan --validate paper` prints.
 
 Each cell of Tables VI and VII is predicted twice, from how long one batch takes on the CPU and on the CSD (the tables'
-columns of each alone) and from how long it takes to read a CSD batch and train on it (`ddlp.planning.table6`). No cell has a
-fit of its own.
+columns of each alone) and from how long it takes to read a CSD batch and train on it (`benchmarks.papers.table6`). No cell
+has a fit of its own.
 
 - By the event rules of Algorithms 1 (MTE) and 2 (WRR): `paper_epoch` plays an epoch of ImageNet. This decides.
 - By a formula, the rules' limit for long epochs. T: a batch on the CPU; P: prepared on the CSD; g: read from there and trained
@@ -19,9 +19,9 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ddlp.planning.published import BATCH_SIZES, IMAGENET_IMAGES, rows
+from benchmarks.papers.published import BATCH_SIZES, IMAGENET_IMAGES, rows
+from benchmarks.papers.table6 import Cell, cells, clean_cells
 from ddlp.planning.simulate import paper_epoch
-from ddlp.planning.table6 import Cell, cells, clean_cells
 
 __all__ = ["Aim", "Prediction", "Validation", "split", "table", "validate"]
 
