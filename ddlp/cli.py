@@ -36,21 +36,21 @@ _COMMANDS = {
 }
 _FILL = {"cache": ("ddlp.swap.fill_command", "make what loaders keep with cache= ahead of training")}  # in place of that
 _BENCHES = {
-    "engine": ("ddlp.bench.engine", "an engine's images/s on one core against a bare Pillow loop on the same computer"),
-    "overhead": ("ddlp.bench.overhead", "what scheduling costs a batch, at a thousand batches and at a million"),
-    "recording": ("ddlp.bench.recording", "what recording a run costs, in CPU time and wall time of the epoch"),
-    "overlap": ("ddlp.bench.overlap", "host on one core, engine on another: how close both come to r_cpu + r_csd"),
-    "host": ("ddlp.bench.host", "images/s of one core against DataLoader, DALI, SPDL and torchvision; the same bits"),
-    "operators": ("ddlp.bench.operator_bits", "each operator's pixels, N draws over all kinds of JPEG, against torchvision's"),
-    "torchvision": ("ddlp.bench.torchvision_rows", "each row of ddlp parity beside torchvision's own call, same numbers"),
-    "usercode": ("ddlp.bench.usercode", "data sets and transforms of your own, against DataLoader, with 0, 1 and 2 workers"),
-    "memory": ("ddlp.bench.memory", "memory of all processes during an epoch, against DataLoader"),
-    "read": ("ddlp.bench.read", "a batch file into tensors, verified, against a raw read of the same bytes"),
-    "startup": ("ddlp.bench.startup", "time to the first batch, against DataLoader; also with 1.28 million files"),
-    "paper": ("ddlp.bench.paper", "the rows of the paper's Table VI in scaled time, against their limit and its own WRR"),
-    "transfer": ("ddlp.bench.transfer", "a device's batch into memory, through the spool and over the socket"),
-    "gpu": ("ddlp.bench.gpu", "batch files into a GPU's memory by each way, against copies from page-locked memory"),
-    "train": ("ddlp.bench.train", "epochs of real models on a GPU: DataLoader, cpu, mte, wrr, against their bound"),
+    "engine": ("benchmarks.engine", "an engine's images/s on one core against a bare Pillow loop on the same computer"),
+    "overhead": ("benchmarks.overhead", "what scheduling costs a batch, at a thousand batches and at a million"),
+    "recording": ("benchmarks.recording", "what recording a run costs, in CPU time and wall time of the epoch"),
+    "overlap": ("benchmarks.overlap", "host on one core, engine on another: how close both come to r_cpu + r_csd"),
+    "host": ("benchmarks.host", "images/s of one core against DataLoader, DALI, SPDL and torchvision; the same bits"),
+    "operators": ("benchmarks.operators", "each operator's pixels, N draws over all kinds of JPEG, against torchvision's"),
+    "torchvision": ("benchmarks.torchvision_rows", "each row of ddlp parity beside torchvision's own call, same numbers"),
+    "usercode": ("benchmarks.usercode", "data sets and transforms of your own, against DataLoader, with 0, 1 and 2 workers"),
+    "memory": ("benchmarks.memory", "memory of all processes during an epoch, against DataLoader"),
+    "read": ("benchmarks.read", "a batch file into tensors, verified, against a raw read of the same bytes"),
+    "startup": ("benchmarks.startup", "time to the first batch, against DataLoader; also with 1.28 million files"),
+    "paper": ("benchmarks.papers.scaled", "rows of the paper's Table VI in scaled time, against their limit and its own WRR"),
+    "transfer": ("benchmarks.transfer", "a device's batch into memory, through the spool and over the socket"),
+    "gpu": ("benchmarks.gpu", "batch files into a GPU's memory by each way, against copies from page-locked memory"),
+    "train": ("benchmarks.train", "epochs of real models on a GPU: DataLoader, cpu, mte, wrr, against their bound"),
 }
 
 
@@ -74,7 +74,7 @@ def make_parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
     _add(commands, {**_COMMANDS, **(_FILL if given[:2] == ["cache", "fill"] else {})}, given)
     bench = commands.add_parser("bench", help="measure, each figure beside its bound and its peers")
     if given[:1] == ["bench"]:
-        from ddlp.bench import everything
+        from benchmarks import __main__ as everything
 
         bench.description = everything.__doc__
         bench.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = make_parser(given).parse_args(given)
     try:
         if given[:1] == ["bench"]:
-            from ddlp.bench.common import end_on_sigterm, try_output
+            from benchmarks.common import end_on_sigterm, try_output
 
             try_output(options)
             if arguments is None:

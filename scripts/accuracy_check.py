@@ -2,7 +2,7 @@
 
     python -m scripts.accuracy_check                            # all templates, 3 seeds each
     python -m scripts.accuracy_check --only train_audio --only train_dali
-    python -m scripts.accuracy_check --keep                     # puts the result into docs/results, for scripts.paper_page
+    python -m scripts.accuracy_check --keep                     # puts the result into docs/results, for benchmarks.papers.page
 
 Each template trains with `--strategy dataloader cpu wrr`, by turns: torch's DataLoader, ddlp's host alone, and the host with
 an engine on this machine (train_audio, whose data set is code of its own: with one process of a pool). The forms are small;
@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddlp.bench.common import Terminated, end_on_sigterm, say
+from benchmarks.common import Terminated, end_on_sigterm, say
 from ddlp.sampledata import make_cifar10, make_thumbnails
 from scripts.accuracy import noise_limit
 from scripts.markdown import markdown_table

@@ -36,12 +36,12 @@ from torch.utils.data import Sampler
 from torchvision import transforms as T
 from torchvision.datasets import ImageFolder
 
+from benchmarks.contenders import write_tar
 from csd_engine.batchfile.layout import DATA_OFFSET
 from csd_engine.cache.segments import ENTRY
 from csd_engine.kernels import kernel
 from csd_engine.machine.sizes import size_text
 from ddlp import Cache, DDLPLoader, ImageArrays
-from ddlp.bench.contenders import write_tar
 from ddlp.sampledata import make_imagefolder
 from ddlp.sources.host.native import Rows
 from ddlp.transfer.memory_pool import MemoryPool

@@ -2,7 +2,7 @@
 
     python -m scripts.cache_sweep                           # about five minutes
     python -m scripts.cache_sweep --operator-ms 0 10 50 --storage slow --rounds 1
-    python -m scripts.cache_sweep --write                   # puts the result into docs/results, for scripts.paper_page
+    python -m scripts.cache_sweep --write                   # puts the result into docs/results, for benchmarks.papers.page
 
 A data set of one's own reads small JPEG files. The operator sleeps so many milliseconds for each image, and gives overlapping
 patches: several hundred times the file's bytes. What follows takes one of them. Three ways are measured by turns, in the epochs
@@ -60,8 +60,8 @@ from PIL import Image
 from torch.utils.data import Dataset
 from torchvision import transforms as T
 
+from benchmarks.common import Terminated, alternate, end_on_sigterm, say
 from ddlp import Cache, CachePoint, DDLPLoader, ImageFiles
-from ddlp.bench.common import Terminated, alternate, end_on_sigterm, say
 from ddlp.planning.cache_point import OFF, SampleCost, best_point
 from ddlp.sampledata import make_thumbnails
 from scripts.markdown import markdown_table

@@ -6,7 +6,7 @@ set-ups: with and without the engine, with and without what can be kept. Two job
 
     python -m scripts.controller_check                     # one job, then two; about forty minutes on two cores
     python -m scripts.controller_check --setups crops-0 --jobs 1 --rounds 1
-    python -m scripts.controller_check --write             # puts the result into docs/results, for scripts.paper_page
+    python -m scripts.controller_check --write             # puts the result into docs/results, for benchmarks.papers.page
 
 Each time is that of all epochs, the first one, which measures and fills, included; of two jobs that of the later one.
 """
@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ddlp.bench.common import Terminated, child, end_on_sigterm, say, two_cpus
+from benchmarks.common import Terminated, child, end_on_sigterm, say, two_cpus
 from ddlp.sampledata import make_imagefolder
 from scripts.cache_decisions import WORKS
 from scripts.markdown import markdown_table

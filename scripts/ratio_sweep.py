@@ -6,7 +6,7 @@ slow network.
 
     python -m scripts.ratio_sweep                        # 4 set-ups, five minutes; a table of batches/s
     python -m scripts.ratio_sweep --setups training network --shares 0 50 100 --batches 60
-    python -m scripts.ratio_sweep --write                # puts the result into docs/results, for scripts.paper_page
+    python -m scripts.ratio_sweep --write                # puts the result into docs/results, for benchmarks.papers.page
 
 Each cell of the table is batches/s and, in brackets, the part of the time in which training waited for a batch. A fixed share
 is kept to the batch: neither side makes one of the other's. It trains until the engine has joined, and then the epoch that
@@ -28,8 +28,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.common import Terminated, end_on_sigterm, say
 from ddlp import DDLPLoader, Device, Goal
-from ddlp.bench.common import Terminated, end_on_sigterm, say
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.rates import Rates
 from ddlp.schedule.strategies import Strategy

@@ -1,4 +1,4 @@
-"""What a script has measured, as docs/results keeps it for `scripts.paper_page`."""
+"""What a script has measured, as docs/results keeps it for `benchmarks.papers.page`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ddlp.bench.common import machine, machine_line
+from benchmarks.common import machine_line
+from ddlp.process.machine import machine
 
 __all__ = ["RESULTS", "Kept", "result"]
 

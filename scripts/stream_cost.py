@@ -35,6 +35,7 @@ from typing import Any
 import numpy as np
 import zmq
 
+from benchmarks.data import ensure_data
 from csd_engine.batchfile.checksum import READ_BYTES, Checksum
 from csd_engine.batchfile.reader import Layout, identity
 from csd_engine.data.base import fingerprint, open_reader
@@ -44,7 +45,6 @@ from csd_engine.prepare.batch_maker import BatchMaker, Destination
 from csd_engine.protocol.aead import CIPHERS, TAG_BYTES, Aead, ciphers
 from csd_engine.protocol.keys import load_pair, load_public, make_keys
 from csd_engine.transforms import Pipeline
-from ddlp.bench.data import ensure_data
 from ddlp.sources.engine.events import LeasePublished
 from ddlp.sources.engine.fetch import BatchFetcher
 from ddlp.sources.engine.link import EngineLink

@@ -71,7 +71,7 @@ export -f checks
 export PY VENV
 # The tests run in parts, three at a time, since none keeps a core busy. When one has ended the next begins, so the longest come
 # first. The checks, and tests that race no other process, run beside them in the processor time that is left.
-own=(tests/{ddlp/faults,ddlp/deploy,board,ddlp/dropin,csd_engine,scripts,ddlp/bench,templates,ddlp/observe,ddlp/ranks})
+own=(tests/{ddlp/faults,ddlp/deploy,board,ddlp/dropin,csd_engine,scripts,benchmarks,templates,ddlp/observe,ddlp/ranks})
 early=3 # so many of these need no package of $others
 quiet=(tests/csd_engine/{batchfile,data,kernels,prepare,transforms} tests/ddlp/{sampledata,sampling,schedule,translate}
   tests/ddlp/transfer/test_epilogue.py)

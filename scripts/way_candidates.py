@@ -132,9 +132,9 @@ def processor_us(directory: Path, variant: str) -> dict[str, list[float]]:
     """Return the processor time of a sample in each round, in us, by each pipeline. ``variant``: one of `KERNELS`."""
     import torch
 
+    from benchmarks.bare import host_batch
+    from benchmarks.data import loader
     from csd_engine.kernels import kernel
-    from ddlp.bench.bare import host_batch
-    from ddlp.bench.data import loader
     from ddlp.translate.portable import portable
 
     torch.set_num_threads(1)

@@ -18,10 +18,11 @@ from typing import Any
 
 import torch
 
-from ddlp.bench.common import machine, rotated
 from ddlp.observe.report import write_report as write_report_page
+from ddlp.process.machine import machine
 from ddlp.sampledata import make_cifar10, make_imagefolder, make_thumbnails
 from ddlp.schedule.strategies import STRATEGIES as OURS
+from ddlp.tryout.rounds import rotated
 
 STRATEGIES = ("dataloader", *OURS)
 AMP = {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}

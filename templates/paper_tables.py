@@ -24,11 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.papers.published import IMAGENET_IMAGES, rows
+from benchmarks.papers.table6 import cells
 from ddlp import DDLPError
 from ddlp.observe.energy.model import PaperModel, Tariff
 from ddlp.observe.report import read_comparison
-from ddlp.planning.published import IMAGENET_IMAGES, rows
-from ddlp.planning.table6 import cells
 
 PROCESSOR = ("dataloader0", "dataloader16")  # torch's DataLoader in Table IX, whatever stands for the paper's CPU
 COLUMNS = ("cpu0", "cpu16", "csd", "mte0", "wrr0", "mte16", "wrr16")  # of Tables VI, VIII and IX

@@ -40,7 +40,6 @@ FLOORS = (
     ("ddlp.pools", "ddlp.recording", "ddlp.remembered", "ddlp.auto_workers"),
     ("ddlp.loader",),
     ("ddlp", "ddlp.observe", "ddlp.integrations", "ddlp.swap", "ddlp.evaluation"),
-    ("ddlp.bench",),
     ("ddlp.tryout",),
     ("ddlp.cli",),
     ("ddlp.__main__",),

@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddlp.bench.common import user_environment
+from benchmarks.common import user_environment
 
 ROOT = Path(__file__).resolve().parents[1]
 DEVICE = "A device"  # the chapter that wants root and a board

@@ -10,11 +10,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.papers.validation import table, validate
 from ddlp.planning import store_command
 from ddlp.planning.answers import CACHE_COST, ENGINES
 from ddlp.planning.compared import Recorded
 from ddlp.planning.described import FIELDS, Fields, checked, merged, read_file, setup_of
-from ddlp.planning.paper import table, validate
 from ddlp.planning.plan import Plan, make_plan, text
 from ddlp.schedule.strategies import STRATEGIES
 

@@ -6,15 +6,15 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from benchmarks.papers.decisions import RULES
+from benchmarks.papers.rules import FastFlow
+from benchmarks.papers.validation import split
 from ddlp.planning.decide import decide, estimate, path_limit
 from ddlp.planning.measured import Measured, OffloadPath
-from ddlp.planning.paper import split
 from ddlp.planning.play import Played
 from ddlp.planning.predict import Epoch, epoch_of, predict, simulated
-from ddlp.planning.rules import FastFlow
 from ddlp.planning.setup import Setup
 from ddlp.planning.simulate import paper_epoch
-from ddlp.planning.workloads import RULES
 from ddlp.schedule.strategies import STRATEGIES, Cpu, Wrr
 
 __all__ = ["Recorded", "Row", "compared"]

@@ -22,7 +22,6 @@ from tqdm import tqdm
 
 from csd_engine.errors import EngineError
 from csd_engine.kernels import why_not
-from ddlp.bench.common import rotated, say
 from ddlp.errors import DDLPError
 from ddlp.loader import DDLPLoader
 from ddlp.process.cores import ProcessUse, pinned
@@ -30,6 +29,7 @@ from ddlp.schedule.strategies import called
 from ddlp.sources.host.torch_workers import samples_in
 from ddlp.tryout.comparison import Comparison, Row
 from ddlp.tryout.cores import Cores, choose_cores
+from ddlp.tryout.rounds import rotated
 
 __all__ = ["compare"]
 
@@ -119,7 +119,7 @@ class _Progress:
         if self._bar is None:
             if time.monotonic() >= self._due_s:
                 self._due_s = time.monotonic() + _SILENCE_S
-                say(f"comparing: {doing}")
+                print(f"comparing: {doing}", file=sys.stderr, flush=True)
             return
         self._bar.set_description_str(doing, refresh=False)
         self._bar.update(done - self._bar.n)

@@ -6,9 +6,9 @@ import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ddlp.bench.common import ratios
 from ddlp.process.cores import ProcessUse
 from ddlp.tryout.cores import Cores
+from ddlp.tryout.rounds import ratios
 
 __all__ = ["Comparison", "Row"]
 

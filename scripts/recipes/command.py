@@ -36,8 +36,9 @@ from pathlib import Path
 
 import torch
 
-from ddlp.bench.common import Terminated, end_on_sigterm, machine, machine_line, say
+from benchmarks.common import Terminated, end_on_sigterm, machine_line, say
 from ddlp.errors import DDLPError
+from ddlp.process.machine import machine
 from scripts.recipes.listing import RECIPES
 from scripts.recipes.photographs import make_photographs
 from scripts.recipes.recipe import Recipe

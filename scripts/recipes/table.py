@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ddlp.bench.common import spread
+from benchmarks.common import spread
 from ddlp.errors import DDLPError
 from scripts.recipes.recipe import Recipe
 from scripts.recipes.trial import SAME, Outcome

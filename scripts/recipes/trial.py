@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from ddlp.bench.common import alternate, ratios
+from benchmarks.common import alternate
 from ddlp.loader import DDLPLoader
 from ddlp.process.cores import ran_on
+from ddlp.tryout.rounds import ratios
 from scripts.recipes.compare import BY_ONE, difference, worst
 from scripts.recipes.recipe import Recipe
 

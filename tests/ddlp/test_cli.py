@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.common import user_environment
 from ddlp import cli
-from ddlp.bench.common import user_environment
 
 
 def interrupted(_: argparse.Namespace) -> int:

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.papers import page as paper_page
 from ddlp.sampledata import make_thumbnails
-from scripts import cache_sweep, paper_page
+from scripts import cache_sweep
 from scripts.cache_sweep import CACHEW, WAYS, Images, Parts, Point, crossing, loader_of, shape_agrees, table, verdict
 from tests.object_server import BUCKET, ObjectServer, files_below
 

@@ -47,7 +47,7 @@ def copy_script(place: Path) -> Path:
     return place / "scripts/test.sh"
 
 
-@pytest.mark.parametrize("failing", ["mypy", "tests/ddlp/schedule", "tests/ddlp/bench", "--ignore=tests/ddlp/bench", None])
+@pytest.mark.parametrize("failing", ["mypy", "tests/ddlp/schedule", "tests/benchmarks", "--ignore=tests/benchmarks", None])
 def test_a_part_that_fails_is_a_failure(tmp_path: Path, failing: str | None) -> None:
     script = copy_script(tmp_path)
     (tmp_path / "bin/python").write_text(

@@ -16,8 +16,8 @@ import torch
 from torch.utils.data import Subset
 from torchvision import datasets, transforms
 
+from benchmarks.common import user_environment
 from ddlp import DDLPLoader, cli
-from ddlp.bench.common import user_environment
 from ddlp.observe import read_run
 from ddlp.swap.comparison import Comparison, compare
 from ddlp.swap.settings import Settings

@@ -9,8 +9,8 @@ import torch
 from torchvision import transforms as T
 
 from ddlp import DDLPLoader, ImageFiles
-from ddlp.sampledata.jpegkinds import KINDS, encode_kind, picture
 from tests.both_sides import until_both
+from tests.jpegkinds import KINDS, encode_kind, picture
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 pytest.importorskip("nvidia.dali.fn", reason="DALI is not installed: pip install ddlp[dali]", exc_type=ImportError)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.papers.decisions import random_workload
 from ddlp.planning import decide as module
 from ddlp.planning.decide import Power, Prices, all_sets, decide, estimate
 from ddlp.planning.measured import Measured, OffloadPath
-from ddlp.planning.workloads import random_workload
 
 # A host that makes 4 batches a second with 2 processors; training takes 10.
 HOST = Measured(step_s=0.1, loader_batches_per_s=4.0, host_cpu_s_per_batch=0.5, host_processors=3)

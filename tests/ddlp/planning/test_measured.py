@@ -5,8 +5,8 @@ import random
 
 import pytest
 
+from benchmarks.papers.decisions import measure, random_workload
 from ddlp.planning.measured import Measured, OffloadPath
-from ddlp.planning.workloads import measure, random_workload
 from ddlp.schema import Misfit
 
 PATHS = (

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.papers.rules import CACHEW_CODE, CACHEW_PAPER, FASTFLOW_CODE, FASTFLOW_PAPER
 from ddlp import cli
 from ddlp.planning.answers import answers, curve
 from ddlp.planning.compared import compared
 from ddlp.planning.decide import estimate
 from ddlp.planning.described import checked, setup_of
 from ddlp.planning.predict import SIMULATED, predict
-from ddlp.planning.rules import CACHEW_CODE, CACHEW_PAPER, FASTFLOW_CODE, FASTFLOW_PAPER
 from ddlp.planning.simulate import paper_epoch
 from ddlp.schedule.strategies import STRATEGIES, Cpu, Wrr
 

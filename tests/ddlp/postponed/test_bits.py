@@ -13,7 +13,7 @@ from PIL import Image
 
 from ddlp import postponed
 from ddlp.postponed.image import PostponedFile, PostponedImage
-from ddlp.sampledata.jpegkinds import FOR_PILLOW, KINDS, encode_kind, picture
+from tests.jpegkinds import FOR_PILLOW, KINDS, encode_kind, picture
 
 CHAINS_A_KIND = 15
 

@@ -24,7 +24,7 @@ from torchvision.transforms import v2
 
 from ddlp import postponed
 from ddlp.postponed.image import PostponedFile, PostponedImage
-from ddlp.sampledata.jpegkinds import encode_kind, picture
+from tests.jpegkinds import encode_kind, picture
 from tests.open_files import open_files
 
 PICTURE = picture(1, (160, 120))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from ddlp.bench.common import user_environment
+from benchmarks.common import user_environment
 from ddlp.sampledata import make_thumbnails
 
 ROWS = ["dataloader", "dataloader", "cpu", "csd", "mte", "wrr"]

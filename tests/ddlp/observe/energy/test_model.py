@@ -6,9 +6,9 @@ import math
 
 import pytest
 
+from benchmarks.papers.published import BATCH_SIZES, IMAGENET_IMAGES, rows
+from benchmarks.papers.table6 import clean_cells
 from ddlp.observe.energy import EnergyMeter, PaperModel, Tariff
-from ddlp.planning.published import BATCH_SIZES, IMAGENET_IMAGES, rows
-from ddlp.planning.table6 import clean_cells
 from ddlp.stats.report import EpochReport
 
 COLUMNS = {"cpu0": ("cpu", 0), "cpu16": ("cpu", 16), "csd": ("csd", 0), "mte0": ("mte", 0), "wrr0": ("wrr", 0),

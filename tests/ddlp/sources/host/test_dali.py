@@ -16,7 +16,6 @@ from torch.utils.data import BatchSampler, SequentialSampler
 
 from ddlp import DDLPLoader, ImageFiles
 from ddlp.errors import DDLPError
-from ddlp.sampledata.jpegkinds import KINDS, encode_kind, picture
 from ddlp.sources.engine.embedded import EmbeddedOptions
 from ddlp.sources.engine.shared_engines import acquire
 from ddlp.sources.host import dali
@@ -26,6 +25,7 @@ from ddlp.transfer.gpu_transfer import GpuTransfer
 from ddlp.translate.dali import DISTANCES, Stages
 from ddlp.translate.dali import stages as dali_stages
 from tests.both_sides import until_both
+from tests.jpegkinds import KINDS, encode_kind, picture
 
 pytest.importorskip("nvidia.dali.fn", reason="DALI is not installed: pip install ddlp[dali]", exc_type=ImportError)
 

@@ -1,0 +1,39 @@
+"""Data sets for the benchmarks, small and quickly made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from benchmarks.common import user_environment
+from ddlp.sampledata import make_cifar10
+from tests.jpegkinds import encode_kind, picture
+
+
+@pytest.fixture(scope="session")
+def small_sets(tmp_path_factory):
+    """The benchmarks' directory with a CIFAR-10, and 24 small JPEG files in place of the finished set of 110 kB files."""
+    root = tmp_path_factory.mktemp("bench")
+    for number in range(24):
+        folder = root / "110kb" / "train" / "ab"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{number:02}.jpg").write_bytes(encode_kind("420", picture(number, (150 + number, 120))))
+    (root / "110kb" / "dataset.json").write_text("{}")
+    make_cifar10(root / "cifar10", 100, 10)
+    return root
+
+
+@pytest.fixture
+def forked(forks, monkeypatch):
+    """The fresh processes of startup, paper and host are forks. test_bare_loops_are_counted_together starts a real one."""
+
+    def child(module: str, work: Mapping[str, Any], cpus: Sequence[int], timeout_s: float = 0.0) -> Any:
+        done = forks.run(module=module, given=json.dumps(work), environment=user_environment(), cpus=cpus)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    for name in ("startup", "paper", "host"):
+        monkeypatch.setattr(f"benchmarks.{name}.child", child)

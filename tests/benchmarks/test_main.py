@@ -1,0 +1,106 @@
+"""`ddlp bench --all`: all parts of the benches, one document; finished parts are kept."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.__main__ import Part, _path, document, planned
+from benchmarks.common import machine_line, user_environment
+from ddlp.cli import _BENCHES, main, make_parser
+from ddlp.process.machine import machine
+from tests.ddlp.faults.scene import processes
+from tests.engine_process import until
+
+
+def test_every_bench_has_parts_that_its_own_options_take():
+    for quick in (False, True):
+        found = planned(_BENCHES, quick)
+        want_a_gpu = set() if torch.cuda.is_available() else {"gpu", "train"}
+        assert {bench for _, bench, _ in found} == set(_BENCHES) - want_a_gpu
+        assert len({title for title, _, _ in found}) == len(found)
+        for _, bench, arguments in found:
+            with pytest.raises(SystemExit) as ended:
+                main(["bench", bench, *arguments, "-h"])
+            assert ended.value.code == 0, (bench, arguments)
+
+
+@pytest.mark.parametrize("bench", _BENCHES)
+def test_every_bench_saves_its_figures(bench):
+    """`--all` uses this option of each."""
+    given = ["bench", bench, "--save", "figures.json"]
+    assert make_parser(given).parse_args(given).save == Path("figures.json")
+
+
+def test_the_document_and_what_was_kept(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("ddlp.cli._BENCHES", {"read": _BENCHES["read"]})
+    short = ["--rounds", "1", "--batch", "4", "--size", "32", "--reads", "2"]
+    monkeypatch.setattr("benchmarks.read.report_parts", lambda quick: [("A batch file into tensors", short)])
+    out = tmp_path / "docs" / "benchmarks.md"
+    arguments = ["bench", "--all", "--quick", "--document", str(out), "--parts", str(tmp_path / "parts")]
+    assert main(arguments) == 0
+    text = out.read_text()
+    assert "A quick run" in text and "## Aims:" in text and "raw read, fresh memory" in text and "Machine:" in text
+    [(title, _, given)] = planned({"read": _BENCHES["read"]}, True)
+    kept = json.loads(_path(tmp_path / "parts", title).read_text())
+    assert kept["arguments"] == given and kept["status"] == 0 and len(kept["aims"]) == 3
+    capsys.readouterr()
+    assert main([*arguments, "--resume"]) == 0
+    assert ": kept" in capsys.readouterr().err and out.read_text().count("\n") == text.count("\n")
+
+
+def commands_with(scratch):
+    """Command lines of the running processes whose temporary files go to this directory."""
+    return [process.command for process in processes() if f"TMPDIR={scratch}\0" in process.environment]
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs, one for each side")
+@pytest.mark.slow  # tests/ddlp/tryout/test_command.py and tests/scripts/test_recipes.py have Ctrl-C with children that measure
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_ended_by_a_signal_it_leaves_nothing_running_and_no_file(small_sets, tmp_path, number):
+    """SIGTERM goes to the one process, as from kill; Ctrl-C goes to all."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "bench").symlink_to(small_sets)
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    command = [sys.executable, "-m", "ddlp", "bench", "--all", "--quick", "--only", "overlap"]
+    command += ["--document", "found.md", "--parts", "parts"]
+    environment = {**user_environment(), "TMPDIR": str(scratch)}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True, stderr=subprocess.PIPE) as process:
+        try:
+            until(lambda: any("bench.bare" in line for line in commands_with(scratch)), 60, "a bare loop")
+            assert list(scratch.iterdir())
+            (os.kill if number == signal.SIGTERM else os.killpg)(process.pid, number)
+            assert process.wait(60) == 128 + number
+            assert not commands_with(scratch) and not list(scratch.iterdir())
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        assert process.stderr is not None and process.stderr.read().decode().count("Traceback") == 0
+
+
+def test_a_part_that_failed_stands_in_the_document():
+    part = Part("A part", "host", ["--rounds", "1"], "failed with status 1", [], 1, 60.0, "today")
+    text = document([part], False)
+    assert "## A part" in text and "failed with status 1" in text and "`ddlp bench host --rounds 1`" in text
+
+
+def test_without_all_it_says_what_to_give(capsys):
+    assert main(["bench"]) == 2
+    assert "--all" in capsys.readouterr().err
+
+
+def test_a_part_of_another_machine_names_it():
+    """A part of this machine, which is described at the top, names none, whatever its date."""
+    found = machine()
+    here, other = machine_line({**found, "date": "earlier"}), machine_line({**found, "versions": {"torch": "2.1"}})
+    both = (("a", here), ("b", other))
+    parts = [Part(title, "host", [], f"{line}\n{title}'s table", [], 0, 1.0, "2026") for title, line in both]
+    text = document(parts, False)
+    assert here not in text and f"```\n{other}\nb's table" in text and "```\na's table" in text

@@ -1,0 +1,78 @@
+"""`ddlp bench overhead`, run small; every strategy delivers every batch."""
+
+import json
+import re
+import sys
+from argparse import Namespace
+
+from benchmarks import overhead
+from benchmarks.overhead import Line, Result, aims, rules, run, table
+from ddlp.cli import main
+from ddlp.schedule.strategies import STRATEGIES
+
+
+def test_a_short_run(capsys, monkeypatch):
+    monkeypatch.setattr(overhead, "_IDLE_S", 0.3)
+    command = ["bench", "overhead", "--batches", "60", "--rounds", "1", "--json"]
+    assert main([*command, "--loaders", "cpu", "wrr"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert [(line["what"], line["strategy"]) for line in result["lines"]] == [
+        *(("rules", name) for name in STRATEGIES), ("loader", "cpu"), ("loader", "wrr"),
+    ]  # fmt: skip
+    assert all(len(line["us"]) == len(line["mib"]) == 1 for line in result["lines"])
+    assert len(result["bare_us"]) == 2 and min(map(min, result["bare_us"])) > 0 and len(result["idle"]) == 1
+
+
+def test_the_work_for_a_batch_does_not_grow_with_the_epoch():
+    """Counts function calls, not time."""
+    for name in STRATEGIES:
+        short, long = (_calls(name, n) for n in (500, 2000))
+        assert long < 1.3 * short, name
+
+
+def _calls(name: str, n: int) -> float:
+    """Function calls per batch, built-in functions included."""
+    count = 0
+
+    def profile(frame, event, argument):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        rules(name, n)
+    finally:
+        sys.setprofile(before)
+    return count / n
+
+
+def test_an_unknown_strategy_is_said(capsys):
+    assert run(Namespace(strategies=["wrr"], loaders=["fastest"], batches=[1000], rounds=5)) == 2
+    assert "ordered" in capsys.readouterr().err
+
+
+def test_the_table_gives_median_and_spread():
+    text = table(Result(100.0, [(80.0, 150.0)], [0.002], [Line("rules", "wrr", 1000, [2.0, 1.0, 4.0], [0.0, 0.5, 1.0])]))
+    assert "80.0 (80.0 .. 80.0) us a host batch, 150.0" in text
+    assert "medians of 3 rounds" in text and re.search(r"2\.0 \(1\.0 \.\. 4\.0\) +0\.5", text), "memory: half a MiB"
+    assert "0.20 (0.20 .. 0.20) % of a core" in text
+
+
+def test_the_aims_are_below_the_bound_flat_and_no_more_memory():
+    def measured(us: float, mib: float) -> dict[str, bool]:
+        lines = [Line("rules", "wrr", n, [10.0], [0.0]) for n in (1000, 100_000)]
+        lines.append(Line("rules", "wrr", 1_000_000, [us], [mib]))
+        return {aim.what.partition(":")[0].split()[0]: aim.text.endswith("reached") for aim in aims(Result(100.0, lines=lines))}
+
+    assert measured(10.5, 4.0) == {"rules": True, "a": True, "memory": True}
+    assert measured(13.0, 4.0) == {"rules": True, "a": False, "memory": True}
+    assert measured(101.0, 40.0) == {"rules": False, "a": False, "memory": False}
+
+
+def test_flat_is_what_the_rounds_say_each_for_itself():
+    """The core slows down to half between two turns: the medians alone would be 10 and 20."""
+    turns = {100_000: [10.0, 10.0, 20.0], 1_000_000: [10.0, 20.0, 20.0]}
+    lines = [Line("rules", "wrr", length, us, [0.0]) for length, us in turns.items()]
+    (flat,) = (aim for aim in aims(Result(100.0, lines=lines)) if aim.what.startswith("a batch's time"))
+    assert flat.measured == 1.0
