@@ -105,7 +105,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--cache",
         metavar="DIR[:SIZE]",
         default="none",
-        help="keep what is the same in every epoch (pixels after Resize and CenterCrop, indexes of JPEG files) in DIR, in SIZE "
+        help="keep what is the same in every epoch (pixels after Resize and CenterCrop, objects of a storage) in DIR, in SIZE "
         "(200G, say) at most, default a fifth of its free space; outside the roots and the spool, writable by its owner only",
     )
     add(

@@ -2,7 +2,6 @@
 
     python -m scripts.cache_check prefix                   # evaluation: Resize and CenterCrop are kept; beside a bare loop
     python -m scripts.cache_check pixels                   # training: decoded images are kept for RandomResizedCrop
-    python -m scripts.cache_check index                    # training: indexes of JPEG files are kept
     python -m scripts.cache_check pixels --clock cpu       # processor time, for a machine that others use too
     python -m scripts.cache_check prefix --peer            # TurboLoader's TBL-RAW beside it; pip install turboloader
     python -m scripts.cache_check quota                    # hits with room for a quarter, and what an LRU cache would have
@@ -54,11 +53,9 @@ TRANSFORMS: dict[str, Callable[[int], Any]] = {
     "prefix": lambda size: T.Compose([T.Resize(size * 8 // 7), T.CenterCrop(size), T.ToTensor(), NORMALIZE]),
     "pixels": lambda size: T.Compose([T.RandomResizedCrop(size), T.RandomHorizontalFlip(), T.ToTensor(), NORMALIZE]),
 }
-TRANSFORMS["index"] = TRANSFORMS["pixels"]
 AIMS = {
     "prefix": {"second epoch": 8.0, "filling epoch": 1.15, "of the bare loop": 0.8},
     "pixels": {"second epoch": 3.0, "filling epoch": 1.9},
-    "index": {"second by first": 1.2, "filling epoch": 1.15},
 }
 
 
@@ -184,11 +181,9 @@ def _rounds(options: argparse.Namespace, data: Path, home: Path, clock: Callable
         return clock() - began
 
     def all_hits(one: DDLPLoader) -> bool:
-        """Whether all samples used the cache. Progressive files have no index."""
+        """Whether all samples used the cache."""
         counts = one.report().cache
-        return counts is not None and counts.misses <= (len(dataset) // 5 if options.point == "index" else 0)
-
-    keeps = "indexes" if options.point == "index" else "pixels"
+        return counts is not None and not counts.misses
 
     plain = loader(False)
     seconds(plain)  # files into memory
@@ -202,7 +197,7 @@ def _rounds(options: argparse.Namespace, data: Path, home: Path, clock: Callable
     found: dict[str, list[float]] = {}
     for number in range(options.rounds):
         with tempfile.TemporaryDirectory(dir=home) as directory:
-            cached, turn = loader(Cache(directory, "100G", keeps)), {"plain": seconds(plain)}
+            cached, turn = loader(Cache(directory, "100G", "pixels")), {"plain": seconds(plain)}
             turn["filling"] = seconds(cached)
             turn["second"] = seconds(cached)
             assert all_hits(cached), cached.report()
@@ -220,7 +215,7 @@ def _rounds(options: argparse.Namespace, data: Path, home: Path, clock: Callable
                 later["later"].append(seconds(cached))
             turn.update((name, statistics.median(values)) for name, values in later.items())
             written = sum(file.stat().st_size for file in Path(directory).rglob("*.safetensors"))
-            again = loader(Cache(directory, "100G", keeps))
+            again = loader(Cache(directory, "100G", "pixels"))
             turn["new loader"] = seconds(again)
             assert all_hits(again), again.report()
             cached.cache = again.cache = False  # gives up the shelf
@@ -268,8 +263,6 @@ def _report(point: str, found: dict[str, list[float]]) -> None:
         "new loader": (seconds["second"] / seconds["new loader"], "of the second epoch's rate, with all verified", min),
         "filling epoch": (seconds["filling"] / seconds["plain"], "times as long as without", max),
     }
-    if point == "index":
-        ratios["second by first"] = (seconds["filling"] / seconds["second"], "times as fast as the first, which fills it", min)
     if "bare" in seconds:
         ratios["of the bare loop"] = (seconds["bare"] / seconds["later"], "of the bare loop's rate, later epochs", min)
         ratios["of the array"] = (seconds["array"] / seconds["later"], "of the rate of a loader on the rows in an array", min)

@@ -6,7 +6,7 @@
 
 The set-ups: files on this computer, or objects of a local server with latency and a limited rate (`--latency`, `--rate`);
 an evaluation's Resize and CenterCrop, RandomResizedCrop, or that with ColorJitter and a blur; room for all decoded pixels, or
-for a fifth. Of each, epochs without a cache, with pixels, JPEG indexes and files are measured by turns. The time of `--epochs`
+for a fifth. Of each, epochs without a cache, with pixels and files are measured by turns. The time of `--epochs`
 epochs is that of the first, which fills the cache, and of the others at the mean of the second and third. A choice is right if
 it takes at most 3 % longer than the best one. Status 1: more than one choice is wrong.
 """
@@ -31,7 +31,6 @@ from torchvision import transforms as T
 from torchvision.datasets import ImageFolder
 
 from csd_engine.cache.files import FILES
-from csd_engine.cache.indexes import INDEXES
 from ddlp import Cache, DDLPLoader, ImageObjects
 from ddlp.sampledata import make_imagefolder
 from scripts.objects_check import BUCKET, NORMALIZE, served
@@ -48,7 +47,7 @@ WORKS: dict[str, T.Compose] = {
     "heavy": T.Compose([*CROPS, T.ColorJitter(0.4, 0.4, 0.4), T.GaussianBlur(5), *END]),
 }
 ROOMS = {"room for all": 1.5, "room for a fifth": 0.2}
-KEEPS = ("off", "pixels", "indexes", "files")
+KEEPS = ("off", "pixels", "files")
 
 
 @dataclass(frozen=True)
@@ -152,7 +151,7 @@ def _chosen(dataset: Any, size: int, epochs: int) -> str:
         loader.cache = False
     if report.cache is None:
         return "off"
-    return next((name for name, told in (("indexes", INDEXES), ("files", FILES)) if told in str(report)), "pixels")
+    return "files" if FILES in str(report) else "pixels"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """What `--cache` brings an engine: its rate in the epoch that fills the cache, in the second one, and without a cache.
 
-    python -m scripts.engine_cache_check prefix            # evaluation: Resize and CenterCrop are kept
-    python -m scripts.engine_cache_check index             # training: indexes of JPEG files are kept
+    python -m scripts.engine_cache_check                   # evaluation: Resize and CenterCrop are kept
 
 A real engine with one worker process. A rate is that of the worker: the samples by the time that it has worked on them. The
 turns alternate, each with an empty cache, and medians are compared.
@@ -37,17 +36,10 @@ from ddlp.sources.engine.events import LeasePublished
 from ddlp.sources.engine.link import EngineLink
 
 LAYOUT = Layout(64, 224, 224, 3, 0)
-OPS: dict[str, list[dict[str, Any]]] = {
-    "prefix": [
-        {"op": "Resize", "size": 256, "interpolation": "bilinear", "max_size": None},
-        {"op": "CenterCrop", "size": [224, 224]},
-    ],
-    "index": [
-        {"op": "RandomResizedCrop", "size": [224, 224], "scale": [0.08, 1.0], "ratio": [3 / 4, 4 / 3],
-         "interpolation": "bilinear"},
-        {"op": "RandomHorizontalFlip", "p": 0.5},
-    ],
-}  # fmt: skip
+OPS = [
+    {"op": "Resize", "size": 256, "interpolation": "bilinear", "max_size": None},
+    {"op": "CenterCrop", "size": [224, 224]},
+]
 SETTLED_S = 3.0  # files that were changed so lately are not kept
 
 
@@ -88,11 +80,10 @@ def _epoch(link: EngineLink, manifest: Path, dataset: FileSet, pipeline: Pipelin
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("point", choices=OPS)
     parser.add_argument("--images", type=int, default=800, help="of an epoch (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each way (%(default)s)")
     options = parser.parse_args()
-    pipeline = Pipeline.parse({"format": 1, "order": "pillow13", "mode": "RGB", "ops": OPS[options.point]})
+    pipeline = Pipeline.parse({"format": 1, "order": "pillow13", "mode": "RGB", "ops": OPS})
     found: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as directory:
         home = Path(directory)

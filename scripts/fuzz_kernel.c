@@ -14,18 +14,17 @@
 #include <unistd.h>
 
 #include "files.h"
-#include "index.h"
 
 #ifdef GUIDED /* many small tries */
-enum { MOST_PIXELS = 1 << 12, MOST_SIDE = 24, JOBS = 1, BATCH_OF = 8, INDEXES = 1 };
+enum { MOST_PIXELS = 1 << 12, MOST_SIDE = 24, JOBS = 1, BATCH_OF = 8 };
 #else
-enum { MOST_PIXELS = 1 << 18, MOST_SIDE = 200, JOBS = 3, BATCH_OF = 4, INDEXES = 3 };
+enum { MOST_PIXELS = 1 << 18, MOST_SIDE = 200, JOBS = 3, BATCH_OF = 4 };
 #endif
 
 static uint64_t state;
 /* Samples made, samples and files refused, files that their Exif turns, and samples made by an index that may be damaged, by
  * themselves and in a batch. */
-static long made, refused, turned, indexed, batched;
+static long made, refused, turned, batched;
 
 static uint32_t draw(uint32_t below) {
     state ^= state << 13, state ^= state >> 7, state ^= state << 17;
@@ -59,20 +58,7 @@ static int random_job(ddlp_context *context, const int32_t info[4]) {
     return result;
 }
 
-/* A copy of an index with some bits changed, mostly so that its hash is right again. */
-static uint8_t *damaged_index(const uint8_t *index, int64_t bytes) {
-    uint8_t *bad = malloc((size_t)bytes);
-    if (!bad) exit(2);
-    memcpy(bad, index, (size_t)bytes);
-    for (uint32_t count = draw(4); count > 0; count--) bad[draw((uint32_t)bytes)] ^= (uint8_t)(1u << draw(8));
-    const uint64_t hash = index_hash(bad + 12, (size_t)bytes - 12);
-    for (int k = 0; k < 8 && draw(9); k++) bad[4 + k] = (uint8_t)(hash >> 8 * k);
-    if (draw(9)) memcpy(bad, index, 4);
-    return bad;
-}
-
-/* Makes a batch of the same file several times, with operators of all kinds; sometimes again, by the indexes that were made then
- * and are damaged now. Refused samples are left out. */
+/* Makes a batch of the same file several times, with operators of all kinds. Refused samples are left out. */
 static void random_batch(ddlp_context *context, const uint8_t *data, size_t size) {
     enum { FILES = 3, BOXES = 2 };
     const int file = memfd_create("fuzz", MFD_CLOEXEC);
@@ -88,10 +74,9 @@ static void random_batch(ddlp_context *context, const uint8_t *data, size_t size
     memset(operators, 0, sizeof operators), memset(&plan, 0, sizeof plan), memset(&job, 0, sizeof job);
     if (file < 0 || write(file, before, offset) != (ssize_t)offset || write(file, data, size) != (ssize_t)size) exit(2);
     snprintf(path, sizeof path, "/proc/self/fd/%d", file);
-    const int epochs = 1 + (int)draw(2);
     plan.height = 1 + (int32_t)draw(MOST_SIDE), plan.width = 1 + (int32_t)draw(MOST_SIDE), plan.channels = draw(4) ? 3 : 1;
     plan.boxes = BOXES, plan.fast = (int32_t)draw(2), plan.operators = operators, plan.operator_count = 3;
-    operators[0].kind = (int32_t)draw(epochs > 1 ? 2 : 6), operators[1].kind = 6 + (int32_t)draw(2), operators[2].kind = 8 + (int32_t)draw(2);
+    operators[0].kind = (int32_t)draw(6), operators[1].kind = 6 + (int32_t)draw(2), operators[2].kind = 8 + (int32_t)draw(2);
     for (int k = 0; k < 3; k++) {
         operators[k].height = plan.height, operators[k].width = plan.width, operators[k].filter = 2 + (int32_t)draw(2);
         operators[k].chance = 0.5, operators[k].low = draw(100) / 100.0, operators[k].high = operators[k].low + draw(100) / 100.0;
@@ -117,51 +102,16 @@ static void random_batch(ddlp_context *context, const uint8_t *data, size_t size
     job.most_bytes = 1 << 20, job.most_pixels = 1 << 18, job.most_memory = draw(4) ? INT64_MAX : 1;
     job.to.table = kind == 1 ? table : NULL, job.to.element_bytes = element, job.to.channels_last = (int32_t)draw(2);
     job.to.planes = kind == 2;
-    uint8_t *indexes[FILES] = {NULL};
-    int64_t made_bytes[FILES], index_bytes[FILES];
-    if (epochs > 1) job.made_bytes = made_bytes, job.index_bytes = index_bytes;
-    for (int epoch = 0; epoch < epochs; epoch++) {
-        if (epoch) job.indexes = (const uint8_t *const *)indexes, job.epoch = draw(1000);
-        job.next = job.opened = 0;
-        for (int64_t first = 0; first < FILES; first = job.next) {
-            job.to.out = out + (size_t)first * sample * (size_t)element, job.to.boxes = boxes + first * BOXES * 4;
-            const int result = ddlp_files(context, &job);
-            const uint8_t *at = job.made;
-            for (int64_t k = first; k < job.next && epochs > 1; k++) {
-                if (epoch) batched += indexes[k] && !made_bytes[k]; /* else a new one would have been made */
-                else if (made_bytes[k]) indexes[k] = damaged_index(at, index_bytes[k] = made_bytes[k]);
-                if (made_bytes[k]) at += made_bytes[k];
-            }
-            made += job.next - first;
-            if (result) job.next++, refused++;
-        }
+    for (int64_t first = 0; first < FILES; first = job.next) {
+        job.to.out = out + (size_t)first * sample * (size_t)element, job.to.boxes = boxes + first * BOXES * 4;
+        const int result = ddlp_files(context, &job);
+        made += job.next - first, batched += job.next - first;
+        if (result) job.next++, refused++;
     }
-    for (int k = 0; k < FILES; k++) free(indexes[k]);
     for (int k = 0; k < FILES; k++)
         if (descriptors[k] >= 0) exit(3); /* all must be closed by now */
     close(file);
     free(out), free(table), free(boxes);
-}
-
-/* Makes an index of the file, damages it, and makes samples by it. */
-static void random_index(ddlp_context *context, const uint8_t *data, size_t size, const int32_t info[4]) {
-    int64_t bytes;
-    int32_t again[4];
-    if (ddlp_take(context, data, (int64_t)size, again)) exit(3);
-    ddlp_want_index(context, 1);
-    random_job(context, info);
-    const uint8_t *index = ddlp_made_index(context, &bytes);
-    ddlp_want_index(context, 0);
-    if (!index) return;
-    uint8_t *bad = damaged_index(index, bytes);
-    const int file = memfd_create("fuzz", MFD_CLOEXEC);
-    if (file < 0 || write(file, data, size) != (ssize_t)size) exit(2);
-    const int used = draw(2) ? ddlp_use_index(context, bad, bytes)
-                             : ddlp_read_indexed(context, file, 0, (int64_t)size, bad, bytes, again);
-    for (int jobs = 0; jobs < 2 && !used; jobs++)
-        if (!random_job(context, info)) indexed++;
-    close(file);
-    free(bad);
 }
 
 static void try_file(const uint8_t *data, size_t size) {
@@ -176,8 +126,6 @@ static void try_file(const uint8_t *data, size_t size) {
             if (random_job(context, info)) refused++;
             else made++;
         }
-    if (!taken && (int64_t)info[0] * info[1] <= MOST_PIXELS)
-        for (int tries = 0; tries < INDEXES; tries++) random_index(context, data, size, info);
     if (!draw(BATCH_OF)) random_batch(context, data, size);
     ddlp_free(context);
 }
@@ -238,7 +186,7 @@ int main(int count, char **arguments) {
         free(data);
     }
     for (int i = 0; i < files; i++) free(contents[i]);
-    printf("%ld made, %ld refused, %ld turned, %ld by an index, %ld in a batch\n", made, refused, turned, indexed, batched);
+    printf("%ld made, %ld refused, %ld turned, %ld in a batch\n", made, refused, turned, batched);
     return 0;
 }
 #endif

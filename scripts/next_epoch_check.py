@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=640, help="images of an epoch (%(default)s)")
     parser.add_argument("--evaluate", action="store_true", help="evaluate a fourth as many images after each epoch")
     parser.add_argument("--strategy", default="cpu", help="of the training (%(default)s)")
-    parser.add_argument("--cache", choices=("pixels", "indexes"), help="what ddlp.Cache keeps; nothing without it")
+    parser.add_argument("--cache", choices=("pixels",), help="what ddlp.Cache keeps; nothing without it")
     parser.add_argument("--cpu", type=int, default=min(os.sched_getaffinity(0)), help="the core to use (%(default)s)")
     options = parser.parse_args()
     os.sched_setaffinity(0, {options.cpu})

@@ -8,21 +8,35 @@ from typing import Any
 
 import pytest
 
-__all__ = ["covering"]
+__all__ = ["covering", "pairwise"]
 
 
 def covering(*axes: Iterable[Any], where: Callable[..., bool] = lambda *values: True) -> list[Any]:
     """Return all combinations as parameters of a test. A quick run takes those that together have each pair of values.
 
     ``where``: whether there is such a combination.
+    """
+    axes = tuple(map(list, axes))
+    quick = set(pairwise(*axes, where=where))
+    combinations = [values for values in itertools.product(*axes) if where(*values)]
+    return [pytest.param(*values, marks=[] if values in quick else [pytest.mark.slow]) for values in combinations]
+
+
+def pairwise(*axes: Iterable[Any], where: Callable[..., bool] = lambda *values: True) -> list[tuple[Any, ...]]:
+    """Return combinations that together have each pair of values that any has.
+
     Which these are is the same each time: the next one is the first that has the most pairs which none has had.
     """
-    combinations = [one for one in itertools.product(*axes) if where(*one)]
-    pairs = {one: set(itertools.combinations(enumerate(one), 2)) for one in combinations}
-    missing = set().union(*pairs.values())
-    quick = set()
+    bits: dict[Any, int] = {}  # of each pair, in a number: faster than sets
+    pairs = {
+        values: sum(bits.setdefault(pair, 1 << len(bits)) for pair in itertools.combinations(enumerate(values), 2))
+        for values in itertools.product(*axes)
+        if where(*values)
+    }
+    missing = (1 << len(bits)) - 1
+    chosen = []
     while missing:
-        best = max(combinations, key=lambda one: len(pairs[one] & missing))
-        quick.add(best)
-        missing -= pairs[best]
-    return [pytest.param(*one, marks=[] if one in quick else [pytest.mark.slow]) for one in combinations]
+        best = max(pairs, key=lambda values: (pairs[values] & missing).bit_count())
+        chosen.append(best)
+        missing &= ~pairs[best]
+    return chosen

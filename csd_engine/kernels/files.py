@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-import time
-from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -54,8 +53,6 @@ class _FilesJob(ctypes.Structure):
         ("parts", ctypes.c_void_p),
         ("shared", ctypes.c_void_p),
         ("upright", ctypes.c_void_p),
-        ("indexes", ctypes.c_void_p),
-        ("index_bytes", ctypes.c_void_p),
         ("beneath", ctypes.c_void_p),
         ("beneath_count", ctypes.c_int64),
         ("descriptors", ctypes.c_void_p),
@@ -63,9 +60,7 @@ class _FilesJob(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("ahead", "opened", "next", "end", "enough_ns")),
         *((name, ctypes.c_int64) for name in ("most_bytes", "most_pixels", "most_memory")),
         ("to", Samples),
-        ("made_bytes", ctypes.c_void_p),
-        ("made", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("reading_ns", "read_bytes", "coded_bits")),
+        ("reading_ns", ctypes.c_int64),
     ]
 
 
@@ -162,10 +157,6 @@ class Files:
         most_pixels: the limit for an image; a larger one is refused.
         most_memory: an image is refused if its coefficients are in memory all at once, and take so many bytes or more.
         beneath: real directories; a file that really lies outside all of them is refused. None: any place is allowed.
-        indexes: for each file the index that an earlier call made of it (src/index.h), or None. It is used if the file has not
-            been changed since: then the bytes that the sample needs are read. It may be damaged, or another file's.
-        keep: called with (position, index) of each baseline file that a call has read without an index, and the seconds that
-            these files took. To make an index, the file is decoded to its end: a tenth more time. None: none are made.
     """
 
     def __init__(
@@ -182,8 +173,6 @@ class Files:
         most_pixels: Optional[int] = None,
         most_memory: Optional[int] = None,
         beneath: Optional[Sequence[str]] = None,
-        indexes: Optional[Sequence[Optional[bytes]]] = None,
-        keep: Optional[Callable[[List[Tuple[int, bytes]], float], None]] = None,
     ) -> None:
         n = len(paths)
         self._plan = plan
@@ -213,16 +202,6 @@ class Files:
         if beneath is not None:
             self._beneath = (ctypes.c_char_p * len(beneath))(*(os.fsencode(root.rstrip("/") + "/") for root in beneath))
             self._job.beneath, self._job.beneath_count = ctypes.addressof(self._beneath), len(beneath)
-        if indexes is not None:
-            if len(indexes) != n:
-                raise ValueError(f"{n} files need as many indexes, or None for each, got {len(indexes)}")
-            self._indexes = (ctypes.c_char_p * n)(*indexes)
-            self._index_bytes = np.array([0 if one is None else len(one) for one in indexes], dtype=np.int64)
-            self._job.indexes, self._job.index_bytes = ctypes.addressof(self._indexes), address(self._index_bytes)
-        self._keep = keep
-        if keep is not None:
-            self._made_bytes = np.zeros(n, dtype=np.int64)
-            self._job.made_bytes = address(self._made_bytes)
 
     def __len__(self) -> int:
         return len(self._paths)
@@ -251,23 +230,10 @@ class Files:
             raise ValueError(f"file {first} of {len(self)}")
         job.to = samples_to(plan.shape, plan.boxes, len(self) - first, out, boxes, table, channels_last)
         job.next, job.end, job.enough_ns = first, first + len(out), max(1, int(enough_s * 1e9))
-        job.reading_ns = job.read_bytes = job.coded_bits = 0
-        began = time.perf_counter()
+        job.reading_ns = 0
         result = plan.kernel.library.ddlp_files(plan.kernel.context().pointer, ctypes.byref(job))
-        if self._keep is not None and (made := self._made_indexes(first)):
-            self._keep(made, (time.perf_counter() - began) * len(made) / (job.next - first))
         read = result > 0 and result != _LARGE
-        return Stopped(job.next, result != 0, read, job.reading_ns * 1e-9, job.read_bytes, job.coded_bits)
-
-    def _made_indexes(self, first: int) -> List[Tuple[int, bytes]]:
-        """Return the indexes that the last call has made, of files from ``first`` on, which lie one behind the other."""
-        place = self._job.made
-        made: List[Tuple[int, bytes]] = []
-        for position, size in enumerate(self._made_bytes[first : self._job.next].tolist(), first):
-            if size:
-                made.append((position, ctypes.string_at(place, size)))
-                place += size
-        return made
+        return Stopped(job.next, result != 0, read, job.reading_ns * 1e-9)
 
     def upright(self, position: int) -> bool:
         """Tell whether this sample's image must be turned by its EXIF orientation."""

@@ -19,7 +19,7 @@ from csd_engine.kernels.windows import Windows
 
 __all__ = ["Context", "Job", "Kernel", "rebuild"]
 
-ABI = 11  # DDLP_ABI of src/ddlp.h
+ABI = 12  # DDLP_ABI of src/ddlp.h
 _REFUSALS = {
     1: "there is no libjpeg",
     2: "no JPEG with a plain header",
@@ -130,39 +130,6 @@ class Context:
     def own_entropy(self) -> bool:
         """Whether one of our entropy decoders has read the last sample. If not, libjpeg's has."""
         return bool(self._library.ddlp_own_entropy(self._pointer))
-
-    def want_index(self, wanted: bool) -> None:
-        """Have `sample` make an index of each baseline file from now on, or not; src/index.h says what an index is."""
-        self._library.ddlp_want_index(self._pointer, wanted)
-
-    def made_index(self) -> Optional[bytes]:
-        """Return the index that the last `sample` made; None: the file is of another kind, or damaged."""
-        size = ctypes.c_int64()
-        place = self._library.ddlp_made_index(self._pointer, ctypes.byref(size))
-        return ctypes.string_at(place, size.value) if place else None
-
-    def use_index(self, index: bytes) -> bool:
-        """Use an index for the file last read or taken; False: it is damaged, or not this file's as far as can be seen.
-
-        The samples have the same bits as without it. What `sample` refuses then must be read again, without an index.
-        """
-        self.refusal = result = self._library.ddlp_use_index(self._pointer, index, len(index))
-        _raise(result)
-        return not result
-
-    def read_indexed(self, descriptor: int, size: int, index: bytes, offset: int = 0) -> Optional[Tuple[int, int]]:
-        """Do the same as `read`, but read only the header now, and at `sample` the bytes that the sample needs.
-
-        The file must stay open as long, and `content` is empty. None, here or at `sample`: read the file by `read`.
-        """
-        return self._size(
-            self._library.ddlp_read_indexed(self._pointer, descriptor, offset, size, index, len(index), self._info)
-        )
-
-    @property
-    def coded_bits(self) -> int:
-        """The bits of coded data that the last `sample` of a baseline file decoded."""
-        return int(self._library.ddlp_coded_bits(self._pointer))
 
     def content(self) -> bytes:
         """Return the bytes last read or taken: all of the file, or fewer if it ended early."""
@@ -316,11 +283,6 @@ class Kernel(ArrayCalls):
             ("ddlp_content", pointer, [pointer, pointer]),
             ("ddlp_turned", number, [pointer]),
             ("ddlp_own_entropy", number, [pointer]),
-            ("ddlp_want_index", None, [pointer, number]),
-            ("ddlp_made_index", pointer, [pointer, pointer]),
-            ("ddlp_use_index", number, [pointer, ctypes.c_char_p, size]),
-            ("ddlp_read_indexed", number, [pointer, number, size, size, ctypes.c_char_p, size, pointer]),
-            ("ddlp_coded_bits", size, [pointer]),
             ("ddlp_sample", number, [pointer, job]),
             ("ddlp_resample", number, [pointer, pointer, size, job]),
             ("ddlp_steps", number, [pointer, pointer, pointer, ctypes.c_char_p, size, pointer, pointer, size]),

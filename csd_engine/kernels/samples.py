@@ -34,16 +34,12 @@ class Stopped(NamedTuple):
         read: `Files.content` has the file's bytes, for Pillow; False: it can't be read, decoding takes too much memory, or it
             is no file.
         reading_s: the time for opening and reading, in seconds.
-        read_bytes: of files.
-        coded_bits: of baseline files, decoded.
     """
 
     next: int
     refused: bool
     read: bool = False
     reading_s: float = 0.0
-    read_bytes: int = 0
-    coded_bits: int = 0
 
 
 def samples_to(

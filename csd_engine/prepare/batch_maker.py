@@ -10,7 +10,6 @@ from typing import Any, Callable, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from csd_engine.cache.indexes import JpegIndexes
 from csd_engine.data.base import Reader
 from csd_engine.data.readahead import ReadAhead
 from csd_engine.kernels import kernel
@@ -93,21 +92,11 @@ class BatchMaker:
         pipeline: what to run.
         shape: (height, width, channels) of a sample's memory.
         boxes: the number of boxes of a sample.
-        indexes: of the data set's JPEG files, used and added to where the kernel makes samples of files. Files that have been
-            brought into memory have none. None: none are used.
 
     If the pipeline makes samples of another shape, they are made one by one, and the first one raises the error.
     """
 
-    def __init__(
-        self,
-        reader: Reader,
-        pipeline: Pipeline,
-        shape: Tuple[int, int, int],
-        boxes: int,
-        indexes: Optional[JpegIndexes] = None,
-    ) -> None:
-        self._indexes = indexes
+    def __init__(self, reader: Reader, pipeline: Pipeline, shape: Tuple[int, int, int], boxes: int) -> None:
         self._reader = reader
         self._pipeline = pipeline
         self._bulk = Bulk.of(pipeline, reader.rows())
@@ -141,10 +130,9 @@ class BatchMaker:
         """
         if self._bulk is not None and (known or self._bulk.takes(sources)):
             return _InBulk(self._bulk, sources, occurrences, seed, epoch)
-        indexes = self._indexes if reader is None else None
         reader = self._reader if reader is None else reader
         batch = reader, self._pipeline, self._plan, sources, occurrences, seed, epoch
-        found = PixelBatch.of(*batch, before_decoding) or FileBatch.of(*batch, large_bytes, before_decoding, indexes)
+        found = PixelBatch.of(*batch, before_decoding) or FileBatch.of(*batch, large_bytes, before_decoding)
         if found is not None:
             return ByKernel(found)
         items = list(zip(sources.tolist(), occurrences.tolist()))

@@ -1,7 +1,7 @@
 """Makes batches with a shelf of the cache: what a pipeline does every time is taken from there, or done and kept there.
 
 What is behind the cut runs on the kept pixels, by the kernel's call on images in memory. The bits are those without a cache. A
-sample that fails anywhere on this way is made as without a cache, which raises its error. Kept files and indexes need no cut.
+sample that fails anywhere on this way is made as without a cache, which raises its error. Kept files need no cut.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from PIL import Image
 
 import csd_engine
 from csd_engine.cache.files import FILES, KeptFiles
-from csd_engine.cache.indexes import INDEXES, IndexesOnShelf
 from csd_engine.cache.origins import Origins, origins_of
 from csd_engine.cache.segments import Sample
 from csd_engine.cache.shelf import Found, Shelf
@@ -35,13 +34,12 @@ from csd_engine.prepare.kernel_batch import KernelBatch
 from csd_engine.prepare.sample import ABOVE_LIMIT, prepare_any_size, prepare_sample
 from csd_engine.transforms import Pipeline
 from csd_engine.transforms.fileplan import file_plan
-from csd_engine.transforms.operators import RandomCrop, RandomResizedCrop
 from csd_engine.transforms.prefix import CachePoint
 
-__all__ = ["CachedBatchMaker", "Kept", "RowReader", "SampleCache", "channels_of", "crops_first", "shelf_key"]
+__all__ = ["CachedBatchMaker", "Kept", "RowReader", "SampleCache", "channels_of", "shelf_key"]
 
 Kept = Union[CachePoint, str]
-"""What is kept: the pixels where a pipeline is cut; `INDEXES` of JPEG files; `FILES`."""
+"""What is kept: the pixels where a pipeline is cut, or `FILES`."""
 
 _PILLOWS_LIMIT = (1 << 30) // 12  # pixels of an image, if nobody has set Image.MAX_IMAGE_PIXELS
 _MADE_BYTES = 2 << 20  # of pixels that are made before what is behind the cut runs on them: they stay in a core's cache
@@ -66,17 +64,6 @@ def shelf_key(data_set: Tuple[Any, ...], points: Iterable[Kept]) -> str:
     return hashlib.blake2b(told.encode(errors="surrogateescape"), digest_size=16, person=b"ddlp shelf").hexdigest()
 
 
-def crops_first(pipeline: Pipeline, shape: Tuple[int, int, int]) -> bool:
-    """Return whether the kernel makes samples of files, and begins with a random crop: it may need a part of each alone.
-
-    ``shape``: of a sample, (height, width, channels).
-    """
-    if not isinstance(next(iter(pipeline.operators), None), (RandomResizedCrop, RandomCrop)):
-        return False
-    plan = file_plan(pipeline, kernel())
-    return plan is not None and (plan.shape, plan.boxes) == (shape, pipeline.boxes)
-
-
 class SampleCache(NamedTuple):
     """What is kept of a data set's samples, and the shelf with it.
 
@@ -93,16 +80,14 @@ class SampleCache(NamedTuple):
 
     def missing(self, reader: Reader, sources: np.ndarray) -> np.ndarray:
         """Return those of these samples, int64 (n,), that the shelf does not have, so that they must be read."""
-        origins = None if self.point == INDEXES else origins_of(reader, sources)
+        origins = origins_of(reader, sources)
         return sources if origins is None else sources[~self.shelf.has(sources, origins)]
 
     def maker(self, reader: Reader, pipeline: Pipeline, shape: Tuple[int, int, int], boxes: int) -> BatchMaker:
         """Return what makes batches, as `BatchMaker`, and uses and fills the shelf."""
         if isinstance(self.point, CachePoint):
             return CachedBatchMaker(reader, pipeline, shape, boxes, self.point, self.shelf)
-        if self.point == FILES:
-            return _FileKeeper(reader, pipeline, shape, boxes, self.shelf)
-        return BatchMaker(reader, pipeline, shape, boxes, IndexesOnShelf(self.shelf))
+        return _FileKeeper(reader, pipeline, shape, boxes, self.shelf)
 
 
 class _FileKeeper(BatchMaker):

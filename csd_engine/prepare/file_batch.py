@@ -7,7 +7,6 @@ from typing import Callable, Optional
 
 import numpy as np
 
-from csd_engine.cache.indexes import BatchIndexes, JpegIndexes
 from csd_engine.data.base import Reader
 from csd_engine.data.image_files import MAX_FILE_BYTES, is_above_limit, most_pixels
 from csd_engine.data.readahead import AHEAD
@@ -35,7 +34,6 @@ class FileBatch(KernelBatch):
         epoch: int,
         most_memory: Optional[int] = None,
         before_decoding: Optional[Callable[[int], None]] = None,
-        indexes: Optional[JpegIndexes] = None,
     ) -> Optional[FileBatch]:
         """Make a batch; None if its samples must be made one by one: there is no plan, or a sample is not a file.
 
@@ -47,7 +45,6 @@ class FileBatch(KernelBatch):
             seed, epoch: with these the keys of all random draws.
             most_memory: bytes; an image that takes at least so many to decode waits for `before_decoding`.
             before_decoding: as for `prepare_sample`; called for these images, and before Pillow decodes.
-            indexes: of the data set's files. They are used, and what is missing is added.
         """
         if plan is None or is_above_limit(plan.most_cropped):
             return None
@@ -60,10 +57,9 @@ class FileBatch(KernelBatch):
             return None
         if len(paths) != len(found.paths):  # a path contains a 0: C would read no further
             return None
-        indexed = BatchIndexes(None, None) if indexes is None else indexes.of(sources, found)
         files = Files(
             plan, paths, found.parts, seed, epoch, sources, occurrences, AHEAD, MAX_FILE_BYTES, most_pixels(), most_memory,
-            reader.beneath, indexed.found, indexed.keep,
+            reader.beneath,
         )  # fmt: skip
         return FileBatch(reader, pipeline, plan, files, sources, occurrences, seed, epoch, before_decoding)
 

@@ -85,8 +85,6 @@ class KernelBatch:
         if first != self._refused:
             stopped = self._calls.make(first, out, boxes, ENOUGH_S, table, channels_last)
             READING.seconds += stopped.reading_s
-            READING.bytes += stopped.read_bytes
-            READING.coded_bits += stopped.coded_bits
             if stopped.refused:
                 self._refused, self._read = stopped.next, stopped.read
             if stopped.next > first:

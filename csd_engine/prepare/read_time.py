@@ -12,13 +12,9 @@ class _Reading(threading.local):
 
     Attributes:
         seconds: spent on opening and reading the files of samples.
-        bytes: read of files by the calls that make many samples.
-        coded_bits: of baseline JPEGs, decoded by these calls.
     """
 
     seconds = 0.0
-    bytes = 0
-    coded_bits = 0
 
 
 READING = _Reading()

@@ -5,8 +5,7 @@ they may read the same. Each sample is looked at before it is taken from there, 
 changed, or may not be read is no hit.
 
 What is kept is the engine's own choice, without measuring: the result of the operators that do the same every time, where it
-has one size; else what a storage has sent; else indexes of JPEG files, where the pipeline begins with a random crop; else
-nothing. docs/cache.md says why.
+has one size; else what a storage has sent; else nothing. docs/cache.md says why.
 """
 
 from __future__ import annotations
@@ -20,14 +19,13 @@ import PIL
 
 from csd_engine.batchfile.reader import Layout
 from csd_engine.cache.files import FILES
-from csd_engine.cache.indexes import INDEXES
 from csd_engine.cache.shelf import ENTRY_BYTES, Shelf
 from csd_engine.cache.shelves import Shelves
 from csd_engine.data.base import Dataset, Reader, fingerprint
 from csd_engine.data.roots import Roots
 from csd_engine.errors import CacheRefused
 from csd_engine.prepare.batch_maker import BatchMaker
-from csd_engine.prepare.cached_batch import Kept, SampleCache, channels_of, crops_first, shelf_key
+from csd_engine.prepare.cached_batch import Kept, SampleCache, channels_of, shelf_key
 from csd_engine.protocol.printable import printable
 from csd_engine.transforms import Pipeline
 from csd_engine.transforms.prefix import cache_point
@@ -77,7 +75,7 @@ class WorkerShelves:
         """
         shape = (layout.height, layout.width, layout.channels)
         plain = reader, pipeline, shape, layout.boxes
-        point = None if dataset.carried else _point(reader, dataset, pipeline, shape)
+        point = None if dataset.carried else _point(reader, dataset, pipeline)
         if point is None:
             return BatchMaker(*plain), None
         try:
@@ -130,16 +128,14 @@ class WorkerShelves:
                 self._open.pop(key).shelf.close()
 
 
-def _point(reader: Reader, dataset: Dataset, pipeline: Pipeline, shape: Tuple[int, int, int]) -> Optional[Kept]:
-    """Return what is kept of a job's samples; None: nothing. ``shape``: of a sample, (height, width, channels)."""
+def _point(reader: Reader, dataset: Dataset, pipeline: Pipeline) -> Optional[Kept]:
+    """Return what is kept of a job's samples; None: nothing."""
     if not _can_change(reader):
         return None
     cut = cache_point(pipeline, dataset.image_size())
     if cut is not None and cut.fixed:
         return cut
-    if reader.slow:
-        return FILES
-    return INDEXES if crops_first(pipeline, shape) else None
+    return FILES if reader.slow else None
 
 
 def _can_change(reader: Reader) -> bool:

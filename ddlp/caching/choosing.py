@@ -6,23 +6,13 @@ import math
 from dataclasses import replace
 
 from csd_engine.cache.files import FILES, REQUEST_S
-from csd_engine.cache.indexes import INDEXES
 from csd_engine.cache.shelf import ENTRY_BYTES
 from csd_engine.data.base import Reader
 from csd_engine.machine.computer import cpus, memory
-from csd_engine.prepare.cached_batch import Kept, crops_first
+from csd_engine.prepare.cached_batch import Kept
 from csd_engine.transforms.prefix import CachePoint, cache_point
 from ddlp.caching.measuring import FileSizes, brought, file_sizes, pixel_times
-from ddlp.planning.cache_point import (
-    ASSUMED_EPOCHS,
-    DECODED,
-    INDEX_SHARE,
-    OFF,
-    PLAIN_BYTES_PER_S,
-    SampleCost,
-    best_point,
-    known_cost,
-)
+from ddlp.planning.cache_point import ASSUMED_EPOCHS, DECODED, OFF, PLAIN_BYTES_PER_S, SampleCost, best_point, known_cost
 from ddlp.translate.portable import Portable
 
 __all__ = ["Points", "choose", "no_versions", "points_of"]
@@ -31,10 +21,10 @@ _WRITES_PER_S = 1e9  # bytes, into the page cache
 _READS_PER_S = (4e9, 0.5e9)  # bytes: of files that fit into memory, and of others, from a disk that is no fast one
 
 Points = dict[str, Kept]
-"""What can be kept, by its name: "prefix" (pixels of one size, or up to the user's own point), "pixels" (of any size), "index",
-"files" (of a slow storage)."""
+"""What can be kept, by its name: "prefix" (pixels of one size, or up to the user's own point), "pixels" (of any size), "files"
+(of a slow storage)."""
 
-_KEPT_BY = {"prefix": "pixels", "pixels": "pixels", "index": "indexes", "files": "files"}  # `ddlp.Cache.keeps`
+_KEPT_BY = {"prefix": "pixels", "pixels": "pixels", "files": "files"}  # `ddlp.Cache.keeps`
 
 
 def points_of(portable: Portable, keeps: str) -> tuple[Points, str]:
@@ -50,8 +40,6 @@ def points_of(portable: Portable, keeps: str) -> tuple[Points, str]:
     found: Points = {} if point is None else {"prefix" if point.fixed or given else "pixels": point}
     if not given and reader.slow:
         found["files"] = FILES
-    elif not given and crops_first(portable.pipeline, portable.shape):
-        found["index"] = INDEXES
     wanted = {name: point for name, point in found.items() if given or keeps in ("auto", _KEPT_BY[name])}
     if wanted:
         return wanted, ""
@@ -60,10 +48,6 @@ def points_of(portable: Portable, keeps: str) -> tuple[Points, str]:
             "keeps='files' is for objects of a storage, and these are files already; where their disk is a slow one of the "
             "network, copy them to one of this computer"
         )
-    if keeps == "indexes" and reader.slow:
-        return {}, "indexes are for files on this computer: of an object the whole is read, so keep its pixels or keeps='files'"
-    if keeps == "indexes":
-        return {}, "keeps='indexes' is for pipelines that begin with a random crop, and that the kernel runs"
     if portable.pipeline.user_operators:
         return {}, "the pipeline has operators of your own, which may ask for the file's metadata"
     return {}, "decode='fast' decodes each image at a size that depends on the random crop"
@@ -126,8 +110,6 @@ def choose(portable: Portable, points: Points, quota_bytes: int, epochs: int | N
         read_s = 0.0 if fits else sizes.file_bytes / _READS_PER_S[1]
         filled_s = plain_s + sizes.file_bytes / _WRITES_PER_S
         costs["files"] = SampleCost(filled_s, plain_s + read_s, sizes.file_bytes + ENTRY_BYTES)
-    if "index" in points:
-        costs["index"] = known_cost("index", plain_s, INDEX_SHARE * sizes.file_bytes, sizes.indexable)
     epochs = epochs or ASSUMED_EPOCHS
     best = best_point(plain_s, costs, samples, quota_bytes, epochs, request_s)
     if best == OFF and not auto:
@@ -140,7 +122,7 @@ def _listed(portable: Portable) -> FileSizes | None:
     reader, samples = portable.dataset.reader(), portable.dataset.starts[-1]
     found = reader.versions(list(range(samples))) if reader.slow and samples else None
     file_bytes = 0.0 if found is None else float(found.sizes.mean())
-    return None if found is None else FileSizes(file_bytes, DECODED * file_bytes, 0.0)
+    return None if found is None else FileSizes(file_bytes, DECODED * file_bytes)
 
 
 def _all_fit(point: Kept, samples: int, sizes: FileSizes, quota_bytes: int) -> bool:
@@ -150,14 +132,12 @@ def _all_fit(point: Kept, samples: int, sizes: FileSizes, quota_bytes: int) -> b
 
 
 def _no_gain(plain_s: float, costs: dict[str, SampleCost], epochs: int, request_s: float) -> str:
-    cost = costs.get("pixels")
     if "files" in costs:
         return (
             f"it would not save time in {epochs} epochs: the storage gives an object each {1000 * request_s:.2f} ms of all "
             f"workers, and one of them makes a sample of it in {1000 * plain_s:.2f} ms"
         )
-    if cost is None:
-        return "there is no room, or no file is a baseline JPEG, which can have an index"
+    (cost,) = costs.values()
     return (
         f"pixels would not save time in {epochs} epochs: a sample takes {1000 * plain_s:.2f} ms from its file, "
         f"{1000 * cost.cached_s:.2f} ms from its pixels and {1000 * cost.fill_s:.2f} ms when they are kept"

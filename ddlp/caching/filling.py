@@ -27,7 +27,7 @@ from ddlp.translate.portable import Portable
 
 __all__ = ["Filled", "chunks_of", "fill", "fill_kept"]
 
-_NOT_KEPT = "progressive JPEGs have no index, and files that were changed in the last seconds are not kept"
+_NOT_KEPT = "files that were changed in the last seconds are not kept"
 _CHUNK = 32  # samples: so many are made between two looks for Ctrl-C
 
 

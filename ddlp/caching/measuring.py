@@ -33,12 +33,10 @@ class FileSizes(NamedTuple):
     Attributes:
         file_bytes: of the file.
         decoded_bytes: of its image as pixels.
-        indexable: the share of baseline JPEGs, which can have an index.
     """
 
     file_bytes: float
     decoded_bytes: float
-    indexable: float
 
 
 class PixelTimes(NamedTuple):
@@ -96,8 +94,7 @@ def file_sizes(portable: Portable, reader: Reader) -> FileSizes | None:
             image = open_image(source.path, content(source))
         except SampleError:
             continue
-        baseline = image.format == "JPEG" and not image.info.get("progressive") and image.mode in ("RGB", "L")
-        found.append((source.size, image.width * image.height * channels, baseline))
+        found.append((source.size, image.width * image.height * channels))
     return FileSizes(*np.mean(found, axis=0).tolist()) if found else None
 
 

@@ -9,7 +9,7 @@ from csd_engine.machine.sizes import size_bytes
 
 __all__ = ["Cache"]
 
-KEEPS = ("auto", "pixels", "indexes", "files")
+KEEPS = ("auto", "pixels", "files")
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,7 @@ class Cache:
         directory: it is made if it is missing.
         size: the most bytes that all files there may have together: a number, or a text such as "500M" or "1.5T", with powers
             of 1024.
-        keeps: ``"pixels"``; ``"indexes"`` of JPEG files, about 1 % of their bytes, by which a random crop's part of a file is
-            read and decoded; ``"files"``, of object storage, as they are there; ``"auto"``: the one of these that is predicted
+        keeps: ``"pixels"``; ``"files"``, of object storage, as they are there; ``"auto"``: the one of these that is predicted
             to take the least time.
         epochs: that will be trained with it. Where results have no fixed size, or not all of object storage have room, the
             loader makes a few samples with and without the cache before the first epoch, and keeps what saves time in so many

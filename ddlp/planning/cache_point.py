@@ -6,20 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 __all__ = [
-    "ASSUMED_EPOCHS", "DECODED", "INDEX_SHARE", "OFF", "PLAIN_BYTES_PER_S", "SampleCost", "best_point",
+    "ASSUMED_EPOCHS", "DECODED", "OFF", "PLAIN_BYTES_PER_S", "SampleCost", "best_point",
     "between_requests_s", "known_cost", "predicted_s",
 ]  # fmt: skip
 
 ASSUMED_EPOCHS = 10  # where nobody has said how many there will be
 OFF = "off"
 
-# Measured on one core of an Intel Xeon, files of 110 kB: scripts.cache_check and scripts.index_check. By the name of what is
-# kept: the time of the epoch that keeps it, and the rate of later ones, against epochs without.
-_KNOWN = {"prefix": (1.13, 11.3), "pixels": (1.87, 4.33), "index": (1.08, 1.15)}
+# Measured on one core of an Intel Xeon, files of 110 kB: scripts.cache_check. By the name of what is kept: the time of the
+# epoch that keeps it, and the rate of later ones, against epochs without.
+_KNOWN = {"prefix": (1.13, 11.3), "pixels": (1.87, 4.33)}
 PLAIN_BYTES_PER_S = 105e6  # of JPEG files made into samples by RandomResizedCrop
 _MORE = 1.25  # times the latency: by so much requests must take longer, or it was all that they took
 DECODED = 5.1  # times the bytes of a JPEG file of a photograph: those of its pixels
-INDEX_SHARE = 0.01  # of a file's bytes, with what is written beside an index
 
 
 @dataclass(frozen=True)
@@ -30,25 +29,23 @@ class SampleCost:
         fill_s: seconds, made from its file, when it is kept as well, with the writing.
         cached_s: seconds, made with what is kept, with reading that.
         kept_bytes: of what is kept, on average.
-        share: of the samples that it can be kept of, 0 to 1.
     """
 
     fill_s: float
     cached_s: float
     kept_bytes: float
-    share: float = 1.0
 
 
-def known_cost(point: str, plain_s: float, kept_bytes: float, share: float = 1.0) -> SampleCost:
+def known_cost(point: str, plain_s: float, kept_bytes: float) -> SampleCost:
     """Return what a sample takes by the measured ratios, where what is kept is in memory.
 
     Args:
-        point: "prefix", "pixels" or "index".
+        point: "prefix" or "pixels".
         plain_s: seconds of a sample, made from its file.
-        kept_bytes, share: as of `SampleCost`.
+        kept_bytes: as of `SampleCost`.
     """
     fill, rate = _KNOWN[point]
-    return SampleCost(fill * plain_s, plain_s / rate, kept_bytes, share)
+    return SampleCost(fill * plain_s, plain_s / rate, kept_bytes)
 
 
 def between_requests_s(alone_s: float, all_s: float, count: int, at_once: int) -> float:
@@ -77,7 +74,7 @@ def predicted_s(
         return 0.0
     kept, fill_s, cached_s = 0, 0.0, 0.0
     if cost is not None:
-        kept = min(int(samples * cost.share), int(quota_bytes / max(1.0, cost.kept_bytes)))
+        kept = min(samples, int(quota_bytes / max(1.0, cost.kept_bytes)))
         fill_s, cached_s = cost.fill_s, cost.cached_s
     others = samples - kept
     first_s = max(samples * request_s, kept * fill_s + others * plain_s)

@@ -6,7 +6,7 @@
 
 A script runs up to the first use of a DDLPLoader with cache=. Then the caches of all of its loaders that were made until then
 are filled, and the script ends. It trains nothing. A folder gets what each pipeline that begins with a random crop can use:
-decoded pixels, or indexes of its JPEG files.
+decoded pixels.
 
 What was made before is not made again: stop it with Ctrl-C, and go on later.
 """
@@ -28,7 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=("fill",), help=argparse.SUPPRESS)
     parser.add_argument("--dir", help="for a folder: the cache's directory; default: that of cache='auto'")
     parser.add_argument("--size", help="for a folder, with --dir: the most bytes of the cache, such as 200G")
-    parser.add_argument("--keeps", choices=("auto", "pixels", "indexes"), default="auto", help="for a folder: as of ddlp.Cache")
     parser.add_argument("words", nargs="*", metavar="FOLDER | -- SCRIPT ...", help="what to fill the cache of")
 
 
@@ -65,5 +64,5 @@ def _loader(folder: str, options: argparse.Namespace) -> Any:
     from ddlp.loader import DDLPLoader
 
     transform = transforms.Compose([transforms.RandomResizedCrop(224), transforms.ToTensor()])
-    cache = "auto" if options.dir is None else Cache(options.dir, options.size, options.keeps)
+    cache = "auto" if options.dir is None else Cache(options.dir, options.size)
     return DDLPLoader(ImageFolder(folder, transform), num_workers=max(1, int(cpus())), cache=cache)

@@ -26,12 +26,6 @@ struct ddlp_context {
     int64_t size;
     size_t room;
     int32_t info[4]; /* of the content; zeros: the kernel does not take it */
-    jpeg_index index;
-    int fd; /* with memory.fetch: the file, of which only the header was read */
-    int64_t offset;
-    uint8_t *packed; /* indexes that were made, as bytes */
-    size_t packed_bytes, packed_room;
-    context_counts counts;
     decoder_memory memory;
     resample_state resample;
     step_state steps;
@@ -71,9 +65,6 @@ void ddlp_free(ddlp_context *context) {
     free(context->memory.bytes);
     entropy_free(context->memory.entropy);
     progressive_free(context->memory.progressive);
-    free(context->memory.made.points);
-    free(context->index.points);
-    free(context->packed);
     free(context->content);
     free(context->scratch);
     free(context);
@@ -83,9 +74,6 @@ void ddlp_free(ddlp_context *context) {
  * ones. */
 static int make_room(ddlp_context *context, int64_t size) {
     context->size = 0;
-    context->memory.index = NULL;
-    context->memory.fetch = NULL;
-    context->memory.made.count = 0;
     memset(context->info, 0, sizeof context->info);
     if (size < 0) return -EINVAL;
     if ((uint64_t)size > SIZE_MAX / 2) return -ENOMEM;
@@ -103,19 +91,6 @@ static int look(ddlp_context *context, int32_t info[4]) {
     return result;
 }
 
-/* Reads some of the file's bytes to their place in the content. */
-static int read_bytes(ddlp_context *context, int fd, int64_t offset, size_t from, size_t to) {
-    while (from < to) {
-        const ssize_t got = pread(fd, context->content + from, to - from, (off_t)(offset + (int64_t)from));
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) return -errno;
-        if (!got) return DDLP_DAMAGED; /* the file became shorter meanwhile */
-        from += (size_t)got;
-        context->counts.read_bytes += got;
-    }
-    return 0;
-}
-
 int ddlp_read(ddlp_context *context, int fd, int64_t offset, int64_t size, int32_t info[4]) {
     int result = make_room(context, size);
     if (result) return result;
@@ -127,66 +102,8 @@ int ddlp_read(ddlp_context *context, int fd, int64_t offset, int64_t size, int32
         if (got < 0) return -errno;
         if (!got) return DDLP_DAMAGED; /* the file became shorter meanwhile */
         context->size += got;
-        context->counts.read_bytes += got;
     }
     return look(context, info);
-}
-
-static int fetch(void *fetcher, size_t from, size_t to) {
-    ddlp_context *context = fetcher;
-    const int64_t before = now_ns();
-    const int result = read_bytes(context, context->fd, context->offset, from, to);
-    context->counts.fetch_ns += now_ns() - before;
-    return result;
-}
-
-int ddlp_read_indexed(ddlp_context *context, int fd, int64_t offset, int64_t size, const uint8_t *index, int64_t index_size,
-                      int32_t info[4]) {
-    int result = make_room(context, size);
-    memset(info, 0, 4 * sizeof *info);
-    if (result) return result;
-    if (offset < 0 || offset > INT64_MAX - size || index_size < 0) return -EINVAL;
-    result = index_parse(&context->index, index, (size_t)index_size);
-    if (result) return result;
-    if (context->index.file_bytes != (uint64_t)size) return DDLP_INDEX;
-    result = read_bytes(context, fd, offset, 0, context->index.header_bytes);
-    if (result) return result;
-    result = jpeg_header(context->content, context->index.header_bytes, info);
-    if (result || info[3] || (uint32_t)info[0] != context->index.width || (uint32_t)info[1] != context->index.height) return DDLP_INDEX;
-    memcpy(context->info, info, sizeof context->info);
-    context->size = size, context->fd = fd, context->offset = offset;
-    context->memory.index = &context->index, context->memory.fetch = fetch, context->memory.fetcher = context;
-    return 0;
-}
-
-int ddlp_use_index(ddlp_context *context, const uint8_t *index, int64_t index_size) {
-    if (!context->info[0] || context->info[3] || context->memory.fetch || index_size < 0) return DDLP_INDEX;
-    context->memory.index = NULL;
-    const int result = index_parse(&context->index, index, (size_t)index_size);
-    if (!result) context->memory.index = &context->index;
-    return result;
-}
-
-void ddlp_want_index(ddlp_context *context, int wanted) { context->memory.wants_index = wanted; }
-
-size_t context_add_index(ddlp_context *context, uint64_t changed) {
-    jpeg_index *made = &context->memory.made;
-    if (!made->count) return 0;
-    if (grow_on((void **)&context->packed, &context->packed_room, context->packed_bytes + index_most_bytes(made))) return 0;
-    made->changed = changed;
-    const size_t bytes = index_pack(made, context->packed + context->packed_bytes);
-    context->packed_bytes += bytes;
-    return bytes;
-}
-
-const uint8_t *ddlp_made_index(ddlp_context *context, int64_t *size) {
-    context->packed_bytes = 0;
-    *size = (int64_t)context_add_index(context, 0);
-    return *size ? context->packed : NULL;
-}
-
-int64_t ddlp_coded_bits(const ddlp_context *context) {
-    return context->memory.own_entropy && !context->info[3] ? (int64_t)entropy_bits(context->memory.entropy) : 0;
 }
 
 int ddlp_take(ddlp_context *context, const uint8_t *data, int64_t size, int32_t info[4]) {
@@ -203,21 +120,8 @@ int ddlp_turned(const ddlp_context *context) {
 
 void context_forget(ddlp_context *context) {
     memset(context->info, 0, sizeof context->info);
-    context->memory.index = NULL;
-    context->memory.fetch = NULL;
     context->size = 0;
 }
-
-context_counts *context_begin(ddlp_context *context) {
-    context_forget(context);
-    context->packed_bytes = 0;
-    memset(&context->counts, 0, sizeof context->counts);
-    return &context->counts;
-}
-
-const uint8_t *context_indexes(const ddlp_context *context) { return context->packed; }
-
-jpeg_index *context_index(ddlp_context *context) { return &context->index; }
 
 uint8_t *context_scratch(ddlp_context *context, size_t bytes) {
     return grow((void **)&context->scratch, &context->scratch_room, bytes) ? NULL : context->scratch;
@@ -232,7 +136,7 @@ step_state *context_steps(ddlp_context *context) { return &context->steps; }
 resample_state *context_resample(ddlp_context *context) { return &context->resample; }
 
 const uint8_t *ddlp_content(const ddlp_context *context, int64_t *size) {
-    *size = context->memory.fetch ? 0 : context->size; /* of an indexed file not all was read */
+    *size = context->size;
     return context->content;
 }
 
@@ -265,7 +169,6 @@ int ddlp_sample(ddlp_context *context, const ddlp_job *job) {
     wanted.several_scans = info[3];
     result = jpeg->decode(context->content, (size_t)context->size, &wanted, &context->memory, take_rows, &context->resample);
     if (!result) result = resample_end(&context->resample);
-    if (result) context->memory.made.count = 0; /* it may be a part of one */
     return result;
 }
 

@@ -5,7 +5,6 @@
 #include <stddef.h>
 
 #include "ddlp.h"
-#include "index.h"
 #include "resample.h"
 #include "steps.h"
 
@@ -19,25 +18,7 @@ uint8_t *context_band(ddlp_context *context, size_t bytes);
 step_state *context_steps(ddlp_context *context);
 resample_state *context_resample(ddlp_context *context);
 
-/* The bytes that were read of files, and the time for those of them that were read while a sample was made. */
-typedef struct {
-    int64_t read_bytes, fetch_ns;
-} context_counts;
-
-/* Begin a call that makes many samples: counts from 0, no file, no index made. */
-context_counts *context_begin(ddlp_context *context);
-
-/* Forget the file last read: it is about to be closed. */
+/* Forget the file last read. A call that makes many samples begins with it. */
 void context_forget(ddlp_context *context);
-
-/* The index by which the file last read is read, or room for one between two files. */
-jpeg_index *context_index(ddlp_context *context);
-
-/* Add the index that the last sample made to those of this call, with the time of the file's last change. Returns its bytes; 0:
- * there is none. */
-size_t context_add_index(ddlp_context *context, uint64_t changed);
-
-/* This call's indexes, one behind the other; valid until the context's next call. */
-const uint8_t *context_indexes(const ddlp_context *context);
 
 #endif

@@ -37,7 +37,7 @@
 #endif
 
 /* Changes with every incompatible change of this file; library.py refuses another one. */
-#define DDLP_ABI 11
+#define DDLP_ABI 12
 
 typedef enum {
     DDLP_NO_LIBJPEG = 1,  /* ddlp_use_jpeg was not called or failed */
@@ -46,7 +46,6 @@ typedef enum {
     DDLP_DAMAGED = 4,     /* an error or warning of libjpeg, or a file that ends early */
     DDLP_JOB = 5,         /* the job does not fit the image, or the kernel does not know it */
     DDLP_STEP = 6,        /* a step of draws.h or steps.h, or an operator of plan.h, is unknown or does not fit */
-    DDLP_INDEX = 8,       /* the index is damaged, or not this file's: read the file without it */
     DDLP_LARGE = 7        /* decoding the image takes more memory than the job allows */
 } ddlp_refusal;
 
@@ -127,26 +126,6 @@ DDLP_API const uint8_t *ddlp_content(const ddlp_context *context, int64_t *size)
 /* 1 if one of our entropy decoders has read the last sample, 0 if libjpeg's has (for a baseline file in several scans, or for a
  * progressive file that is unusual or lacks some low frequencies). For tests. */
 DDLP_API int ddlp_own_entropy(const ddlp_context *context);
-
-/* Have ddlp_sample make an index (index.h) of each file of the kind that it is for: baseline, one scan, read without an index.
- * Such a file is decoded to its end; if that is damaged, there is no index. */
-DDLP_API void ddlp_want_index(ddlp_context *context, int wanted);
-
-/* The index of the last sample's file, valid until the next call but this one; NULL and size 0: there is none. */
-DDLP_API const uint8_t *ddlp_made_index(ddlp_context *context, int64_t *size);
-
-/* Use an index for the file last read or taken. The bytes may be damaged: DDLP_INDEX. The samples' bits are the same as
- * without, but damage in the file beside the parts that they need is not noticed. */
-DDLP_API int ddlp_use_index(ddlp_context *context, const uint8_t *index, int64_t index_size);
-
-/* Read a file as ddlp_read does, but now only its header, and at each ddlp_sample the bytes from the first one that it needs to
- * the last one. The file must stay open as long. ddlp_content gives nothing. DDLP_INDEX, here or by ddlp_sample: read the
- * file by ddlp_read. */
-DDLP_API int ddlp_read_indexed(ddlp_context *context, int fd, int64_t offset, int64_t size, const uint8_t *index,
-                               int64_t index_size, int32_t info[4]);
-
-/* The bits of coded data that the last sample of a baseline file decoded. For tests. */
-DDLP_API int64_t ddlp_coded_bits(const ddlp_context *context);
 
 /* Decode the part that the job needs of the file last read or taken, resample, flip, write job->out. May be called again. */
 DDLP_API int ddlp_sample(ddlp_context *context, const ddlp_job *job);

@@ -31,12 +31,6 @@ typedef struct {
     progressive *progressive; /* made for the first progressive file */
     int own_entropy;   /* whether one of our decoders read the last image */
     int given;         /* whether rows of it have been passed on */
-    int wants_index;   /* whether an index is made of the next image */
-    jpeg_index made;   /* of the last image, if its count is not 0 */
-    const jpeg_index *index; /* NULL, or the next image's: then only that is read of it that is needed */
-    /* With an index: NULL, or makes these bytes of the image's content present. 0, a ddlp_refusal or -errno. */
-    int (*fetch)(void *fetcher, size_t from, size_t to);
-    void *fetcher;
     void *checked[2];  /* functions of libjpeg's entropy decoder, found to be libjpeg's own */
 } decoder_memory;
 

@@ -32,16 +32,11 @@ typedef struct {
 #define ENDS ((uint64_t)1 << 24)
 enum { PAST = 128, NO_STEP = 64 << 5, MOST_STEP = 18 };
 
-#define NOWHERE UINT64_MAX
-
 struct entropy {
     bit_stream stream;
     int damaged;
     int bmi2; /* variant_bmi2, looked up once a scan */
     unsigned until_restart, column;
-    uint64_t number;  /* of the MCU that is asked for next */
-    uint64_t at;      /* of the MCU at which the stream stands, or NOWHERE */
-    uint64_t counted; /* bits decoded before the last jump, less that at which the jump ended in its byte */
     int last_dc[4];
     const codes *dc[4];
     const coefficients *ac[4];
@@ -128,9 +123,7 @@ int entropy_begin(entropy *e, const entropy_scan *scan) {
     e->damaged = 0;
     e->bmi2 = variant_bmi2();
     e->column = 0;
-    e->number = e->at = e->counted = 0;
-    if (scan->index) e->at = NOWHERE, e->stream.piece = SMALL_PIECE;
-    else stream_begin(&e->stream, scan->data, scan->end);
+    stream_begin(&e->stream, scan->data, scan->end);
     return 0;
 }
 
@@ -259,31 +252,10 @@ static DDLP_BMI2 int decode_bmi2(entropy *e, int16_t (*const *blocks)[64]) { ret
 #define decode_bmi2 decode_plain
 #endif
 
-/* Notes where the stream stands, if that is the next point. */
-static void record(entropy *e) {
-    jpeg_index *index = e->scan.record;
-    if (e->at != (uint64_t)index->count * index->step || (index->count + 1) * sizeof *index->points > index->room) return;
-    index_point *point = index->points + index->count++;
-    memset(point, 0, sizeof *point);
-    point->bit = bits_read(&e->stream);
-    for (int c = 0; c < e->scan.components; c++) point->dc[c] = e->last_dc[c];
-}
-
-/* Whether the stream stands at a point, but not as the index says. Then the index is of other coded data: maybe of those that the
- * file had before. */
-static int astray(const entropy *e) {
-    const jpeg_index *index = e->scan.index;
-    const uint32_t mcu = (uint32_t)e->at, k = mcu / index->step;
-    if (mcu % index->step || k >= index->count) return 0;
-    for (int c = 0; c < e->scan.components; c++)
-        if (index->points[k].dc[c] != e->last_dc[c]) return 1;
-    return 0;
-}
-
-/* Decodes the MCU at which the stream stands. */
-static void next_mcu(entropy *e, int16_t (*const *blocks)[64]) {
-    if (e->scan.record) record(e);
-    if (e->scan.index && (e->damaged = astray(e))) return;
+void entropy_mcu(entropy *e, int16_t (*const *blocks)[64]) {
+    if (e->damaged) return;
+    if (e->column < e->scan.first_column || e->column > e->scan.last_column) blocks = NULL;
+    if (++e->column == e->scan.mcus_per_row) e->column = 0;
     if (e->scan.restart_interval) {
         if (e->until_restart == 0) {
             if ((e->damaged = stream_restart(&e->stream))) return;
@@ -293,53 +265,6 @@ static void next_mcu(entropy *e, int16_t (*const *blocks)[64]) {
         e->until_restart--;
     }
     if (e->stream.ready - e->stream.next < MCU_BYTES) stream_more(&e->stream);
-    e->at++;
     const int bad = e->bmi2 ? decode_bmi2(e, blocks) : decode_plain(e, blocks);
     if (UNLIKELY(bad || bits_left(&e->stream) < 0)) e->damaged = 1;
 }
-
-/* Moves the stream to a point, which stands before the MCU `mcu`. */
-static void move_to(entropy *e, const index_point *point, uint64_t mcu) {
-    const uint64_t interval = e->scan.restart_interval, bit = point->bit % 8, done = interval && mcu ? (mcu - 1) / interval : 0;
-    const uint64_t byte = point->bit / 8;
-    if (byte < (uint64_t)(e->scan.from - e->scan.data) || byte > (uint64_t)(e->scan.end - e->scan.data)) {
-        e->damaged = 1;
-        return;
-    }
-    e->counted = entropy_bits(e) - bit;
-    stream_seek(&e->stream, e->scan.data + byte, e->scan.end, (int)bit, (unsigned)done & 7);
-    for (int c = 0; c < e->scan.components; c++) e->last_dc[c] = point->dc[c];
-    if (interval) e->until_restart = (unsigned)(mcu ? (done + 1) * interval - mcu : interval);
-    e->at = mcu;
-}
-
-/* Brings the stream to an MCU, by the last point before it if the stream stands before that. */
-static void jump(entropy *e, uint64_t number) {
-    const jpeg_index *index = e->scan.index;
-    const uint64_t k = number / index->step, mcu = k * index->step;
-    if (k >= index->count) e->damaged = 1;
-    else if (e->at == NOWHERE || e->at < mcu) move_to(e, index->points + k, mcu);
-    while (!e->damaged && e->at < number) next_mcu(e, NULL);
-}
-
-void entropy_mcu(entropy *e, int16_t (*const *blocks)[64]) {
-    const uint64_t number = e->number++;
-    if (e->damaged) return;
-    if (e->column < e->scan.first_column || e->column > e->scan.last_column) blocks = NULL;
-    if (++e->column == e->scan.mcus_per_row) e->column = 0;
-    if (e->scan.index) {
-        if (!blocks) return;
-        if (e->at != number) jump(e, number);
-        if (e->damaged) return;
-    }
-    next_mcu(e, blocks);
-}
-
-int entropy_finish(entropy *e, uint64_t mcus) {
-    while (!e->damaged && e->at < mcus) next_mcu(e, NULL);
-    if (e->damaged) return 1;
-    stream_more(&e->stream);
-    return !e->stream.at_marker || bits_left(&e->stream) > 7;
-}
-
-uint64_t entropy_bits(const entropy *e) { return e->at == NOWHERE ? e->counted : e->counted + bits_read(&e->stream); }

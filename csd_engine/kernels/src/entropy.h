@@ -7,7 +7,6 @@
 #include <stdint.h>
 
 #include "huffman.h"
-#include "index.h"
 
 /* One scan that holds all components. */
 typedef struct {
@@ -18,9 +17,6 @@ typedef struct {
     huffman_source dc[4], ac[4];                /* of each component */
     unsigned restart_interval, mcus_per_row;   /* restart_interval 0: none */
     unsigned first_column, last_column;        /* MCU columns whose coefficients are wanted, both included */
-    jpeg_index *record;                        /* NULL, or the index to fill */
-    const jpeg_index *index;                   /* NULL, or the file's: MCUs that are not wanted are jumped over */
-    const uint8_t *from;                       /* with an index: the first of the bytes that are there */
 } entropy_scan;
 
 typedef struct entropy entropy;
@@ -35,12 +31,6 @@ int entropy_begin(entropy *, const entropy_scan *);
  * Damage (an invalid code, data that end early, a marker out of place) is remembered, see `entropy_damaged`. */
 void entropy_mcu(entropy *, int16_t (*const *blocks)[64]);
 int entropy_damaged(const entropy *);
-
-/* Step over the rest of `mcus` MCUs. A result other than 0: they are damaged, or do not end at a marker. */
-int entropy_finish(entropy *, uint64_t mcus);
-
-/* The bits that were decoded of the last scan. */
-uint64_t entropy_bits(const entropy *);
 
 /* The first byte of the file that has not been read yet. */
 const uint8_t *entropy_rest(const entropy *);

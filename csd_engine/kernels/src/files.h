@@ -3,10 +3,6 @@
  *
  * Files are opened `ahead` of their turn, so that the disk begins to read them. A file that can't be opened then is tried again
  * at its turn. The caller closes the files that are open at the end: descriptors from `next` on that are not -1.
- *
- * An index is used if it has the time of the file's last change. Then only the bytes that the sample needs are read. What is
- * refused in this way is made again from the whole file: bits and refusals are those without an index, but that damage beside
- * what the sample needs is not noticed (index.h).
  */
 #ifndef DDLP_FILES_H
 #define DDLP_FILES_H
@@ -23,8 +19,6 @@ struct ddlp_files_job {
     const int64_t *parts;                /* [count] with offsets: the part's bytes; -1: up to that file's end */
     const int32_t *shared;               /* [count] with offsets: descriptor of the file at its path; -1: it is not open */
     const int32_t *upright;              /* [count] with offsets; 1: an image that may need turning is refused (DDLP_KIND) */
-    const uint8_t *const *indexes;       /* [count] index.h's, maybe damaged or of other data; NULL, there too: none */
-    const int64_t *index_bytes;          /* [count] with indexes */
     const char *const *beneath;          /* [beneath_count] real directories that end in "/": a file that really lies */
     int64_t beneath_count;               /* outside all of them is refused (EXDEV). -1: any place is allowed */
     int32_t *descriptors;                /* [count] -1: not open */
@@ -37,11 +31,7 @@ struct ddlp_files_job {
     int64_t most_bytes, most_pixels;     /* limits for a file or part (EFBIG), and for an image (DDLP_JOB) */
     int64_t most_memory;                 /* limit in bytes for all coefficients of an image (DDLP_LARGE) */
     ddlp_samples to;    /* this call's samples */
-    int64_t *made_bytes; /* [count] bytes of the index made with each sample of this call; 0: none. NULL: none is wanted */
-    const uint8_t *made; /* on return these indexes, one behind the other, until the context's next call */
     int64_t reading_ns;  /* the time for opening and reading is added to it */
-    int64_t read_bytes;  /* the bytes that were read, added as well */
-    int64_t coded_bits;  /* ddlp_coded_bits of each sample, added as well */
 };
 
 #endif

@@ -61,9 +61,8 @@ int huffman_symbol(uint64_t window, const codes *t, int bits) {
 void stream_more(bit_stream *s) {
     if (s->at_marker) return;
     size_t kept = (size_t)(s->ready - s->next);
-    s->before += (uint64_t)(s->next - s->bytes);
     memmove(s->bytes, s->next, kept);
-    uint8_t *to = s->bytes + kept, *full = to + s->piece;
+    uint8_t *to = s->bytes + kept, *full = to + PIECE_BYTES;
     const uint8_t *from = s->source, *end = s->source_end;
     while (to < full) {
         size_t room = (size_t)(full - to), left = (size_t)(end - from), most = room < left ? room : left;
@@ -98,20 +97,9 @@ static void start_segment(bit_stream *s, const uint8_t *from) {
 }
 
 void stream_begin(bit_stream *s, const uint8_t *data, const uint8_t *end) {
-    s->piece = PIECE_BYTES;
-    stream_seek(s, data, end, 0, 0);
-}
-
-void stream_seek(bit_stream *s, const uint8_t *from, const uint8_t *end, int bit, unsigned restart) {
     s->source_end = end;
-    s->restart = restart;
-    s->before = 0;
-    start_segment(s, from);
-    if (!bit) return;
-    bit_reader r = READER(s);
-    REFILL(r);
-    TAKE(r, bit);
-    KEEP(s, r);
+    s->restart = 0;
+    start_segment(s, data);
 }
 
 int stream_restart(bit_stream *s) {
@@ -119,7 +107,6 @@ int stream_restart(bit_stream *s) {
     if (!s->at_marker || bits_left(s) > 7 || bits_left(s) < 0) return 1;
     if (s->source_end - at < 2 || at[0] != 0xFF || at[1] != (0xD0 | s->restart)) return 1;
     s->restart = (s->restart + 1) & 7;
-    s->before += (uint64_t)(s->ready - s->bytes);
     start_segment(s, at + 2);
     return 0;
 }

@@ -33,7 +33,6 @@ enum {
     STEP_LOOK = 12,        /* bits that index the table for stepping over */
     MCU_BYTES = 2600,      /* more than an MCU can need: 10 blocks of 64 coefficients of 26 bits, and one refill */
     PIECE_BYTES = 1 << 15, /* of the file, whose stuffing is removed at once: they fit the first-level cache with the tables */
-    SMALL_PIECE = 1 << 12, /* the same where few bytes are read between two jumps */
     MCU_BLOCKS = 10        /* the most in one MCU */
 };
 
@@ -74,8 +73,6 @@ typedef struct {
     const uint8_t *source, *source_end;
     int at_marker; /* `source` is at a marker or at the end: nothing follows `ready` before a restart */
     unsigned restart; /* number of the restart marker that comes next */
-    unsigned piece;   /* PIECE_BYTES or SMALL_PIECE */
-    uint64_t before;  /* bytes without stuffing that were in `bytes` before its present content */
     uint8_t bytes[2 * PIECE_BYTES + MCU_BYTES];
 } bit_stream;
 
@@ -84,19 +81,11 @@ void stream_begin(bit_stream *, const uint8_t *data, const uint8_t *end);
 /* Remove the stuffing from the next piece, if there is one. After that MCU_BYTES may be read; after the end there are zeros. */
 void stream_more(bit_stream *);
 
-/* Go on at bit `bit` of the byte `from`, up to a marker or `end`. `restart`: number of the restart marker that comes next. */
-void stream_seek(bit_stream *, const uint8_t *from, const uint8_t *end, int bit, unsigned restart);
-
 /* End a restart interval. A result other than 0: more than a byte is left, or the marker is not the next one in turn. */
 int stream_restart(bit_stream *);
 
 /* The bits that are left of the bytes without stuffing; negative: more were read than there are. */
 static inline ptrdiff_t bits_left(const bit_stream *s) { return 8 * (s->ready - s->next) + s->valid; }
-
-/* The bits without stuffing that were read since the last stream_begin or stream_seek. */
-static inline uint64_t bits_read(const bit_stream *s) {
-    return 8 * (s->before + (uint64_t)(s->next - s->bytes)) - (uint64_t)s->valid;
-}
 
 /* A local copy of the reader, which the compiler keeps in registers. */
 typedef struct {

@@ -25,13 +25,4 @@ static inline int grow(void **buffer, size_t *room, size_t bytes) {
     return *buffer ? 0 : -ENOMEM;
 }
 
-/* The same, but the contents are kept, and new memory is not zero. */
-static inline int grow_on(void **buffer, size_t *room, size_t bytes) {
-    if (*room >= bytes && *buffer) return 0;
-    void *more = realloc(*buffer, with_spare(bytes));
-    if (!more) return -ENOMEM;
-    *buffer = more, *room = with_spare(bytes);
-    return 0;
-}
-
 #endif

@@ -12,8 +12,6 @@
  *   these coefficients. So libjpeg keeps no coefficients itself, and works on the region alone. If our decoder finds
  *   anything unusual, libjpeg gets the original file.
  *
- * - With an index (index.h) our decoder jumps over MCUs that are not wanted. What lies beside them is not looked through.
- *
  * An image for which libjpeg reports anything, even a warning, is refused at once.
  */
 #define _GNU_SOURCE
@@ -195,48 +193,8 @@ static int wanted_rows(const jpeg_decompress *decoder, const region *wanted, uns
     return lines != 0;
 }
 
-static uint64_t mcus_of(const jpeg_decompress *decoder) { return (uint64_t)decoder->MCUs_per_row * decoder->MCU_rows_in_scan; }
-
-/* Prepares the index that is made while the scan is decoded. Without memory none is made. */
-static void begin_index(const jpeg_decompress *decoder, jpeg_index *index, entropy_scan *scan) {
-    const decoding *d = (const decoding *)decoder;
-    const uint64_t mcus = mcus_of(decoder);
-    index->count = 0;
-    index->file_bytes = d->size;
-    index->header_bytes = (uint32_t)(scan->data - d->content);
-    index->header_hash = index_hash(d->content, index->header_bytes);
-    index->width = decoder->image_width, index->height = decoder->image_height;
-    index->components = (uint32_t)scan->components;
-    index->step = index_step(d->size, mcus);
-    if (scan->components <= INDEX_COMPONENTS && !index_room(index, (mcus - 1) / index->step + 1)) scan->record = index;
-}
-
-/* Has the bytes fetched that the region needs, and makes the scan begin and end there. 0, a ddlp_refusal or -errno: the index is
- * not this file's, or they can't be had. */
-static int use_index(const jpeg_decompress *decoder, const decoder_memory *memory, const region *wanted, entropy_scan *scan) {
-    const decoding *d = (const decoding *)decoder;
-    const jpeg_index *index = memory->index;
-    const size_t header = (size_t)(scan->data - d->content), bytes = d->size - header;
-    unsigned first, last;
-    if (index->file_bytes != d->size || index->header_bytes != header || index->header_hash != index_hash(d->content, header) ||
-        index->components != (uint32_t)scan->components || index->count != (mcus_of(decoder) - 1) / index->step + 1 ||
-        !wanted_rows(decoder, wanted, &first, &last))
-        return DDLP_INDEX;
-    scan->index = index;
-    scan->from = scan->data;
-    if (!memory->fetch) return 0;
-    const uint64_t from = ((uint64_t)first * scan->mcus_per_row + scan->first_column) / index->step;
-    const uint64_t end = ((uint64_t)last * scan->mcus_per_row + scan->last_column) / index->step + 1;
-    size_t until = bytes;
-    scan->from += index->points[from].bit / 8;
-    /* The last MCU's bits end within the byte of the next point, which may be followed by its stuffing. */
-    if (end < index->count && index->points[end].bit / 8 + 2 < bytes) until = (size_t)(index->points[end].bit / 8 + 2);
-    scan->end = scan->data + until;
-    return memory->fetch(memory->fetcher, (size_t)(scan->from - d->content), header + until);
-}
-
 /* Replaces libjpeg's entropy decoder by ours. 0: libjpeg's stays. */
-static int take_over(jpeg_decompress *decoder, decoder_memory *memory, const region *wanted, unsigned first, unsigned columns) {
+static int take_over(jpeg_decompress *decoder, decoder_memory *memory, unsigned first, unsigned columns) {
     entropy *ours = memory->entropy;
     jpeg_entropy *theirs = decoder->entropy;
     const jpeg_source *source = decoder->src;
@@ -260,8 +218,6 @@ static int take_over(jpeg_decompress *decoder, decoder_memory *memory, const reg
     scan.mcus_per_row = decoder->MCUs_per_row;
     scan.first_column = first / mcu;
     scan.last_column = (first + columns - 1) / mcu;
-    if (memory->index && use_index(decoder, memory, wanted, &scan)) return 0;
-    if (memory->wants_index && !memory->index) begin_index(decoder, &memory->made, &scan);
     if (entropy_begin(ours, &scan)) return 0;
     decoder->client_data = ours;
     theirs->decode_mcu = decode_mcu;
@@ -299,9 +255,8 @@ static int rows_of(decoding *d, const region *wanted, decoder_memory *memory, ro
             if (!take_scans(decoder, memory, wanted, first, columns)) return DDLP_DAMAGED;
             memory->own_entropy = 1;
         } else {
-            memory->own_entropy = d->own_entropy = take_over(decoder, memory, wanted, first, columns);
+            memory->own_entropy = d->own_entropy = take_over(decoder, memory, first, columns);
         }
-        if (memory->index && !d->own_entropy) return DDLP_INDEX;
         if (top) row = jpeg.skip_scanlines(decoder, top);
     }
     stride = ((size_t)columns * (size_t)wanted->channels + 63) & ~(size_t)63;
@@ -339,15 +294,6 @@ static int ended_well(const decoding *d) {
     return jpeg_ends_well(source->next_input_byte, source->next_input_byte + source->bytes_in_buffer);
 }
 
-/* Decodes the rest for the index; if it is damaged there is none. */
-static void end_index(const decoding *d, decoder_memory *memory) {
-    const uint8_t *end = d->content + d->size;
-    jpeg_index *made = &memory->made;
-    if (entropy_finish(memory->entropy, mcus_of(&d->decoder)) || !jpeg_ends_well(entropy_rest(memory->entropy), end) ||
-        index_place(made, d->content + made->header_bytes, end))
-        made->count = 0;
-}
-
 /* Decodes a file. With own_scans `content` is only a header, and our decoder gives the coefficients. */
 static int decode_with(const uint8_t *content, size_t size, int own_scans, const region *wanted, decoder_memory *memory,
                        rows_taker take, void *taker) {
@@ -358,7 +304,6 @@ static int decode_with(const uint8_t *content, size_t size, int own_scans, const
     memory->own_entropy = d.own_entropy = 0;
     d.own_scans = own_scans;
     d.content = content, d.size = size;
-    memory->made.count = 0;
     decoder->err = jpeg.std_error(&d.errors);
     d.errors.error_exit = give_up;
     d.errors.emit_message = on_message;
@@ -382,8 +327,7 @@ static int decode_with(const uint8_t *content, size_t size, int own_scans, const
     decoder->out_color_space = wanted->channels == 1 ? JPEG_GRAYSCALE : JPEG_RGB;
     jpeg.start_decompress(decoder);
     result = rows_of(&d, wanted, memory, take, taker);
-    if (!result && !memory->index && !ended_well(&d)) result = DDLP_DAMAGED; /* who made the index has seen the end */
-    if (!result && memory->made.count) end_index(&d, memory);
+    if (!result && !ended_well(&d)) result = DDLP_DAMAGED;
     jpeg.destroy_decompress(decoder);
     return result;
 }

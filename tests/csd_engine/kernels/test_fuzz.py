@@ -23,8 +23,8 @@ def test_damaged_files_make_no_byte_go_astray(sanitized, tmp_path):
         pytest.skip("this Pillow has its libjpeg inside itself")
     done = fuzz(sanitized, tmp_path, rounds=2500, seed=0)
     assert done.returncode == 0, done.stdout[-6000:]
-    found = re.search(r"(\d+) made, (\d+) refused, \d+ turned, (\d+) by an index, (\d+) in a batch", done.stdout)
-    assert found and min(map(int, found.groups()[:2])) > 1000 and int(found[3]) > 100 and int(found[4]) > 10
+    found = re.search(r"(\d+) made, (\d+) refused, \d+ turned, (\d+) in a batch", done.stdout)
+    assert found and min(map(int, found.groups()[:2])) > 1000 and int(found[3]) > 100
 
 
 def test_damaged_tables_headers_and_bytes_have_pillows_pixels_or_are_left_to_it(kernel):

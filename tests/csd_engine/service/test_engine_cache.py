@@ -88,10 +88,7 @@ def kill_workers(engine: EngineProcess) -> None:
     until(lambda: len(engine.children()) == len(before) and not set(before) & set(engine.children()), what="new workers")
 
 
-@pytest.mark.parametrize("kept", ["pixels", "indexes"])
-def test_the_second_epoch_comes_from_the_shelf(kept, scene, start, tmp_path):
-    if kept == "indexes":
-        scene.pipeline = Recipe(scene.root, [], scene.manifest.with_name("none")).pipeline
+def test_the_second_epoch_comes_from_the_shelf(scene, start, tmp_path):
     cache = tmp_path / "cache"
     engine = start("--root", str(scene.root), "--cache", f"{cache}:1G", workers=2)
     link = engine.link()

@@ -28,7 +28,7 @@ def filled(cache: Cache, files: list[str], transform: Any = EVALUATION, **argume
 
 
 @pytest.mark.parametrize("workers", (0, 2))
-@pytest.mark.parametrize(("transform", "keeps"), ((EVALUATION, "auto"), (CROPS, "pixels"), (CROPS, "indexes")))
+@pytest.mark.parametrize(("transform", "keeps"), ((EVALUATION, "auto"), (CROPS, "pixels")))
 def test_the_first_epoch_comes_from_it(files: list[str], tmp_path: Path, transform: Any, keeps: str, workers: int) -> None:
     cache = Cache(tmp_path / "cache", "1G", keeps)
     loader, plain = make(files, transform, cache=cache, num_workers=workers), make(files, transform)
@@ -182,10 +182,10 @@ def test_of_a_script(folder: Path, tmp_path: Path) -> None:
 
 def test_of_a_folder(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--dir", str(tmp_path / "cache"), "--size", "1G"]
-    assert cli.main(["cache", "fill", str(folder), *options, "--keeps", "indexes"]) == 0
+    assert cli.main(["cache", "fill", str(folder), *options]) == 0
     assert f"{COUNT} of {COUNT} samples are kept, {COUNT} made now" in capsys.readouterr().out
     transform = v1.Compose([v1.RandomCrop(20, pad_if_needed=True), v1.ToTensor()])
-    loader = DDLPLoader(ImageFolder(str(folder), transform), 8, cache=Cache(tmp_path / "cache", "1G", "indexes"))
+    loader = DDLPLoader(ImageFolder(str(folder), transform), 8, cache=Cache(tmp_path / "cache", "1G"))
     list(loader)
     assert counted(loader) == (COUNT, 0)
     wrong = {

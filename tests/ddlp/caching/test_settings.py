@@ -26,7 +26,7 @@ def test_what_is_no_size(size: Any) -> None:
         Cache("/nowhere", size)
 
 
-@pytest.mark.parametrize("keeps", ("index", "", None, True))
+@pytest.mark.parametrize("keeps", ("indexes", "", None, True))
 def test_what_cannot_be_kept(keeps: Any) -> None:
     with pytest.raises(ValueError, match="keeps="):
         Cache("/nowhere", "1G", keeps)

@@ -23,7 +23,6 @@ from csd_engine.cache import shelf as shelf_file
 from csd_engine.cache.segments import SegmentWriter
 from csd_engine.cache.shelf import Shelf
 from csd_engine.cache.shelves import Shelves
-from csd_engine.kernels import kernel
 from ddlp import Cache, CachePoint, DDLPLoader, TarImages
 from ddlp.cli import main
 from tests.ddlp.dropin.small_sets import DETERMINISTIC, RANDOM, SAMPLES, numbered, write_images
@@ -39,7 +38,6 @@ POINTS: dict[str, tuple[Any, str]] = {
     "one size, then random": (RESIZED, "auto"),
     "any size": (RANDOM, "pixels"),
     "a CachePoint": (MARKED, "auto"),
-    "indexes": (RANDOM, "indexes"),
 }
 
 
@@ -101,8 +99,6 @@ def counted(loader: DDLPLoader) -> tuple[int, int]:
 @pytest.mark.parametrize("name", POINTS)
 def test_the_same_bits_and_draws(paths, tmp_path, monkeypatch, name, shuffle):
     (transform, keeps), homes = POINTS[name], iter(("without", "with", "with"))
-    if keeps == "indexes" and kernel() is None:
-        pytest.skip("there is no kernel")
     found: list[tuple[int, int]] = []
 
     def begin() -> DDLPLoader:
@@ -195,14 +191,10 @@ def test_an_epoch_that_begins_while_a_sample_of_it_is_looked_for_keeps_it(paths,
     assert counted(loader) == (SAMPLES, 0)
 
 
-@pytest.mark.parametrize("keeps", ("auto", "indexes"))
-def test_a_file_that_changes(paths, tmp_path, plain, keeps):
+def test_a_file_that_changes(paths, tmp_path, plain):
     """Between the early batch and its epoch, and while its sample lies on the shelf."""
-    if keeps == "indexes" and kernel() is None:
-        pytest.skip("there is no kernel")
-    transform = RANDOM if keeps == "indexes" else DETERMINISTIC
-    loader = make(paths, tmp_path, transform, keeps, seed=3)
-    uncached = make(paths, tmp_path, transform, seed=3, cache=False)
+    loader = make(paths, tmp_path, seed=3)
+    uncached = make(paths, tmp_path, seed=3, cache=False)
     assert same(plain(uncached, 1)[0], epoch(loader))
     assert ready(loader) == ROOM
     shutil.copy(paths[7], paths[2])

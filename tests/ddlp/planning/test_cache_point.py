@@ -10,10 +10,7 @@ PLAIN_S, PHOTOGRAPH, PIXELS = 1.0e-3, 110_000, 560_000
 ALL = 1000 * PIXELS
 
 PIXEL_COST = {"pixels": known_cost("pixels", PLAIN_S, PIXELS)}
-INDEX_COST = {"index": known_cost("index", PLAIN_S, 0.012 * PHOTOGRAPH)}
-BOTH = {**PIXEL_COST, **INDEX_COST}
 SLOW_DISK = {"pixels": SampleCost(2.4e-3, 1.1e-3, PIXELS)}  # reading the pixels takes longer than decoding
-PROGRESSIVE = {"index": known_cost("index", PLAIN_S, 0.012 * PHOTOGRAPH, share=0.0)}
 
 
 @pytest.mark.parametrize(
@@ -25,19 +22,10 @@ PROGRESSIVE = {"index": known_cost("index", PLAIN_S, 0.012 * PHOTOGRAPH, share=0
         (PIXEL_COST, ALL // 4, 3, "pixels"),
         (PIXEL_COST, PIXELS - 1, 90, OFF),  # no room for a single one
         (PIXEL_COST, ALL, 0, OFF),
-        (INDEX_COST, ALL, 1, OFF),
-        (INDEX_COST, ALL, 2, "index"),
-        (INDEX_COST, 0, 90, OFF),
-        (PROGRESSIVE, ALL, 90, OFF),
-        (BOTH, ALL, 2, "index"),  # cheaper to make
-        (BOTH, ALL, 3, "pixels"),
-        (BOTH, ALL, 90, "pixels"),
-        (BOTH, ALL // 10, 90, "index"),  # of all files, where pixels are of a tenth
-        (BOTH, ALL // 4, 90, "pixels"),
+        (PIXEL_COST, ALL, 90, "pixels"),
+        (PIXEL_COST, ALL // 10, 90, "pixels"),
         (SLOW_DISK, ALL, 1000, OFF),
-        ({**SLOW_DISK, **INDEX_COST}, ALL, 1000, "index"),
-        ({**PIXEL_COST, **PROGRESSIVE}, ALL // 10, 90, "pixels"),
-        ({"prefix": known_cost("prefix", PLAIN_S, 150_528), **BOTH}, ALL, 10, "prefix"),
+        ({"prefix": known_cost("prefix", PLAIN_S, 150_528), **PIXEL_COST}, ALL, 10, "prefix"),
         ({}, ALL, 10, OFF),
     ),
 )
@@ -89,10 +77,3 @@ def test_the_prediction() -> None:
     assert predicted_s(2.0, None, 10, 1 << 40, 3) == 60.0
     cost = SampleCost(3.0, 0.5, kept_bytes=100.0)
     assert predicted_s(2.0, cost, 10, 499, 3) == 4 * 3.0 + 6 * 2.0 + 2 * (4 * 0.5 + 6 * 2.0)
-    assert predicted_s(2.0, SampleCost(3.0, 0.5, 100.0, share=0.2), 10, 499, 3) == 2 * 3.0 + 8 * 2.0 + 2 * (2 * 0.5 + 8 * 2.0)
-
-
-def test_an_index_by_the_measured_ratios() -> None:
-    cost = known_cost("index", 1.15, 12.0, 0.9)
-    assert (cost.cached_s, cost.kept_bytes, cost.share) == (1.0, 12.0, 0.9)
-    assert cost.fill_s / cost.cached_s == pytest.approx(1.25, abs=0.01)  # what scripts.index_check compares
