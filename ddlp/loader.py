@@ -707,11 +707,6 @@ class DDLPLoader(DataLoader):
         if made is not None and self._kept is not None and made.same_as(self._kept):
             self._kept.go_on_as(made)
             return self._kept, ""
-        if made is not None and self._kept is not None and made.has_steps_of(self._kept) and made.key != self._kept.key:
-            warn_user(
-                "ddlp: the steps before CachePoint() have changed since the last epoch, so a new shelf begins. If only what "
-                "they note of their work has changed, give CachePoint(key='a name and version of your own')"
-            )
         if made is not None and config.cache == "auto":
             advise_user(f"ddlp: {auto_line(place)}")
         if made is not None and made.frozen is not None and "frozen" not in self._warned:

@@ -21,13 +21,14 @@ class CachePoint(nn.Module):
     It gives back what it gets, also with `torch.utils.data.DataLoader`. In a `ddlp.DDLPLoader` with ``cache=`` the results of
     the steps before it are kept on disk, and later epochs and runs begin there: docs/cache.md. Of several the last one counts.
 
-        Compose([Crop(margin=8), Resize((256, 256)), CachePoint(), RandomCrop(224), ToTensor()])
+        Compose([Crop(margin=8), Resize((256, 256)), CachePoint(key="crop 1"), RandomCrop(224), ToTensor()])
 
     Args:
         frozen_epochs: random steps may stand before it. Each sample's outcome is kept for so many epochs, and then drawn again.
             None: the loader refuses random steps before it, since their first outcome would be kept for ever.
-        key: a text of your own, in the place of what ddlp finds out about your code before this point. Change it when that code
-            changes. "": ddlp reads the code and its parameters; it says so where it can't.
+        key: a name and version of your own for the steps before this point, required by a loader with ``cache=`` where code
+            of your own is among them. Change it when these steps change, or an earlier version's results are used. Of the
+            operators that ddlp knows it compares the parameters itself; "" is enough where all are such.
 
     Raises:
         ValueError: if ``frozen_epochs`` is no integer of at least 1, or ``key`` is no text.

@@ -107,7 +107,7 @@ class Images(Dataset):
 
     def __init__(self, root: Path, paths: Sequence[Path], operator_s: float, url: str | None) -> None:
         self.keys, self.url = [path.relative_to(root).as_posix() for path in paths], url
-        transform = T.Compose([Operator(operator_s), CachePoint(), one_patch])
+        transform = T.Compose([Operator(operator_s), CachePoint(key=f"patches {operator_s}"), one_patch])
         self.files = ImageFiles([str(path) for path in paths], [0] * len(paths), transform)
         self._connection: tuple[int, http.client.HTTPConnection] | None = None
 

@@ -76,7 +76,7 @@ static void random_batch(ddlp_context *context, const uint8_t *data, size_t size
     snprintf(path, sizeof path, "/proc/self/fd/%d", file);
     plan.height = 1 + (int32_t)draw(MOST_SIDE), plan.width = 1 + (int32_t)draw(MOST_SIDE), plan.channels = draw(4) ? 3 : 1;
     plan.boxes = BOXES, plan.fast = (int32_t)draw(2), plan.operators = operators, plan.operator_count = 3;
-    operators[0].kind = (int32_t)draw(6), operators[1].kind = 6 + (int32_t)draw(2), operators[2].kind = 8 + (int32_t)draw(2);
+    operators[0].kind = (int32_t)draw(draw(2) ? 2 : 6), operators[1].kind = 6 + (int32_t)draw(2), operators[2].kind = 8 + (int32_t)draw(2);
     for (int k = 0; k < 3; k++) {
         operators[k].height = plan.height, operators[k].width = plan.width, operators[k].filter = 2 + (int32_t)draw(2);
         operators[k].chance = 0.5, operators[k].low = draw(100) / 100.0, operators[k].high = operators[k].low + draw(100) / 100.0;

@@ -31,7 +31,6 @@ from csd_engine.data.safe_open import OpenFile
 from csd_engine.errors import CacheRefused
 from csd_engine.keyed import KeyedRows
 from csd_engine.prepare.cached_batch import shelf_key
-from ddlp.caching.fingerprint import NoFingerprint, fingerprint
 from ddlp.caching.kept_values import from_bytes, to_bytes
 from ddlp.caching.settings import Cache
 from ddlp.errors import DDLPError
@@ -80,7 +79,7 @@ def kept_samples(dataset: Any, asked: Asked, last: KeptSamples | None = None) ->
 
     Raises:
         DDLPError: the cache's directory can't be used.
-        ValueError: a random operator stands before the point.
+        ValueError: as `marked_in`.
     """
     if (other := other_system()) is not None:
         return None, str(other)
@@ -89,10 +88,7 @@ def kept_samples(dataset: Any, asked: Asked, last: KeptSamples | None = None) ->
         return None, "your own code makes the samples"
     if taken[0].reader().slow:
         return None, "objects are asked for a batch at a time, and draw the batch's random numbers; here each sample is alone"
-    try:
-        made = KeptSamples(dataset, taken, asked)
-    except NoFingerprint as error:
-        return None, f"{error}. Give CachePoint(key='a name and version of your own for the steps before it')"
+    made = KeptSamples(dataset, taken, asked)
     if (last is None or not made.same_as(last)) and other_structure(taken[0]) is not None:
         return None, "the data set's own samples have another structure than its __ddlp__ describes"
     try:
@@ -114,9 +110,6 @@ class KeptSamples:
         dataset, asked: the arguments.
         key: stands for the data set, the steps before the point and the versions, 32 hex digits.
         frozen: for how many epochs a random outcome is kept; None: nothing before the point is random.
-
-    Raises:
-        NoFingerprint: the steps before the point can't be told from others.
     """
 
     def __init__(self, dataset: Any, taken: tuple[PortableSet, Marked], asked: Asked) -> None:
@@ -127,8 +120,7 @@ class KeptSamples:
         places = found.some_absolute_places()
         libraries = tuple(one.__version__ for one in (torch, torchvision, np))
         modes = [(part.name, part.mode) for part in found.parts]
-        steps = fingerprint(marked.before, marked.point.key)
-        self.key = shelf_key(("point", modes, found.starts, places, steps, libraries), ())
+        self.key = shelf_key(("point", modes, found.starts, places, marked.told_by, libraries), ())
         self._about = {
             "data set": ", ".join(part.name for part in found.parts), "first": next(iter(places), ""),
             "samples": found.starts[-1], "point": f"CachePoint() after {marked}", "pillow": PIL.__version__,
@@ -160,11 +152,6 @@ class KeptSamples:
         self._taken = other._taken
         if self._here is not None and other._taken is not None:
             self._here.take(*other._taken)
-
-    def has_steps_of(self, other: KeptSamples) -> bool:
-        """Return whether the very same objects stand before the point of both, so that another key tells of their change."""
-        ours, theirs = (() if one._taken is None else one._taken[1].before for one in (self, other))
-        return len(ours) == len(theirs) and all(map(operator.is_, ours, theirs))
 
     def begin_epoch(self, epoch: int) -> None:
         """Open the epoch's shelf in this process. Raises DDLPError if the directory can't be used."""

@@ -16,7 +16,6 @@ from csd_engine.prepare.cached_batch import Kept, SampleCache, channels_of, shel
 from csd_engine.service.spool import free_bytes
 from ddlp.cache_directory import samples_directory
 from ddlp.caching.choosing import Points, choose, points_of
-from ddlp.caching.fingerprint import NoFingerprint, fingerprint
 from ddlp.caching.settings import Cache
 from ddlp.errors import DDLPError
 from ddlp.planning.cache_point import ASSUMED_EPOCHS, OFF
@@ -184,11 +183,7 @@ def point_line(setting: bool | str | Cache, marked: Marked) -> str | None:
     """Do as `cache_line` where the user's own steps stand before a CachePoint."""
     if isinstance(setting, bool):
         return None
-    frozen, key = marked.point.frozen_epochs, marked.point.key
-    try:
-        fingerprint(marked.before, key)
-    except NoFingerprint as error:
-        return f"nothing is kept: {error}; CachePoint(key='...') tells it"
+    frozen = marked.point.frozen_epochs
     where = f"in {os.fspath(setting.directory)}" if isinstance(setting, Cache) else "in the user's cache directory"
     told = f"what reaches CachePoint(), after {marked}, {where}; then {' -> '.join(names_of(marked.behind)) or 'nothing'} runs"
     return told + ("" if frozen is None else f"; its random outcome is kept for {frozen} epochs")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, NamedTuple
 
 from csd_engine.transforms.containers import leaves
@@ -10,7 +11,7 @@ from csd_engine.transforms.user import User
 from ddlp.errors import Untranslatable
 from ddlp.transforms import CachePoint
 from ddlp.translate.datasets import PortableSet, translate_dataset
-from ddlp.translate.transforms import names_of, operator_counts, steps_of, translate_steps, view_transforms
+from ddlp.translate.transforms import Translation, names_of, operator_counts, steps_of, translate_steps, view_transforms
 from ddlp.translate.values import KEEP
 
 __all__ = ["CodeBeforePoint", "Marked", "marked_in"]
@@ -24,12 +25,14 @@ class Marked(NamedTuple):
         point: the last one in it.
         operators: how many of the pipeline's operators stand before the point, which draw nothing. None: ddlp does not know all
             steps before it, or a random one is among them.
+        told_by: what tells the steps before the point from others: the known operators' parameters, and the point's key.
     """
 
     before: tuple[Any, ...]
     point: CachePoint
     behind: tuple[Any, ...]
     operators: int | None
+    told_by: str
 
     def __str__(self) -> str:
         return " -> ".join(names_of(self.before)) or "decoding"
@@ -57,7 +60,7 @@ def marked_in(dataset: Any, as_pil: bool) -> tuple[PortableSet, Marked] | None:
         as_pil: as of `ddlp.translate.transforms.translate`.
 
     Raises:
-        ValueError: a random operator stands before the point.
+        ValueError: a random operator stands before the point, or the user's code does and the point has no key.
     """
     try:
         found = translate_dataset(dataset)
@@ -79,13 +82,31 @@ def marked_in(dataset: Any, as_pil: bool) -> tuple[PortableSet, Marked] | None:
             f"CachePoint() stands behind {names_of(drawing)[0]}, which draws random numbers: its first outcome would be kept "
             "for ever. Move CachePoint() before it, or keep each outcome for k epochs by CachePoint(frozen_epochs=k)"
         )
+    behind = tuple(steps[at + 1 :])
     try:
-        operators = None if drawing else sum(operator_counts(before, first.mode, as_pil))
-    except Untranslatable:
-        operators = None
-    if operators and not draw_nothing(translate_steps(before, first.mode, as_pil)[0].pipeline.operators):
-        operators = None
-    return found, Marked(before, point, tuple(steps[at + 1 :]), operators)
+        known = translate_steps(before, first.mode, as_pil)[0]
+    except Untranslatable as why:
+        if not point.key:
+            raise ValueError(
+                f"CachePoint() stands behind {why.operator}, which ddlp does not know, so no change of it would be noticed. "
+                "Write CachePoint(key='...') with a name and version of your own for the steps before it, such as 'deskew 1', "
+                "and change the key when these steps change"
+            ) from why
+        return found, Marked(before, point, behind, None, point.key)
+    operators = None
+    if not drawing and draw_nothing(known.pipeline.operators):
+        operators = sum(operator_counts(before, first.mode, as_pil))
+    return found, Marked(before, point, behind, operators, f"{point.key} {_digest(known)}")
+
+
+def _digest(known: Translation) -> str:
+    """Return what tells known steps from others, 32 hex digits."""
+    values = known.epilogue
+    made = hashlib.blake2b(digest_size=16, person=b"ddlp steps")
+    made.update(repr((known.pipeline.digest, known.crops, known.image_type, values.dtype, values.noise)).encode())
+    for tensor in (values.table, values.fills):
+        made.update(b"" if tensor is None else tensor.numpy().tobytes())
+    return made.hexdigest()
 
 
 def _draws(step: Any, mode: str, as_pil: bool) -> bool:

@@ -100,7 +100,7 @@ def portable(
 
     Raises:
         Untranslatable: names what can't travel, why, and the ways out.
-        ValueError: the pipeline can travel, but not give this output; or a random operator stands before a `CachePoint`.
+        ValueError: the pipeline can travel, but not give this output; or what `marked_in` refuses.
     """
     if (other := other_system()) is not None:
         raise other
