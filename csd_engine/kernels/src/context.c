@@ -10,10 +10,10 @@
 
 #include "context.h"
 #include "ddlp.h"
-#include "decoder.h"
+#include "jpeg/decoder.h"
 #include "memory.h"
-#include "resample.h"
-#include "samples.h"
+#include "resample/resample.h"
+#include "batch/samples.h"
 
 #if DDLP_SLACK < RESAMPLE_SLACK
 #error "bands of decoded rows must be followed by as many bytes as resample.c may read"

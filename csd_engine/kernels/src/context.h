@@ -5,8 +5,8 @@
 #include <stddef.h>
 
 #include "ddlp.h"
-#include "resample.h"
-#include "steps.h"
+#include "resample/resample.h"
+#include "steps/steps.h"
 
 /* A buffer of at least this many bytes, valid until the next call; NULL without memory. */
 uint8_t *context_scratch(ddlp_context *context, size_t bytes);
