@@ -13,7 +13,7 @@
 #include "jpeg/decoder.h"
 #include "memory.h"
 #include "resample/resample.h"
-#include "batch/samples.h"
+#include "steps/steps.h"
 
 #if DDLP_SLACK < RESAMPLE_SLACK
 #error "bands of decoded rows must be followed by as many bytes as resample.c may read"
@@ -131,8 +131,6 @@ uint8_t *context_band(ddlp_context *context, size_t bytes) {
     return grow((void **)&context->memory.bytes, &context->memory.room, bytes) ? NULL : context->memory.bytes;
 }
 
-step_state *context_steps(ddlp_context *context) { return &context->steps; }
-
 resample_state *context_resample(ddlp_context *context) { return &context->resample; }
 
 const uint8_t *ddlp_content(const ddlp_context *context, int64_t *size) {
@@ -174,4 +172,16 @@ int ddlp_sample(ddlp_context *context, const ddlp_job *job) {
 
 int ddlp_resample(ddlp_context *context, const uint8_t *pixels, int64_t stride, const ddlp_job *job) {
     return resample_memory(&context->resample, pixels, stride, job);
+}
+
+int ddlp_steps(ddlp_context *context, const uint8_t *pixels, const int32_t size[3], const ddlp_step_numbers *steps, int64_t count,
+               uint8_t *out, const int32_t out_size[3], int64_t out_stride) {
+    int result = steps_begin(&context->steps, pixels, size);
+    if (!result) result = steps_run(&context->steps, &context->resample, steps, count);
+    if (result) return result;
+    const picture *image = &context->steps.image;
+    if (image->width != out_size[0] || image->height != out_size[1] || image->channels != out_size[2]) return DDLP_STEP;
+    const size_t row = (size_t)image->width * (size_t)image->channels;
+    for (int32_t y = 0; y < image->height; y++) memcpy(out + y * out_stride, image->pixels + (size_t)y * row, row);
+    return 0;
 }

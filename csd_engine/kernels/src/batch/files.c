@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "clock.h"
 #include "context.h"
 
 enum { COEFFICIENT_BYTES = 6 /* of a pixel's three; the same as in csd_engine/prepare/sample.py */ };

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 
+#include "clock.h"
 #include "context.h"
 
 enum { BAND_ROWS = 16 /* rows that are packed at a time: they stay in the nearest cache */ };

@@ -21,7 +21,4 @@ int samples_draw(ddlp_context *context, const ddlp_samples *to, const ddlp_plan 
 /* Convert that sample's bytes, once the job is done. */
 void samples_finish(const ddlp_samples *to, const ddlp_plan *plan, int64_t nth, const ddlp_job *job);
 
-/* The time of a clock that never goes back. */
-int64_t now_ns(void);
-
 #endif

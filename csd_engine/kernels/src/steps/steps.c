@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "context.h"
 #include "memory.h"
 
 enum { MOST_PIXELS = 1 << 28, MOST_SIDE = 65535 /* csd_engine/transforms/checks.py */ };
@@ -22,6 +21,15 @@ uint8_t *steps_other(step_state *state, int32_t width, int32_t height, int32_t c
 void steps_swap(step_state *state, int32_t width, int32_t height, int32_t channels) {
     state->used = !state->used;
     state->image = (picture){state->memory[state->used], width, height, channels};
+}
+
+int steps_begin(step_state *state, const uint8_t *pixels, const int32_t size[3]) {
+    if (!fits(size[0], size[1]) || (size[2] != 1 && size[2] != 3)) return DDLP_STEP;
+    uint8_t *copy = steps_other(state, size[0], size[1], size[2]);
+    if (!copy) return -ENOMEM;
+    memcpy(copy, pixels, (size_t)size[0] * (size_t)size[1] * (size_t)size[2]);
+    steps_swap(state, size[0], size[1], size[2]);
+    return 0;
 }
 
 static int crop(step_state *state, const double *n) {
@@ -244,21 +252,4 @@ void steps_free(step_state *state) {
     free(state->memory[0]);
     free(state->memory[1]);
     free(state->numbers);
-}
-
-int ddlp_steps(ddlp_context *context, const uint8_t *pixels, const int32_t size[3], const ddlp_step_numbers *steps, int64_t count,
-               uint8_t *out, const int32_t out_size[3], int64_t out_stride) {
-    step_state *state = context_steps(context);
-    if (!fits(size[0], size[1]) || (size[2] != 1 && size[2] != 3)) return DDLP_STEP;
-    uint8_t *copy = steps_other(state, size[0], size[1], size[2]);
-    if (!copy) return -ENOMEM;
-    memcpy(copy, pixels, (size_t)size[0] * (size_t)size[1] * (size_t)size[2]);
-    steps_swap(state, size[0], size[1], size[2]);
-    const int result = steps_run(state, context_resample(context), steps, count);
-    if (result) return result;
-    const picture *image = &state->image;
-    if (image->width != out_size[0] || image->height != out_size[1] || image->channels != out_size[2]) return DDLP_STEP;
-    const size_t row = (size_t)image->width * (size_t)image->channels;
-    for (int32_t y = 0; y < image->height; y++) memcpy(out + y * out_stride, image->pixels + (size_t)y * row, row);
-    return 0;
 }

@@ -66,6 +66,9 @@ uint8_t *steps_other(step_state *state, int32_t width, int32_t height, int32_t c
 /* Make the image in the other memory the current one. */
 void steps_swap(step_state *state, int32_t width, int32_t height, int32_t channels);
 
+/* Begin with a copy of this image; `size`: its width, height, channels. 0; DDLP_STEP: no such image; -ENOMEM. */
+int steps_begin(step_state *state, const uint8_t *pixels, const int32_t size[3]);
+
 /* Run all steps; `resample` is for STEP_RESIZE. 0; DDLP_STEP: a step is unknown or does not fit; -ENOMEM. */
 int steps_run(step_state *state, resample_state *resample, const ddlp_step_numbers *steps, int64_t count);
 
