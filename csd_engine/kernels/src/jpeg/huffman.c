@@ -37,7 +37,7 @@ int huffman_codes(codes *t, huffman_source from, int is_dc) {
                 else if (size == 0)
                     *entry = PACK(bits, MORE, run, 0);
                 else if (bits + size <= LOOK)
-                    *entry = PACK(bits + size, VALUE, run, (uint32_t)extend(rest >> (LOOK - bits - size) & ((1 << size) - 1), size));
+                    *entry = PACK(bits + size, VALUE, run, extend((uint32_t)rest >> (LOOK - bits - size) & ((1u << size) - 1), size));
                 else
                     *entry = PACK(bits, MORE, run, size);
             }

@@ -109,7 +109,7 @@ static inline uint64_t eight_bytes(const uint8_t *at) {
 
 /* Refills to at least 56 valid bits with whole bytes. A byte of which only a part fits is read again next time. */
 #define REFILL(r) ((r).window |= eight_bytes((r).next) >> (r).valid, (r).next += (63 - (r).valid) >> 3, (r).valid |= 56)
-#define TAKE(r, n) ((r).window <<= (n), (r).valid -= (n))
+#define TAKE(r, n) ((r).window <<= (unsigned)(n), (r).valid -= (int)(n))
 #define PEEK(r, n) ((uint32_t)((r).window >> (64 - (n)))) /* n: 1 to 32 */
 
 /* T.81 F.2.2.1: a value of `size` bits is negative if its first bit is 0. */

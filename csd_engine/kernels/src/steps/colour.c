@@ -19,7 +19,7 @@ static void tables(picture *image, uint8_t (*table)[256]) {
         return;
     }
     for (size_t i = 0; i < count; i += 3)
-        for (int c = 0; c < 3; c++) image->pixels[i + c] = table[c][image->pixels[i + c]];
+        for (size_t c = 0; c < 3; c++) image->pixels[i + c] = table[c][image->pixels[i + c]];
 }
 
 static uint8_t blended(uint8_t a, uint8_t b, float factor) {

@@ -38,7 +38,7 @@ static void bilinear(const picture *image, uint8_t *to, double xin, double yin) 
     const uint8_t *upper = image->pixels + row * (size_t)within(y, image->height);
     const uint8_t *lower = y + 1 >= 0 && y + 1 < image->height ? image->pixels + row * (size_t)(y + 1) : upper;
     const size_t left = (size_t)within(x, image->width) * (size_t)channels, right = (size_t)within(x + 1, image->width) * (size_t)channels;
-    for (int c = 0; c < channels; c++) {
+    for (size_t c = 0; c < (size_t)channels; c++) {
         const int a = upper[left + c], b = lower[left + c];
         const double first = a + (upper[right + c] - a) * dx, second = b + (lower[right + c] - b) * dx;
         to[c] = (uint8_t)(int)(first + (second - first) * dy);
