@@ -33,8 +33,8 @@ struct ddlp_context {
     size_t scratch_room;
 };
 
-/* Set once by ddlp_use_jpeg, before other threads use the library. */
-static const decoder_kind *jpeg;
+/* Set once by ddlp_use_jpeg, before other threads use the library. Without a layout: not yet. */
+static jpeg_library jpeg;
 
 int ddlp_abi(void) { return DDLP_ABI; }
 
@@ -46,10 +46,11 @@ int ddlp_use_jpeg(const char *path) {
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!library) return -ENOENT;
     /* The library is never closed: decoding needs it until the process ends. */
-    if (!ddlp_decoder_62.load(library)) jpeg = &ddlp_decoder_62;
-    else if (!ddlp_decoder_80.load(library)) jpeg = &ddlp_decoder_80;
-    else return DDLP_NO_LIBJPEG;
-    return 0;
+    jpeg_library loaded;
+    memset(&loaded, 0, sizeof loaded);
+    const int result = decoder_load(library, &loaded);
+    if (!result) jpeg = loaded;
+    return result;
 }
 
 ddlp_context *ddlp_new(void) {
@@ -149,7 +150,7 @@ int ddlp_sample(ddlp_context *context, const ddlp_job *job) {
     const int32_t *info = context->info;
     region wanted;
     int result;
-    if (!jpeg) return DDLP_NO_LIBJPEG;
+    if (!jpeg.layout) return DDLP_NO_LIBJPEG;
     if (!info[0]) return DDLP_HEADER;
     if ((reduce != 1 && reduce != 2 && reduce != 4 && reduce != 8) || (job->channels != 3 && job->channels != 1)) return DDLP_JOB;
     if (job->channels == 1 && info[2] != 1) return DDLP_JOB; /* Pillow converts colours to grey in another way than libjpeg */
@@ -165,7 +166,7 @@ int ddlp_sample(ddlp_context *context, const ddlp_job *job) {
     wanted.reduce = reduce;
     wanted.channels = job->channels;
     wanted.several_scans = info[3];
-    result = jpeg->decode(context->content, (size_t)context->size, &wanted, &context->memory, take_rows, &context->resample);
+    result = decoder_decode(&jpeg, context->content, (size_t)context->size, &wanted, &context->memory, take_rows, &context->resample);
     if (!result) result = resample_end(&context->resample);
     return result;
 }

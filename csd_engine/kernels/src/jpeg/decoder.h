@@ -1,4 +1,4 @@
-/* The interface between context.c and the two builds of region.h, which decode a part of a JPEG and pass its rows on. */
+/* Decoding a part of a JPEG, whose rows are passed on, and what is looked up in a file before it. */
 #ifndef DDLP_DECODER_H
 #define DDLP_DECODER_H
 
@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "jpeg/entropy.h"
+#include "jpeg/libjpeg.h"
 #include "jpeg/progressive.h"
 
 /* Bytes after the last row of a band that may be read, but are not used: vector loads reach that far. */
@@ -34,15 +35,13 @@ typedef struct {
     void *checked[2];  /* functions of libjpeg's entropy decoder, found to be libjpeg's own */
 } decoder_memory;
 
-/* One build of region.h. */
-typedef struct {
-    /* Look libjpeg's functions up in the dlopen()ed library. 0, or DDLP_NO_LIBJPEG: some are missing, or another interface. */
-    int (*load)(void *library);
-    /* 0, a ddlp_refusal, -ENOMEM, or the result of `take`. The region must lie inside the image. */
-    int (*decode)(const uint8_t *content, size_t size, const region *, decoder_memory *, rows_taker take, void *taker);
-} decoder_kind;
+/* region.c: look libjpeg's functions up in the dlopen()ed library. 0, or DDLP_NO_LIBJPEG: some are missing, or it has another
+ * interface. */
+int decoder_load(void *library, jpeg_library *jpeg);
 
-extern const decoder_kind ddlp_decoder_62, ddlp_decoder_80;
+/* region.c: decode. 0, a ddlp_refusal, -ENOMEM, or the result of `take`. The region must lie inside the image. */
+int decoder_decode(const jpeg_library *jpeg, const uint8_t *content, size_t size, const region *, decoder_memory *,
+                   rows_taker take, void *taker);
 
 /* header.c: check a JPEG's header. info: as in ddlp_read. 0, DDLP_HEADER or DDLP_KIND. */
 int jpeg_header(const uint8_t *content, size_t size, int32_t info[4]);

@@ -1,9 +1,10 @@
 /* Progressive scans for every processor. */
+#include "jpeg/scan.h"
+#include "variant.h"
+
 #define SCAN scan_plain
 #define TARGETED
 #include "jpeg/scan_body.h"
-
-#include "variant.h"
 
 int scan_decode(const progressive_scan *s, bit_stream *stream) {
 #if defined(DDLP_BMI2)

@@ -1,5 +1,5 @@
 /* Progressive scans with BMI2, which finds the n-th set bit in one instruction. */
-#include "jpeg/huffman.h"
+#include "jpeg/scan.h"
 
 #if defined(DDLP_BMI2)
 #include <immintrin.h>

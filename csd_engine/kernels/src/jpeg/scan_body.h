@@ -1,12 +1,10 @@
-/* The four kinds of progressive scans: ITU T.81 G.1.2, G.2. The file that includes this one defines SCAN (the function's
- * name) and TARGETED (the processor that it is compiled for). huffman.h and the following points say why it is fast:
+/* The four kinds of progressive scans: ITU T.81 G.1.2, G.2. The file that includes this one, behind scan.h, defines SCAN (the
+ * function's name) and TARGETED (the processor that it is compiled for). huffman.h and the following points say why it is fast:
  * - Each block has 64 bits that tell which of its coefficients are not 0; the top bit is for the first one. A refining scan
  *   need not read the coefficients. These bits tell the place of the next new coefficient, the number of correction bits
  *   before it, and the coefficients that they correct. The changes are written once a block.
  * - A block outside the wanted part has only these 64 bits.
  */
-#include "jpeg/scan.h"
-
 #define TARGETED_INLINE static ALWAYS_INLINE TARGETED
 
 /* The state that is kept from block to block. */
