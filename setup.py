@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-from glob import glob
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -25,7 +24,7 @@ except ImportError:  # setuptools before 70.1
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from csd_engine.kernels import compilers  # noqa: E402 needs nothing but the standard library
-from csd_engine.kernels.build import KernelError, build_kernel  # noqa: E402
+from csd_engine.kernels.build import KernelError, build_kernel, c_files  # noqa: E402
 
 # A wheel for others' computers: of which system, by its GNU name, and the platform that pip knows it by.
 WHEEL = os.environ.get("DDLP_WHEEL", "")
@@ -34,7 +33,6 @@ PLATFORMS = {
     "aarch64-linux-gnu": "manylinux2014_aarch64",
     "arm-linux-gnueabihf": "manylinux2014_armv7l",
 }
-KERNELS = os.path.join("csd_engine", "kernels")
 tried = set()  # what this process has compiled, or could not
 
 
@@ -87,7 +85,7 @@ if bdist_wheel:
 
 setup(
     ext_modules=[
-        Extension("csd_engine.kernels._kernel", sorted(glob(os.path.join(KERNELS, "src", "*.c"))), optional=True),
+        Extension("csd_engine.kernels._kernel", [os.path.relpath(path) for path in c_files()], optional=True),
     ],
     cmdclass=commands,
 )

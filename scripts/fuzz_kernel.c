@@ -13,7 +13,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "files.h"
+#include "batch/files.h"
 
 #ifdef GUIDED /* many small tries */
 enum { MOST_PIXELS = 1 << 12, MOST_SIDE = 24, JOBS = 1, BATCH_OF = 8 };

@@ -30,12 +30,12 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, _imaging
 
-import csd_engine.kernels
+from csd_engine import kernels
+from csd_engine.kernels.build import SOURCES, c_files
 from csd_engine.kernels.library import Context, Job, Kernel
 from scripts.check_kernel import KINDS, decoded, random_size
 
 _DRIVER = Path(__file__).with_suffix(".c")
-SOURCES = Path(csd_engine.kernels.__file__).parent / "src"
 FLAGS = ("-std=gnu11", "-O1", "-g", "-ffp-contract=off", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
@@ -48,16 +48,16 @@ def pillows_libjpeg() -> str:
 
 def objects(directory: Path, compiler: str = "cc", flags: tuple[str, ...] = FLAGS) -> list[Path]:
     """Compile the kernel's files; returns the objects."""
-    sources = sorted(SOURCES.glob("*.c"))
-    subprocess.run([compiler, *flags, "-c", *map(str, sources)], check=True, timeout=600, cwd=directory)
-    return [directory / f"{one.stem}.o" for one in sources]
+    sources = c_files()
+    subprocess.run([compiler, *flags, "-I", SOURCES, "-c", *sources], check=True, timeout=600, cwd=directory)
+    return [directory / f"{Path(one).stem}.o" for one in sources]
 
 
 def build(driver: Path, kernel: list[Path], directory: Path, compiler: str = "cc", flags: tuple[str, ...] = FLAGS) -> Path:
     """Compile a driver and link it with the kernel's objects; returns the program."""
     program = directory / driver.stem
     subprocess.run(
-        [compiler, *flags, "-I", str(SOURCES), "-o", str(program), str(driver), *map(str, kernel), "-lm", "-ldl"],
+        [compiler, *flags, "-I", SOURCES, "-o", str(program), str(driver), *map(str, kernel), "-lm", "-ldl"],
         check=True,
         timeout=600,
     )
@@ -325,9 +325,9 @@ def compare(kernel: Kernel, seed: int, enough: Callable[[int], bool]) -> Compare
 
 def beside_pillow(seconds: float, seed: int, keep: Path | None) -> int:
     """Run `compare` for so many seconds and print what it found; returns the exit status."""
-    found = csd_engine.kernels.kernel()
+    found = kernels.kernel()
     if found is None:
-        print(f"fuzz_kernel: no kernel: {csd_engine.kernels.why_not()}", file=sys.stderr)
+        print(f"fuzz_kernel: no kernel: {kernels.why_not()}", file=sys.stderr)
         return 1
     until = time.monotonic() + seconds
     result = compare(found, seed, lambda files: time.monotonic() > until)

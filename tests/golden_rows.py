@@ -353,10 +353,10 @@ def cases() -> list[Case]:
     axes = (STRATEGIES, WORKERS, RESUMES, ORDERS)
     return [
         case
-        for whats in (PIPELINES, USER_CODE)
+        for kinds in (PIPELINES, USER_CODE)
         for case in sorted(
-            itertools.starmap(Case, pairwise(whats, *axes, where=_is_there)),
-            key=lambda case: (list(whats).index(case.what), case.strategy != "csd"),
+            itertools.starmap(Case, pairwise(kinds, *axes, where=_is_there)),
+            key=lambda case: (list(kinds).index(case.what), case.strategy != "csd"),
         )
     ]
 

@@ -20,6 +20,7 @@ from csd_engine.kernels import compilers
 # Programs and files, and Debian's packages that have them.
 _PACKAGES = {
     "cc": "gcc libc6-dev",
+    "gcc": "gcc libc6-dev",
     "arm-linux-gnueabihf-gcc": "gcc-arm-linux-gnueabihf libc6-dev-armhf-cross",
     "aarch64-linux-gnu-gcc": "gcc-aarch64-linux-gnu libc6-dev-arm64-cross",
     "x86_64-linux-gnu-gcc": "gcc-x86-64-linux-gnu libc6-dev-amd64-cross",
@@ -46,7 +47,7 @@ def which(program: str) -> str | None:
 
 
 def _is_there(name: str) -> bool:
-    if name == "cc" or name.endswith("-gcc"):
+    if name in ("cc", "gcc") or name.endswith("-gcc"):
         return compilers.works(name)  # Debian's compilers also come without the C library's headers
     return which(name) is not None
 

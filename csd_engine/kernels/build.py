@@ -1,4 +1,4 @@
-"""Compile the kernel: one shared library from src/*.c, for this computer or, with a cross-compiler, for another.
+"""Compile the kernel: one shared library from the C files in src/, for this computer or, with a cross-compiler, for another.
 
     python -m csd_engine.kernels.build [--compiler CC] [--output FILE]
 
@@ -20,9 +20,12 @@ from typing import List, Optional, Sequence
 
 from csd_engine.kernels import compilers
 
-__all__ = ["KernelError", "LIBRARY", "build_kernel", "sources_hash"]
+__all__ = ["KernelError", "LIBRARY", "SOURCES", "build_kernel", "c_files", "sources_hash"]
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
+
+#: The directory of the sources. They include each other by their paths below it.
+SOURCES = os.path.join(_HERE, "src")
 
 #: The path of the library in an installation.
 LIBRARY = os.path.join(_HERE, "_kernel.so")
@@ -37,13 +40,19 @@ class KernelError(Exception):
     """The kernel cannot be built or used; the message says why and what to do."""
 
 
+def c_files() -> List[str]:
+    """Return the paths of the C files to compile, in SOURCES and its directories."""
+    return sorted(glob.glob(os.path.join(glob.escape(SOURCES), "**", "*.c"), recursive=True))
+
+
 def sources_hash() -> str:
-    """Return a hash (16 hex digits) of the sources in this folder. A library carries the hash of its own sources."""
+    """Return a hash (16 hex digits) of the sources. A library carries the hash of its own sources."""
     found = hashlib.blake2b(digest_size=8)
-    for path in sorted(glob.glob(os.path.join(_HERE, "src", "*.[ch]"))):
+    for path in sorted(glob.glob(os.path.join(glob.escape(SOURCES), "**", "*.[ch]"), recursive=True)):
         with open(path, "rb") as stream:
             content = stream.read()
-        found.update(f"{os.path.basename(path)} {len(content)}\n".encode() + content)
+        name = os.path.relpath(path, SOURCES).replace(os.sep, "/")
+        found.update(f"{name} {len(content)}\n".encode() + content)
     return found.hexdigest()
 
 
@@ -58,7 +67,6 @@ def build_kernel(target: str, compiler: str = "cc", flags: Sequence[str] = ()) -
     Raises:
         KernelError: there is no such compiler, or it fails; quotes the first lines of its output.
     """
-    sources = sorted(glob.glob(os.path.join(_HERE, "src", "*.c")))
     target = os.path.abspath(target)
     try:
         descriptor, unfinished = tempfile.mkstemp(prefix="_kernel.", suffix=".tmp", dir=os.path.dirname(target))
@@ -66,7 +74,7 @@ def build_kernel(target: str, compiler: str = "cc", flags: Sequence[str] = ()) -
         raise KernelError(f"can't write {target}: {error.strerror or error}. Name another place (--output).") from error
     os.close(descriptor)
     made_from = f'-DDDLP_SOURCES="{sources_hash()}"'
-    command = [*shlex.split(compiler), *_FLAGS, made_from, *flags, "-shared", "-o", unfinished, *sources]
+    command = [*shlex.split(compiler), *_FLAGS, "-I", SOURCES, made_from, *flags, "-shared", "-o", unfinished, *c_files()]
     command += ["-Wl,--as-needed", "-lm", "-ldl"]
     try:
         _run(command)

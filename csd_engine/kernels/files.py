@@ -20,7 +20,7 @@ _MASK = (1 << 64) - 1
 
 
 class _Operator(ctypes.Structure):
-    """plan_operator of src/plan.h."""
+    """plan_operator of src/batch/plan.h."""
 
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("kind", "height", "width", "filter", "box")),
@@ -29,7 +29,7 @@ class _Operator(ctypes.Structure):
 
 
 class _Plan(ctypes.Structure):
-    """ddlp_plan of src/plan.h."""
+    """ddlp_plan of src/batch/plan.h."""
 
     _fields_ = [
         ("operators", ctypes.c_void_p),
@@ -39,7 +39,7 @@ class _Plan(ctypes.Structure):
 
 
 class _FilesJob(ctypes.Structure):
-    """ddlp_files_job of src/files.h."""
+    """ddlp_files_job of src/batch/files.h."""
 
     _fields_ = [
         ("plan", ctypes.c_void_p),

@@ -19,7 +19,7 @@ _IMAGE = np.dtype(
     [("first", "u8"), ("row", "i8"), ("pixel", "i8"), ("channel", "i8"), ("width", "i4"), ("height", "i4"),
      ("channels", "i4"), ("unused", "i4")]
 )  # fmt: skip
-"""ddlp_image of src/pixels.h."""
+"""ddlp_image of src/batch/pixels.h."""
 
 
 class Pixels(NamedTuple):
@@ -104,7 +104,7 @@ class Pixels(NamedTuple):
 
 
 class _PixelsJob(ctypes.Structure):
-    """ddlp_pixels_job of src/pixels.h."""
+    """ddlp_pixels_job of src/batch/pixels.h."""
 
     _fields_ = [
         ("plan", ctypes.c_void_p),

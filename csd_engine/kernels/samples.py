@@ -13,7 +13,7 @@ __all__ = ["Samples", "Stopped", "samples_to"]
 
 
 class Samples(ctypes.Structure):
-    """ddlp_samples of src/samples.h."""
+    """ddlp_samples of src/batch/samples.h."""
 
     _fields_ = [
         ("out", ctypes.c_void_p),

@@ -1,4 +1,4 @@
-"""Steps on a small image in memory, which one call of the kernel runs: src/steps.h."""
+"""Steps on a small image in memory, which one call of the kernel runs: src/steps/steps.h."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from csd_engine.kernels.places import address
 
 __all__ = ["KernelStep", "PackedSteps", "StepKind"]
 
-_NUMBERS = 14  # STEP_NUMBERS of src/steps.h
+_NUMBERS = 14  # STEP_NUMBERS of src/steps/steps.h
 _STEP = struct.Struct(f"@ii{_NUMBERS}dP0d")  # ddlp_step_numbers, with its padding
 
 
 class StepKind(enum.IntEnum):
-    """What a step does; src/steps.h says which numbers each kind takes."""
+    """What a step does; src/steps/steps.h says which numbers each kind takes."""
 
     CROP = 0
     MIRROR = 1

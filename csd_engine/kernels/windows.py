@@ -11,20 +11,20 @@ from csd_engine.kernels.places import address, check_out, checked_table
 
 __all__ = ["PADDING_MODES", "Windows"]
 
-PADDING_MODES = {"constant": 0, "edge": 1, "reflect": 2, "symmetric": 3}  # src/windows.h
+PADDING_MODES = {"constant": 0, "edge": 1, "reflect": 2, "symmetric": 3}  # src/batch/windows.h
 
 
 _NO_STEP = 6  # DDLP_STEP of src/ddlp.h
 
 
 class _Step(ctypes.Structure):
-    """ddlp_step of src/draws.h."""
+    """ddlp_step of src/batch/draws.h."""
 
     _fields_ = [("kind", ctypes.c_int32), ("numbers", ctypes.c_int64 * 4), ("chance", ctypes.c_double)]
 
 
 class _Draws(ctypes.Structure):
-    """ddlp_draws of src/draws.h."""
+    """ddlp_draws of src/batch/draws.h."""
 
     _fields_ = [
         ("steps", ctypes.c_void_p),
@@ -38,7 +38,7 @@ class _Draws(ctypes.Structure):
 
 
 class _WindowsJob(ctypes.Structure):
-    """ddlp_windows_job of src/windows.h."""
+    """ddlp_windows_job of src/batch/windows.h."""
 
     _fields_ = [
         ("rows", ctypes.c_void_p),

@@ -2,7 +2,7 @@
 
 A crop, border or flip only moves the window that is cut out of a source, or mirrors it. How far it moves follows from the
 sample's draws and from sizes that all samples share. So the sizes are computed once, and a few steps remain for each sample.
-The kernel runs these steps (src/draws.h). `drawn` does the same with numpy.
+The kernel runs these steps (src/batch/draws.h). `drawn` does the same with numpy.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class NotInBulk(Exception):
 
 
 class DrawKind(enum.IntEnum):
-    """What a step does to a sample; ``n`` are the step's numbers. The kernel uses the same values (src/draws.h)."""
+    """What a step does to a sample; ``n`` are the step's numbers. The kernel uses the same values (src/batch/draws.h)."""
 
     MOVE = 0  # add n[0] to top (n[1] if upside down), and n[2] to left (n[3] if mirrored)
     ROW = 1  # add a draw below n[0] to top (n[0] - 1 minus the draw if upside down)

@@ -1,8 +1,8 @@
 """Turns a pipeline into a plan that the kernel itself draws for each image file, if it only crops, resizes, flips and masks.
 
 Image files each have their own size, so nothing can be computed ahead, as draws.py does for an array's rows. The operators go
-to the kernel with their numbers (src/plan.h). `Pipeline.draw` defines what they do. Python draws any other pipeline sample by
-sample.
+to the kernel with their numbers (src/batch/plan.h). `Pipeline.draw` defines what they do. Python draws any other pipeline
+sample by sample.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["FileKind", "file_plan", "first_difference"]
 
 
 class FileKind(enum.IntEnum):
-    """The kernel's operators, with the values of src/plan.h."""
+    """The kernel's operators, with the values of src/batch/plan.h."""
 
     RESIZED_CROP = 0
     RESIZE = 1

@@ -20,7 +20,7 @@ __all__ = ["Crop", "Flip", "Gray", "Pad", "Primitive", "Resize", "UserCall", "ap
 _FLIP_LEFT_RIGHT = 0  # Image.Transpose's numbers; the enum came only with Pillow 9.1
 _FLIP_TOP_BOTTOM = 1
 _KERNEL_FILTERS = ("bilinear", "bicubic")  # by which the kernel can resample
-_PAD_MODES = ("constant", "edge", "reflect", "symmetric")  # PAD_ of the kernel's src/steps.h, in its order
+_PAD_MODES = ("constant", "edge", "reflect", "symmetric")  # PAD_ of the kernel's src/steps/steps.h, in its order
 
 
 class Primitive:

@@ -10,10 +10,10 @@
 
 #include "context.h"
 #include "ddlp.h"
-#include "decoder.h"
+#include "jpeg/decoder.h"
 #include "memory.h"
-#include "resample.h"
-#include "samples.h"
+#include "resample/resample.h"
+#include "steps/steps.h"
 
 #if DDLP_SLACK < RESAMPLE_SLACK
 #error "bands of decoded rows must be followed by as many bytes as resample.c may read"
@@ -33,8 +33,8 @@ struct ddlp_context {
     size_t scratch_room;
 };
 
-/* Set once by ddlp_use_jpeg, before other threads use the library. */
-static const decoder_kind *jpeg;
+/* Set once by ddlp_use_jpeg, before other threads use the library. Without a layout: not yet. */
+static jpeg_library jpeg;
 
 int ddlp_abi(void) { return DDLP_ABI; }
 
@@ -46,10 +46,11 @@ int ddlp_use_jpeg(const char *path) {
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!library) return -ENOENT;
     /* The library is never closed: decoding needs it until the process ends. */
-    if (!ddlp_decoder_62.load(library)) jpeg = &ddlp_decoder_62;
-    else if (!ddlp_decoder_80.load(library)) jpeg = &ddlp_decoder_80;
-    else return DDLP_NO_LIBJPEG;
-    return 0;
+    jpeg_library loaded;
+    memset(&loaded, 0, sizeof loaded);
+    const int result = decoder_load(library, &loaded);
+    if (!result) jpeg = loaded;
+    return result;
 }
 
 ddlp_context *ddlp_new(void) {
@@ -131,8 +132,6 @@ uint8_t *context_band(ddlp_context *context, size_t bytes) {
     return grow((void **)&context->memory.bytes, &context->memory.room, bytes) ? NULL : context->memory.bytes;
 }
 
-step_state *context_steps(ddlp_context *context) { return &context->steps; }
-
 resample_state *context_resample(ddlp_context *context) { return &context->resample; }
 
 const uint8_t *ddlp_content(const ddlp_context *context, int64_t *size) {
@@ -151,7 +150,7 @@ int ddlp_sample(ddlp_context *context, const ddlp_job *job) {
     const int32_t *info = context->info;
     region wanted;
     int result;
-    if (!jpeg) return DDLP_NO_LIBJPEG;
+    if (!jpeg.layout) return DDLP_NO_LIBJPEG;
     if (!info[0]) return DDLP_HEADER;
     if ((reduce != 1 && reduce != 2 && reduce != 4 && reduce != 8) || (job->channels != 3 && job->channels != 1)) return DDLP_JOB;
     if (job->channels == 1 && info[2] != 1) return DDLP_JOB; /* Pillow converts colours to grey in another way than libjpeg */
@@ -167,11 +166,23 @@ int ddlp_sample(ddlp_context *context, const ddlp_job *job) {
     wanted.reduce = reduce;
     wanted.channels = job->channels;
     wanted.several_scans = info[3];
-    result = jpeg->decode(context->content, (size_t)context->size, &wanted, &context->memory, take_rows, &context->resample);
+    result = decoder_decode(&jpeg, context->content, (size_t)context->size, &wanted, &context->memory, take_rows, &context->resample);
     if (!result) result = resample_end(&context->resample);
     return result;
 }
 
 int ddlp_resample(ddlp_context *context, const uint8_t *pixels, int64_t stride, const ddlp_job *job) {
     return resample_memory(&context->resample, pixels, stride, job);
+}
+
+int ddlp_steps(ddlp_context *context, const uint8_t *pixels, const int32_t size[3], const ddlp_step_numbers *steps, int64_t count,
+               uint8_t *out, const int32_t out_size[3], int64_t out_stride) {
+    int result = steps_begin(&context->steps, pixels, size);
+    if (!result) result = steps_run(&context->steps, &context->resample, steps, count);
+    if (result) return result;
+    const picture *image = &context->steps.image;
+    if (image->width != out_size[0] || image->height != out_size[1] || image->channels != out_size[2]) return DDLP_STEP;
+    const size_t row = (size_t)image->width * (size_t)image->channels;
+    for (int32_t y = 0; y < image->height; y++) memcpy(out + y * out_stride, image->pixels + (size_t)y * row, row);
+    return 0;
 }

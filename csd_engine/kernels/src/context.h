@@ -5,8 +5,7 @@
 #include <stddef.h>
 
 #include "ddlp.h"
-#include "resample.h"
-#include "steps.h"
+#include "resample/resample.h"
 
 /* A buffer of at least this many bytes, valid until the next call; NULL without memory. */
 uint8_t *context_scratch(ddlp_context *context, size_t bytes);
@@ -14,8 +13,7 @@ uint8_t *context_scratch(ddlp_context *context, size_t bytes);
 /* The same with a buffer of its own, for a few rows of pixels. Decoding uses it too. */
 uint8_t *context_band(ddlp_context *context, size_t bytes);
 
-/* The context's memory for steps.h, and its resampler, which is free between two samples. */
-step_state *context_steps(ddlp_context *context);
+/* The context's resampler, which is free between two samples. */
 resample_state *context_resample(ddlp_context *context);
 
 /* Forget the file last read. A call that makes many samples begins with it. */

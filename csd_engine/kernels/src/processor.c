@@ -1,7 +1,5 @@
 #include "processor.h"
 
-#include "variant.h"
-
 #if defined(DDLP_X86)
 #include <cpuid.h>
 #include <stdint.h>

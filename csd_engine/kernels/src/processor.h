@@ -1,6 +1,25 @@
-/* The features of this processor, from cpuid. zig's __builtin_cpu_supports can't be used: it answers no to everything. */
+/* The kind of this processor, and its features by cpuid. zig's __builtin_cpu_supports can't be used: it answers no to everything. */
 #ifndef DDLP_PROCESSOR_H
 #define DDLP_PROCESSOR_H
+
+/* What the compiler can be asked for: DDLP_X86 with SSE2, DDLP_VNNI, DDLP_NEON. */
+#if defined(__x86_64__) || (defined(__i386__) && defined(__SSE2__))
+#define DDLP_X86 1
+#if defined(__clang__) || __GNUC__ >= 8
+#define DDLP_VNNI 1
+#endif
+#endif
+/* NEON: every aarch64 has it. On 32-bit ARM it is looked for at run time, since some NAS processors of v7 lack it.
+ * Big-endian NEON numbers its lanes in reverse, so portable C does the work there. The same holds for a compiler that can't
+ * switch NEON on. */
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#if defined(__aarch64__) || (defined(__arm__) && (defined(__ARM_NEON) || defined(__ARM_NEON__)))
+#define DDLP_NEON 1
+#elif defined(__arm__) && defined(__ARM_FP) && __ARM_ARCH >= 7 && defined(__GNUC__) && (!defined(__clang__) || __clang_major__ >= 18)
+#define DDLP_NEON 1
+#define DDLP_SWITCH_NEON_ON 1
+#endif
+#endif
 
 /* Instruction sets that the processor has and the system lets programs use, and the processor's maker. */
 enum {

@@ -2,23 +2,7 @@
 #ifndef DDLP_VARIANT_H
 #define DDLP_VARIANT_H
 
-#if defined(__x86_64__) || (defined(__i386__) && defined(__SSE2__))
-#define DDLP_X86 1
-#if defined(__clang__) || __GNUC__ >= 8
-#define DDLP_VNNI 1
-#endif
-#endif
-/* NEON: every aarch64 has it. On 32-bit ARM it is looked for at run time, since some NAS processors of v7 lack it.
- * Big-endian NEON numbers its lanes in reverse, so portable C does the work there. The same holds for a compiler that can't
- * switch NEON on. */
-#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-#if defined(__aarch64__) || (defined(__arm__) && (defined(__ARM_NEON) || defined(__ARM_NEON__)))
-#define DDLP_NEON 1
-#elif defined(__arm__) && defined(__ARM_FP) && __ARM_ARCH >= 7 && defined(__GNUC__) && (!defined(__clang__) || __clang_major__ >= 18)
-#define DDLP_NEON 1
-#define DDLP_SWITCH_NEON_ON 1
-#endif
-#endif
+#include "processor.h"
 
 /* from the slowest to the fastest */
 enum { VARIANT_C, VARIANT_SSE2, VARIANT_AVX2, VARIANT_VNNI, VARIANT_NEON };

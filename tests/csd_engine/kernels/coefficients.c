@@ -8,7 +8,7 @@
 #include <stdlib.h>
 
 #include "ddlp.h"
-#include "decoder.h"
+#include "jpeg/decoder.h"
 
 static uint64_t hash;
 static long done;

@@ -10,9 +10,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "plan.h"
-#include "resample.h"
-#include "windows.h"
+#include "batch/plan.h"
+#include "resample/resample.h"
+#include "batch/windows.h"
 
 static uint64_t state, hash;
 

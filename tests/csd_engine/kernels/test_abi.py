@@ -1,4 +1,4 @@
-"""libjpeg's structures as src/libjpeg.h describes them, compared with libjpeg's own header if that is installed."""
+"""libjpeg's structures as our libjpeg.h and layout.h describe them, compared with its own header, if that is installed."""
 
 import re
 import subprocess
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-import csd_engine.kernels
+from csd_engine.kernels.build import SOURCES
 from tests.needs import need
 
-SOURCES = Path(csd_engine.kernels.__file__).parent / "src"
+HEADERS = [Path(SOURCES, "jpeg", name) for name in ("libjpeg.h", "layout.h")]
 STRUCTURES = {  # our name: libjpeg's name
     "jpeg_errors": "struct jpeg_error_mgr",
     "jpeg_source": "struct jpeg_source_mgr",
@@ -26,7 +26,7 @@ CONFIG = """
 
 def fields(structure: str, abi: int) -> list[str]:
     """The names of the structure's fields, from our header."""
-    text = re.sub(r"/\*.*?\*/", "", (SOURCES / "libjpeg.h").read_text(), flags=re.S)
+    text = re.sub(r"/\*.*?\*/", "", "".join(header.read_text() for header in HEADERS), flags=re.S)
     text = re.sub(r"#if LIBJPEG_ABI >= (\d+)\n(.*?)(?:#else\n(.*?))?#endif",
                   lambda m: m[2] if abi >= int(m[1]) else m[3] or "", text, flags=re.S)  # fmt: skip
     body = re.search(rf"typedef struct \{{((?:(?!typedef).)*?)\}} {structure};", text, flags=re.S) or re.search(
@@ -58,10 +58,10 @@ def test_every_field_lies_where_libjpeg_has_it(tmp_path, abi):
             lines += [f'printf("{ours}.{f} %zu %zu\\n", offsetof({name}, {f}), sizeof((({name} *)0)->{f}));' for f in names]
         head = CONFIG + f"#define JPEG_LIB_VERSION {abi}\n" + probe
         if not whose:
-            head = f'#include <stdio.h>\n#define LIBJPEG_ABI {abi}\n#include "{SOURCES}/libjpeg.h"\n'
+            head = f'#include <stdio.h>\n#define LIBJPEG_ABI {abi}\n#define JPEG_LAYOUT layout\n#include "jpeg/layout.h"\n'
         source = tmp_path / f"{whose}.c"
         source.write_text(head + "int main(void) {\n" + "\n".join(lines) + "\nreturn 0; }\n")
-        subprocess.run(["cc", "-o", str(tmp_path / str(whose)), str(source)], check=True)
+        subprocess.run(["cc", "-I", SOURCES, "-o", str(tmp_path / str(whose)), str(source)], check=True)
         printed[whose] = subprocess.run([str(tmp_path / str(whose))], stdout=subprocess.PIPE, text=True, check=True).stdout
     assert printed[0].splitlines() == printed[1].splitlines()
     assert len(printed[0].splitlines()) > 100

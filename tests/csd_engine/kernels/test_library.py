@@ -1,5 +1,6 @@
 """Finding, checking and switching off the kernel, each in a process of its own; building it."""
 
+import io
 import os
 import re
 import shlex
@@ -8,13 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
-from PIL import _imaging
+from PIL import Image, _imaging
 
 from csd_engine.kernels.build import KernelError, build_kernel, main
-from csd_engine.kernels.library import Kernel
-from csd_engine.kernels.selfcheck import first_difference
-from tests.needs import c_compiler, need, need_zig
+from csd_engine.kernels.library import Job, Kernel
+from csd_engine.kernels.selfcheck import first_difference, jpegs
+from tests.needs import c_compiler, lacks, need, need_zig
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -66,7 +68,7 @@ def test_a_library_of_other_sources_is_not_used(kernel, tmp_path):
     shutil.copytree(ROOT / "csd_engine", copy, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     shutil.copy(kernel.path, copy / "kernels" / "_kernel.so")
     assert ask(WHY, DDLP_KERNEL="", PYTHONPATH=str(tmp_path)) == "False"
-    with open(copy / "kernels" / "src" / "axis.c", "a") as source:
+    with open(copy / "kernels" / "src" / "resample" / "axis.c", "a") as source:
         source.write("/* mended */\n")
     answer = ask(WHY, DDLP_KERNEL="", PYTHONPATH=str(tmp_path))
     assert answer.startswith("True ") and "was built from other sources" in answer, answer
@@ -77,7 +79,7 @@ def test_a_kernel_that_differs_from_pillow_is_not_used(kernel, tmp_path):
     """A kernel that rounds differently, as with a wrong compiler flag."""
     sources = tmp_path / "csd_engine"
     shutil.copytree(ROOT / "csd_engine", sources, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    axis = sources / "kernels" / "src" / "axis.c"
+    axis = sources / "kernels" / "src" / "resample" / "axis.c"
     text = axis.read_text()
     assert "0.5" in text
     axis.write_text(text.replace("0.5", "0.45"))
@@ -89,6 +91,41 @@ def test_a_kernel_that_differs_from_pillow_is_not_used(kernel, tmp_path):
 
 def test_the_self_check_passes_with_every_variant(kernel, variant):
     assert first_difference(kernel) == ""
+
+
+def test_the_self_check_decodes_every_common_kind(kernel):
+    samplings, context = [], kernel.context()
+    for name, data in jpegs():
+        image = Image.open(io.BytesIO(data))
+        image.load()
+        restarts = sum(data.count(bytes([0xFF, 0xD0 + k])) for k in range(8))
+        samplings.append(([layer[1:3] for layer in image.layer], restarts, image.info.get("progressive", 0)))
+        width, height = image.size
+        job = Job(width=width, height=height, full_width=width, full_height=height, out_width=width, out_height=height,
+                  reduce=1, channels=3)  # fmt: skip
+        out = np.empty((height, width, 3), np.uint8)
+        assert context.take(data) and context.sample(job, out) and context.own_entropy, name
+        assert np.array_equal(out, np.asarray(image.convert("RGB"))), name
+    rest = [(1, 1), (1, 1)]
+    assert samplings == [
+        ([(2, 2), *rest], 0, 0), ([(2, 1), *rest], 0, 0), ([(1, 1), *rest], 0, 0), ([(1, 2), *rest], 0, 0), ([(1, 1)], 0, 0),
+        ([(2, 2), *rest], 5, 0), ([(1, 1), *rest], 0, 1),
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_self_check_passes_with_the_newest_wheels_of_pillow(kernel, tmp_path):
+    """Each brings a libjpeg-turbo of its own."""
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    listed = subprocess.run([*pip, "index", "versions", "Pillow"], stdout=subprocess.PIPE, text=True, timeout=300).stdout
+    versions = re.findall(r"Available versions: (.*)", listed)
+    if not versions:
+        lacks("a package index", "pip reaches none")
+    for version in versions[0].split(", ")[:3]:
+        wheel = [*pip, "install", "-q", "--no-deps", "--only-binary", ":all:", "--target", str(tmp_path / version)]
+        subprocess.run([*wheel, f"Pillow=={version}"], check=True, timeout=300)
+        told = ask(f"import PIL; print(PIL.__version__); {WHY}", DDLP_KERNEL="", PYTHONPATH=f"{tmp_path / version}:{ROOT}")
+        assert told.split("\n") == [version, "False"]
 
 
 def test_without_libjpeg_there_is_no_kernel(kernel):
@@ -187,7 +224,7 @@ def test_the_wheels_tag_says_whether_the_kernel_is_in_it(kernel, tmp_path, compi
     assert done.returncode == 0, done.stdout
     (wheel,) = (tmp_path / "dist").glob("*.whl")
     names = subprocess.run([sys.executable, "-m", "zipfile", "-l", str(wheel)], stdout=subprocess.PIPE, text=True).stdout
-    assert "csd_engine/kernels/src/ddlp.h" in names
+    assert {"csd_engine/kernels/src/ddlp.h", "csd_engine/kernels/src/jpeg/decoder.h"} <= set(names.split())
     if compiler != "nonesuch":
         assert "-py3-none-linux_" in wheel.name and "csd_engine/kernels/_kernel.so" in names
         made = Kernel(str(next((tmp_path / "build").glob("lib*/csd_engine/kernels/_kernel.so"))), _imaging.__file__)

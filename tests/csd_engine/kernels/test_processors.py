@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scripts.fuzz_kernel import SOURCES, build
+from csd_engine.kernels.build import c_files
+from scripts.fuzz_kernel import build
 from scripts.progressive_jpeg import progressive_jpeg
 from tests.needs import need
 
@@ -89,7 +90,7 @@ def for_board(tmp_path_factory):
     @functools.cache
     def compiled(compiler, driver, parts):
         flags = ["-std=gnu11", "-ffp-contract=off", "-O2", "-static"]
-        return build(driver, chosen(SOURCES.glob("*.c"), parts), tmp_path_factory.mktemp("board"), compiler, flags)
+        return build(driver, chosen(c_files(), parts), tmp_path_factory.mktemp("board"), compiler, flags)
 
     return compiled
 

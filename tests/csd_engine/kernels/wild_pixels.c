@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "pixels.h"
+#include "batch/pixels.h"
 
 enum { IMAGES = 3, BOXES = 2, MOST_SIDE = 60 };
 

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "steps.h"
+#include "steps/steps.h"
 
 static uint64_t state;
 

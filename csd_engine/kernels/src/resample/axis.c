@@ -1,0 +1,164 @@
+#include "resample/axis.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ddlp.h"
+#include "memory.h"
+
+static inline double bilinear(double x) {
+    double weight = 1.0 - fabs(x);
+    return weight > 0.0 ? weight : 0.0;
+}
+
+/* Keys' cubic with a = -1/2, its terms in Pillow's order: other orders round differently. */
+static inline double bicubic(double x) {
+    const double a = -0.5;
+    x = fabs(x);
+    double near = ((a + 2.0) * x - (a + 3.0)) * x * x + 1, far = (((x - 5) * x + 8) * x - 4) * a;
+    return x < 1.0 ? near : x < 2.0 ? far : 0.0;
+}
+
+enum { TOGETHER = 32 }; /* outputs computed side by side: long loops without branches, which compilers vectorize */
+
+typedef struct {
+    double scale, support, inverse;
+    int room;                              /* taps that fit: at least as many as there are */
+    int low[TOGETHER];                     /* first tap of each output */
+    double center[TOGETHER], count[TOGETHER], total[TOGETHER];
+    double *weights;                       /* [room][TOGETHER] */
+} stretch;
+
+static inline __attribute__((always_inline)) void weigh(stretch *s, const int filter) {
+    for (int i = 0; i < TOGETHER; i++) s->total[i] = 0.0;
+    for (int tap = 0; tap < s->room; tap++) {
+        double *restrict weights = s->weights + (ptrdiff_t)tap * TOGETHER;
+        const double number = tap, inverse = s->inverse;
+        for (int i = 0; i < TOGETHER; i++) {
+            double x = (tap + s->low[i] - s->center[i] + 0.5) * inverse;
+            double weight = filter == DDLP_BICUBIC ? bicubic(x) : bilinear(x);
+            weight = number < s->count[i] ? weight : 0.0;
+            weights[i] = weight;
+            s->total[i] += weight;
+        }
+    }
+}
+
+/* Computes the coefficients of outputs output .. output + TOGETHER - 1 into s->weights, unrounded; sets s->low, s->count. */
+static void reckon(stretch *s, int output, int inputs, int filter) {
+    for (int i = 0; i < TOGETHER; i++) {
+        s->center[i] = (output + i + 0.5) * s->scale;
+        int low = (int)(s->center[i] - s->support + 0.5), high = (int)(s->center[i] + s->support + 0.5);
+        s->low[i] = low > 0 ? low : 0;
+        s->count[i] = (high < inputs ? high : inputs) - s->low[i];
+    }
+    if (filter == DDLP_BICUBIC) weigh(s, DDLP_BICUBIC);
+    else weigh(s, DDLP_BILINEAR);
+    for (int i = 0; i < TOGETHER; i++) s->total[i] = s->total[i] != 0.0 ? s->total[i] : 1.0;
+    for (int tap = 0; tap < s->room; tap++) {
+        double *restrict weights = s->weights + (ptrdiff_t)tap * TOGETHER;
+        for (int i = 0; i < TOGETHER; i++) {
+            double scaled = weights[i] / s->total[i] * (1 << COEFFICIENT_BITS);
+            weights[i] = scaled + (scaled < 0.0 ? -0.5 : 0.5); /* is truncated later, which rounds */
+        }
+    }
+}
+
+/* Rounds the coefficients of output i of the stretch, with zeros after the taps. Returns the number of taps without the outer
+ * zeros. */
+static int one_output(int32_t *restrict plain, int32_t *start, const stretch *s, int i) {
+    for (int tap = 0; tap < s->room; tap++) plain[tap] = (int32_t)s->weights[(ptrdiff_t)tap * TOGETHER + i];
+    int count = (int)s->count[i], zeros = 0;
+    while (count > 1 && plain[count - 1] == 0) count--;
+    while (zeros < count - 1 && plain[zeros] == 0) zeros++;
+    if (zeros) {
+        memmove(plain, plain + zeros, sizeof *plain * (size_t)(count - zeros));
+        memset(plain + count - zeros, 0, sizeof *plain * (size_t)zeros);
+    }
+    *start = s->low[i] + zeros;
+    return count - zeros;
+}
+
+static tap_pair split_pair(const int32_t *plain) {
+    tap_pair pair;
+    for (int i = 0; i < 2; i++) {
+        int32_t low = (int32_t)((plain[i] & 0xffff) ^ 0x8000) - 0x8000;
+        int32_t high = (plain[i] - low) >> 16;
+        pair.low[i] = (int16_t)low;
+        pair.high[i] = (int16_t)high;
+        pair.high_bytes[i] = pair.high_bytes[i + 2] = (int8_t)high;
+    }
+    return pair;
+}
+
+static int reserve(resample_axis *axis, size_t outputs, size_t taps) {
+    if (grow((void **)&axis->start, &axis->start_room, outputs * sizeof *axis->start) ||
+        grow((void **)&axis->taps, &axis->taps_room, outputs * sizeof *axis->taps) ||
+        grow((void **)&axis->plain, &axis->plain_room, outputs * taps * sizeof *axis->plain) ||
+        grow((void **)&axis->split, &axis->split_room, outputs * (taps / 2) * sizeof *axis->split) ||
+        grow((void **)&axis->weights, &axis->weights_room, TOGETHER * taps * sizeof *axis->weights))
+        return -ENOMEM;
+    return 0;
+}
+
+/* Moves an output's taps to the left and puts zeros first, so that `width` taps end at the last input. */
+static void begin_further_left(resample_axis *axis, int output, int width) {
+    int32_t *plain = axis->plain + (size_t)output * axis->room;
+    int start = axis->inputs > width ? axis->inputs - width : 0, shift = axis->start[output] - start;
+    memmove(plain + shift, plain, sizeof *plain * (size_t)axis->taps[output]);
+    memset(plain, 0, sizeof *plain * (size_t)shift);
+    axis->start[output] = start;
+    axis->taps[output] += shift;
+}
+
+int axis_prepare(resample_axis *axis, const axis_geometry *g) {
+    if (memcmp(&axis->geometry, g, sizeof *g) == 0) return 0;
+    memset(&axis->geometry, 0, sizeof axis->geometry);
+    stretch s;
+    s.scale = (double)g->inputs / g->outputs;
+    const double widened = s.scale < 1.0 ? 1.0 : s.scale;
+    s.inverse = 1.0 / widened;
+    s.support = (g->filter == DDLP_BICUBIC ? 2.0 : 1.0) * widened;
+    s.room = ((int)ceil(s.support) * 2 + 2) & ~1; /* Pillow's bound, made even */
+    if (reserve(axis, (size_t)g->kept, (size_t)s.room)) return -ENOMEM;
+    s.weights = axis->weights;
+
+    int most = 1, first = g->inputs, last = 0;
+    for (int output = 0; output < g->kept; output++) {
+        if (output % TOGETHER == 0) reckon(&s, g->kept_first + output, g->inputs, g->filter);
+        int place = g->reversed ? g->kept - 1 - output : output;
+        int taps = one_output(axis->plain + (size_t)place * (size_t)s.room, axis->start + place, &s, output % TOGETHER);
+        axis->taps[place] = taps;
+        if (taps > most) most = taps;
+        if (axis->start[place] < first) first = axis->start[place];
+        if (axis->start[place] + taps > last) last = axis->start[place] + taps;
+    }
+    axis->first = first;
+    axis->inputs = last - first;
+    axis->outputs = g->kept;
+    axis->most = most;
+    axis->pairs = (most + 1) / 2;
+    axis->room = (size_t)s.room;
+
+    tap_pair *split = axis->split;
+    for (int output = 0; output < g->kept; output++) {
+        axis->start[output] -= first;
+        if (g->wide_reads && axis->start[output] + 2 * axis->pairs > axis->inputs)
+            begin_further_left(axis, output, 2 * axis->pairs);
+        const int32_t *plain = axis->plain + (size_t)output * axis->room;
+        for (int pair = 0; pair < axis->pairs; pair++) *split++ = split_pair(plain + 2 * pair);
+    }
+    axis->geometry = *g;
+    return 0;
+}
+
+void axis_free(resample_axis *axis) {
+    free(axis->start);
+    free(axis->taps);
+    free(axis->plain);
+    free(axis->split);
+    free(axis->weights);
+    memset(axis, 0, sizeof *axis);
+}

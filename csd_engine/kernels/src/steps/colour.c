@@ -1,0 +1,205 @@
+/* The operations of Pillow's ImageEnhance and ImageOps, and torchvision's hue, on interleaved bytes. */
+#include <math.h>
+#include <string.h>
+
+#include "steps/steps.h"
+
+static size_t bytes_of(const picture *image) { return (size_t)image->width * (size_t)image->height * (size_t)image->channels; }
+
+void colour_table(picture *image, const uint8_t *table) {
+    const size_t count = bytes_of(image);
+    for (size_t i = 0; i < count; i++) image->pixels[i] = table[image->pixels[i]];
+}
+
+/* Applies a table to each channel. */
+static void tables(picture *image, uint8_t (*table)[256]) {
+    const size_t count = bytes_of(image);
+    if (image->channels == 1) {
+        colour_table(image, table[0]);
+        return;
+    }
+    for (size_t i = 0; i < count; i += 3)
+        for (size_t c = 0; c < 3; c++) image->pixels[i + c] = table[c][image->pixels[i + c]];
+}
+
+static uint8_t blended(uint8_t a, uint8_t b, float factor) {
+    const float value = (float)a + factor * (float)((int)b - (int)a);
+    return value <= 0 ? 0 : value >= 255 ? 255 : (uint8_t)value;
+}
+
+void colour_blend(const uint8_t *a, const uint8_t *b, float factor, uint8_t *out, size_t count) {
+    if (factor == 0 || factor == 1) {
+        memmove(out, factor == 0 ? a : b, count);
+        return;
+    }
+    /* Always clipped. Pillow does not clip for a factor between 0 and 1, but then no value is out of range. */
+    for (size_t i = 0; i < count; i++) {
+        float value = (float)a[i] + factor * (float)((int)b[i] - (int)a[i]);
+        value = value < 0 ? 0 : value;
+        value = value > 255 ? 255 : value;
+        out[i] = (uint8_t)(int32_t)value;
+    }
+}
+
+/* Blends with an image of one value. */
+static void blend_with(picture *image, uint8_t value, float factor) {
+    uint8_t table[256];
+    for (int i = 0; i < 256; i++) table[i] = factor == 0 ? value : factor == 1 ? (uint8_t)i : blended(value, (uint8_t)i, factor);
+    colour_table(image, table);
+}
+
+void colour_brightness(picture *image, float factor) { blend_with(image, 0, factor); }
+
+void colour_contrast(picture *image, float factor) {
+    const size_t count = (size_t)image->width * (size_t)image->height;
+    uint64_t sum = 0;
+    if (image->channels == 1)
+        for (size_t i = 0; i < count; i++) sum += image->pixels[i];
+    else
+        for (size_t i = 0; i < count; i++) sum += luma(image->pixels + 3 * i);
+    blend_with(image, (uint8_t)((double)sum / (double)count + 0.5), factor);
+}
+
+void colour_saturation(picture *image, float factor) {
+    enum { PART = 256 };
+    const size_t count = (size_t)image->width * (size_t)image->height;
+    uint8_t gray[3 * PART];
+    if (image->channels == 1) return;
+    for (size_t first = 0; first < count; first += PART) {
+        const size_t n = count - first < PART ? count - first : PART;
+        uint8_t *pixels = image->pixels + 3 * first;
+        for (size_t i = 0; i < n; i++) gray[3 * i] = gray[3 * i + 1] = gray[3 * i + 2] = luma(pixels + 3 * i);
+        colour_blend(gray, pixels, factor, pixels, 3 * n);
+    }
+}
+
+void colour_smooth(const picture *image, uint8_t *out) {
+    const int32_t width = image->width, height = image->height;
+    const int channels = image->channels;
+    const ptrdiff_t row = (ptrdiff_t)width * channels;
+    const float side = 1.0f / 13, middle = 5.0f / 13;
+    if (width < 3 || height < 3) {
+        memcpy(out, image->pixels, bytes_of(image));
+        return;
+    }
+    memcpy(out, image->pixels, (size_t)row);
+    for (int32_t y = 1; y < height - 1; y++) {
+        const uint8_t *restrict in = image->pixels + y * row;
+        uint8_t *restrict to = out + y * row;
+        memcpy(to, in, (size_t)channels);
+        for (ptrdiff_t x = channels; x < row - channels; x++) {
+            const uint8_t *below = in + row, *above = in - row;
+            float sum = 0.5f; /* in Pillow's order */
+            sum += (float)below[x - channels] * side + (float)below[x] * side + (float)below[x + channels] * side;
+            sum += (float)in[x - channels] * side + (float)in[x] * middle + (float)in[x + channels] * side;
+            sum += (float)above[x - channels] * side + (float)above[x] * side + (float)above[x + channels] * side;
+            sum = sum > 255 ? 255 : sum;
+            to[x] = (uint8_t)(int32_t)sum;
+        }
+        memcpy(to + row - channels, in + row - channels, (size_t)channels);
+    }
+    memcpy(out + (height - 1) * row, image->pixels + (height - 1) * row, (size_t)row);
+}
+
+/* Converts to HSV and back as Pillow does. Pillow's mixture of float and double decides the last bit. */
+void colour_hue(picture *image, uint8_t shift) {
+    const size_t count = (size_t)image->width * (size_t)image->height;
+    int sector[256];
+    float part[256], share[256];
+    if (image->channels == 1) return;
+    for (int i = 0; i < 256; i++) {
+        const double sixths = (double)(float)i * 6.0 / 255.0;
+        const int whole = (int)sixths;
+        sector[i] = whole % 6;
+        part[i] = (float)(sixths - (double)(float)whole);
+        share[i] = (float)((double)(float)i / 255.0);
+    }
+    for (size_t i = 0; i < count; i++) {
+        uint8_t *rgb = image->pixels + 3 * i;
+        const uint8_t r = rgb[0], g = rgb[1], b = rgb[2];
+        const uint8_t most = r > g ? (r > b ? r : b) : (g > b ? g : b), least = r < g ? (r < b ? r : b) : (g < b ? g : b);
+        if (most == least) continue; /* no saturation: the pixel does not change */
+        const float range = (float)(most - least);
+        const float s = range / (float)most;
+        const float rc = (float)(most - r) / range, gc = (float)(most - g) / range, bc = (float)(most - b) / range;
+        const float h = r == most ? bc - gc : g == most ? (float)(2.0 + (double)rc - (double)bc) : (float)(4.0 + (double)gc - (double)rc);
+        double turn = (double)h / 6.0 + 1.0;
+        turn = turn >= 1.0 ? turn - 1.0 : turn;
+        const uint8_t hue = (uint8_t)((uint8_t)(int)((double)(float)turn * 255.0) + shift);
+        const uint8_t saturation = (uint8_t)(int)((double)s * 255.0);
+        if (!saturation) {
+            rgb[0] = rgb[1] = rgb[2] = most;
+            continue;
+        }
+        const float f = part[hue], fs = share[saturation];
+        const double v = (double)(float)most;
+        const uint8_t p = (uint8_t)(int)(v * (1.0 - (double)fs) + 0.5);
+        const uint8_t q = (uint8_t)(int)(v * (1.0 - (double)(fs * f)) + 0.5);
+        const uint8_t t = (uint8_t)(int)(v * (1.0 - (double)fs * (1.0 - (double)f)) + 0.5);
+        switch (sector[hue]) {
+        case 0: rgb[0] = most, rgb[1] = t, rgb[2] = p; break;
+        case 1: rgb[0] = q, rgb[1] = most, rgb[2] = p; break;
+        case 2: rgb[0] = p, rgb[1] = most, rgb[2] = t; break;
+        case 3: rgb[0] = p, rgb[1] = q, rgb[2] = most; break;
+        case 4: rgb[0] = t, rgb[1] = p, rgb[2] = most; break;
+        default: rgb[0] = most, rgb[1] = p, rgb[2] = q; break;
+        }
+    }
+}
+
+static void histograms(const picture *image, uint32_t (*of)[256]) {
+    const size_t count = bytes_of(image);
+    memset(of, 0, 3 * sizeof *of);
+    if (image->channels == 1)
+        for (size_t i = 0; i < count; i++) of[0][image->pixels[i]]++;
+    else
+        for (size_t i = 0; i < count; i += 3) of[0][image->pixels[i]]++, of[1][image->pixels[i + 1]]++, of[2][image->pixels[i + 2]]++;
+}
+
+static void unchanged(uint8_t *table) {
+    for (int i = 0; i < 256; i++) table[i] = (uint8_t)i;
+}
+
+void colour_autocontrast(picture *image) {
+    uint32_t of[3][256];
+    uint8_t table[3][256];
+    histograms(image, of);
+    for (int c = 0; c < image->channels; c++) {
+        int low = 0, high = 255;
+        while (low < 255 && !of[c][low]) low++;
+        while (high > 0 && !of[c][high]) high--;
+        if (high <= low) {
+            unchanged(table[c]);
+            continue;
+        }
+        const double scale = 255.0 / (high - low), offset = -low * scale;
+        for (int i = 0; i < 256; i++) {
+            const int value = (int)(i * scale + offset);
+            table[c][i] = (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value);
+        }
+    }
+    tables(image, table);
+}
+
+void colour_equalize(picture *image) {
+    uint32_t of[3][256];
+    uint8_t table[3][256];
+    const uint32_t count = (uint32_t)image->width * (uint32_t)image->height;
+    histograms(image, of);
+    for (int c = 0; c < image->channels; c++) {
+        int last = 255;
+        while (last > 0 && !of[c][last]) last--;
+        const uint32_t step = (count - of[c][last]) / 255;
+        if (!step) {
+            unchanged(table[c]);
+            continue;
+        }
+        uint32_t n = step / 2;
+        for (int i = 0; i < 256; i++) {
+            const uint32_t value = n / step;
+            table[c][i] = (uint8_t)(value > 255 ? 255 : value);
+            n += of[c][i];
+        }
+    }
+    tables(image, table);
+}

@@ -1,0 +1,106 @@
+/* Steps on a small image in memory, one after the other. They are the part of a pipeline after the crop and the resize.
+ *
+ * Each gives Pillow's bits; primitives.py, colour_steps.py and warp_steps.py of csd_engine/transforms have the same steps by
+ * Pillow. If torchvision itself does not use Pillow for a step, its file here defines the bits. All arithmetic is that of IEEE,
+ * so every computer makes the same bits.
+ */
+#ifndef DDLP_STEPS_H
+#define DDLP_STEPS_H
+
+#include <stddef.h>
+
+#include "ddlp.h"
+#include "resample/resample.h"
+
+/* The numbers of a step, in `n`; the steps in csd_engine/transforms give them by `for_kernel`. */
+enum {
+    STEP_CROP = 0,          /* left, top, width, height */
+    STEP_MIRROR = 1,        /* 1: left-right, 0: top-bottom */
+    STEP_PAD = 2,           /* left, top, right, bottom, a PAD_ mode, colour (3) */
+    STEP_GRAY = 3,          /* channels of the result, 1 or 3 */
+    STEP_RESIZE = 4,        /* height, width, filter, 1 if the passes have Pillow 13's order */
+    STEP_TURN = 5,          /* quarter turns against the clock, 1 to 3 */
+    STEP_TABLE = 6,         /* data: 256 bytes, for every channel */
+    STEP_BRIGHTNESS = 7,    /* factor */
+    STEP_CONTRAST = 8,      /* factor */
+    STEP_SATURATION = 9,    /* factor */
+    STEP_SHARPNESS = 10,    /* factor */
+    STEP_HUE = 11,          /* a number that is added to the hue, in 255ths of a turn */
+    STEP_AUTOCONTRAST = 12,
+    STEP_EQUALIZE = 13,
+    STEP_AFFINE = 14,       /* width, height, filter (0: nearest), colour (3), 6 coefficients */
+    STEP_PERSPECTIVE = 15,  /* width, height, filter, colour (3), 8 coefficients */
+    STEP_BLUR = 16,         /* taps across, taps down (odd); data: float weights, those across, then those down */
+    STEP_CROPS = 17         /* height, width, left and top of the middle one; 0: five, 1: ten, 2: ten, the last upside down */
+};
+
+enum { PAD_CONSTANT = 0, PAD_EDGE = 1, PAD_REFLECT = 2, PAD_SYMMETRIC = 3 };
+
+enum { STEP_NUMBERS = 14 };
+
+struct ddlp_step_numbers {
+    int32_t kind, unused;
+    double n[STEP_NUMBERS];
+    const void *data;
+};
+
+/* An image without gaps between rows. */
+typedef struct {
+    uint8_t *pixels;
+    int32_t width, height, channels;
+} picture;
+
+/* A thread's memory for steps; all zero at first. */
+typedef struct {
+    picture image;      /* the current image, in memory[used] */
+    uint8_t *memory[2];
+    size_t room[2];
+    int used;
+    float *numbers;     /* for the blur */
+    size_t numbers_room;
+} step_state;
+
+/* The other memory, large enough for an image of this size; NULL without memory. */
+uint8_t *steps_other(step_state *state, int32_t width, int32_t height, int32_t channels);
+
+/* Make the image in the other memory the current one. */
+void steps_swap(step_state *state, int32_t width, int32_t height, int32_t channels);
+
+/* Begin with a copy of this image; `size`: its width, height, channels. 0; DDLP_STEP: no such image; -ENOMEM. */
+int steps_begin(step_state *state, const uint8_t *pixels, const int32_t size[3]);
+
+/* Run all steps; `resample` is for STEP_RESIZE. 0; DDLP_STEP: a step is unknown or does not fit; -ENOMEM. */
+int steps_run(step_state *state, resample_state *resample, const ddlp_step_numbers *steps, int64_t count);
+
+void steps_free(step_state *state);
+
+/* colour.c: these change the image in place. */
+void colour_table(picture *image, const uint8_t *table);
+void colour_brightness(picture *image, float factor);
+void colour_contrast(picture *image, float factor);
+void colour_saturation(picture *image, float factor);
+void colour_hue(picture *image, uint8_t shift);
+void colour_autocontrast(picture *image);
+void colour_equalize(picture *image);
+
+/* 8 bits of luma, as in Pillow's conversion to mode L. */
+static inline uint8_t luma(const uint8_t *rgb) {
+    return (uint8_t)((rgb[0] * 19595 + rgb[1] * 38470 + rgb[2] * 7471 + 0x8000) >> 16);
+}
+
+/* out[i] = a[i] + factor * (b[i] - a[i]), clipped and cut to a byte as in Pillow's Image.blend; out may be a or b. */
+void colour_blend(const uint8_t *a, const uint8_t *b, float factor, uint8_t *out, size_t count);
+
+/* Write the image, smoothed as by Pillow's ImageFilter.SMOOTH, into `out`. */
+void colour_smooth(const picture *image, uint8_t *out);
+
+/* warp.c: `out` gets `width` x `height` pixels. Pixels from outside the image have the colour. */
+int warp_affine(const picture *image, uint8_t *out, int32_t width, int32_t height, int filter, const uint8_t colour[3],
+                const double a[6]);
+int warp_perspective(const picture *image, uint8_t *out, int32_t width, int32_t height, int filter, const uint8_t colour[3],
+                     const double a[8]);
+
+/* blur.c: writes the blurred image into `out`. 0; DDLP_STEP: the image is smaller than the reflected border; -ENOMEM. */
+int blur(step_state *state, int taps_across, int taps_down, const float *weights, uint8_t *out);
+
+#endif

@@ -1,0 +1,71 @@
+"""The kernel's C files: what they include, and what compilers warn of."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from csd_engine.kernels import compilers
+from csd_engine.kernels.build import SOURCES, build_kernel
+from tests.needs import need, need_zig
+
+STRICT = ["-Werror", "-Wshadow", "-Wconversion"]  # beside build.py's -Wall -Wextra; a user's build only prints warnings
+ALLOWED = {  # what the files of a folder may include of others; "": those of no folder but context.h
+    "jpeg": {""},
+    "resample": {""},
+    "steps": {"", "resample"},
+    "context": {"", "jpeg", "resample", "steps"},
+    "batch": {"", "resample", "context"},
+    "": set(),
+}
+
+
+def includes() -> dict[str, set[str]]:
+    """The modules that each module includes. A module is a C file and its header: "jpeg/entropy"."""
+    found: dict[str, set[str]] = {}
+    for path in sorted(Path(SOURCES).rglob("*.[ch]")):
+        module = path.relative_to(SOURCES).with_suffix("").as_posix()
+        names = re.findall(r'^ *# *include "(.*)\.h"', path.read_text(), flags=re.M)
+        found.setdefault(module, set()).update(name for name in names if name != module)
+    return found
+
+
+def folder(module: str) -> str:
+    return "context" if module == "context" else module.rpartition("/")[0]
+
+
+def test_modules_include_each_other_without_a_circle():
+    graph = includes()
+    assert len(graph) > 30 and set().union(*graph.values()) <= set(graph)
+    TopologicalSorter(graph).prepare()  # raises CycleError
+
+
+def test_folders_include_only_what_they_may():
+    wrong = [
+        (module, name)
+        for module, names in includes().items()
+        for name in names
+        if folder(name) not in {folder(module), *ALLOWED[folder(module)]}
+    ]
+    assert wrong == []
+
+
+def test_gcc_has_nothing_to_say(tmp_path):
+    need("gcc")
+    build_kernel(str(tmp_path / "kernel.so"), "gcc", STRICT)
+
+
+@pytest.mark.parametrize(
+    "system",
+    ["x86_64-linux-gnu", *(pytest.param(arm, marks=pytest.mark.slow) for arm in ("aarch64-linux-gnu", "arm-linux-gnueabihf"))],
+)
+def test_clang_has_nothing_to_say(tmp_path, system):
+    """By clang, or by that of zig, which also compiles what is for ARM only."""
+    compiler = "clang" if system == compilers.system() and shutil.which("clang") else ""
+    if not compiler:
+        need_zig()
+    build_kernel(str(tmp_path / "kernel.so"), compiler or compilers.zig(system), [*STRICT, "-O0"])
