@@ -1,4 +1,4 @@
-"""`ddlp bench read`: a published batch file into tensors, its checksum verified, against a raw read of the same bytes.
+"""A published batch file into tensors, its checksum verified, against a raw read of the same bytes.
 
 Three ways are measured. The file is mapped, as files of an engine on this machine are. It is read into memory that is there
 already, as the pool's is, or a GPU's pinned buffers (pinned here if there is a GPU). It is read into fresh memory. The bound is
@@ -13,6 +13,7 @@ import argparse
 import gc
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.common import Aim, add_output, alternate, emit, say, spread
+from benchmarks.common import Aim, add_output, alternate, command, emit, say, spread
 from csd_engine.batchfile.checksum import Checksum
 from csd_engine.batchfile.reader import Layout, read_batch
 from csd_engine.batchfile.writer import BatchWriter
@@ -53,7 +54,7 @@ class Result:
 
 
 def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
-    """Return what `ddlp bench --all` runs of this bench: titles and arguments."""
+    """Return what `python -m benchmarks --all` runs of this bench: titles and arguments."""
     return [("A batch file into tensors", ["--rounds", "3", "--batch", "64", "--reads", "4"] if quick else [])]
 
 
@@ -160,3 +161,7 @@ def table(result: Result) -> str:
     for way in WAYS:
         rows.append(f"verified / raw, {way:24}{spread(result.of_raw(way), '.3f'):>26}")
     return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    sys.exit(command(sys.modules[__name__]))

@@ -1,4 +1,4 @@
-"""`ddlp bench recording`: what recording a run costs (`record=`, docs/seeing.md).
+"""What recording a run costs (`record=`, docs/seeing.md).
 
 The same epoch of ImageNet's first pipeline runs unrecorded, recorded, and unrecorded by another loader, by turns in one
 process. Training does nothing, so an epoch only prepares. CPU time is that of this process, with all threads (also those that
@@ -22,7 +22,7 @@ from typing import Any
 
 from torch.utils.data import Subset
 
-from benchmarks.common import Aim, add_output, emit, say, spread
+from benchmarks.common import Aim, add_output, command, emit, say, spread
 from benchmarks.data import add_data, dataset, ensure_data
 from benchmarks.overhead import dataset as one_pixel
 from ddlp.loader import DDLPLoader
@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
-    """Return what `ddlp bench --all` runs of this bench: titles and arguments."""
+    """Return what `python -m benchmarks --all` runs of this bench: titles and arguments."""
     return [("Cost of recording", ["--images", "128", "--rounds", "1"] if quick else [])]
 
 
@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
     """Measure and print."""
     wrong = [name for name in options.strategies if name not in STRATEGIES]
     if wrong or options.rounds < 1:
-        print(f"ddlp bench recording: strategies are {', '.join(STRATEGIES)}; give 1 round at least", file=sys.stderr)
+        print(f"python -m benchmarks.recording: strategies are {', '.join(STRATEGIES)}; give 1 round at least", file=sys.stderr)
         return 2
     result = measure(options)
     emit(options, result, table(result), aims(result))
@@ -169,3 +169,7 @@ def table(result: Result) -> str:
             f"{line.events:6d} {spread(line.event_us, '.1f'):>20} {line.part:16.3%}"
         )
     return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    sys.exit(command(sys.modules[__name__]))

@@ -1,4 +1,4 @@
-"""`ddlp bench recording`: the cost of recording, measured with recording on and off by turns."""
+"""`python -m benchmarks.recording`: the cost of recording, measured with recording on and off by turns."""
 
 import json
 
@@ -6,13 +6,13 @@ import pytest
 
 from benchmarks import recording
 from benchmarks.recording import Line, Result, aims, table
-from ddlp.cli import main
+from tests.benchmarks.bench import bench
 
 
 def test_a_short_run(small_sets, capsys, monkeypatch):
     monkeypatch.setattr(recording, "_TINY", 40)
-    command = ["bench", "recording", "--data", str(small_sets), "--images", "24", "--batch", "4", "--rounds", "2", "--json"]
-    assert main(command) == 0
+    command = ["recording", "--data", str(small_sets), "--images", "24", "--batch", "4", "--rounds", "2", "--json"]
+    assert bench(command) == 0
     out, err = capsys.readouterr()
     for line in json.loads(out)["lines"]:
         for name in ("cpu_plain", "cpu_recorded", "cpu_again", "wall_plain", "wall_recorded", "event_us"):
@@ -22,7 +22,7 @@ def test_a_short_run(small_sets, capsys, monkeypatch):
 
 
 def test_an_unknown_strategy_is_said(capsys):
-    assert main(["bench", "recording", "--strategies", "fastest"]) == 2
+    assert bench(["recording", "--strategies", "fastest"]) == 2
     assert "ordered" in capsys.readouterr().err
 
 
