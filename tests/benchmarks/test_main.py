@@ -42,17 +42,17 @@ def test_every_bench_saves_its_figures(name):
 
 
 def test_the_document_and_what_was_kept(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("benchmarks.__main__.BENCHES", {"read": BENCHES["read"]})
-    short = ["--rounds", "1", "--batch", "4", "--size", "32", "--reads", "2"]
-    monkeypatch.setattr("benchmarks.read.report_parts", lambda quick: [("A batch file into tensors", short)])
+    monkeypatch.setattr("benchmarks.__main__.BENCHES", {"pools": BENCHES["pools"]})
+    short = ["--engines", "1", "--batches", "2", "--rounds", "1"]
+    monkeypatch.setattr("benchmarks.pools.report_parts", lambda quick: [("A pool", short)])
     out = tmp_path / "docs" / "benchmarks.md"
     arguments = ["__main__", "--all", "--quick", "--document", str(out), "--parts", str(tmp_path / "parts")]
     assert bench(arguments) == 0
     text = out.read_text()
-    assert "A quick run" in text and "## Aims:" in text and "raw read, fresh memory" in text and "Machine:" in text
-    [(title, _, given)] = planned({"read": BENCHES["read"]}, True)
+    assert "A quick run" in text and "## Aims:" in text and "DataLoader, n + 1 workers" in text and "Machine:" in text
+    [(title, _, given)] = planned({"pools": BENCHES["pools"]}, True)
     kept = json.loads(_path(tmp_path / "parts", title).read_text())
-    assert kept["arguments"] == given and kept["status"] == 0 and len(kept["aims"]) == 3
+    assert kept["arguments"] == given and kept["status"] == 0 and len(kept["aims"]) == 1
     capsys.readouterr()
     assert bench([*arguments, "--resume"]) == 0
     assert ": kept" in capsys.readouterr().err and out.read_text().count("\n") == text.count("\n")
