@@ -1,4 +1,4 @@
-"""`ddlp bench`: measurements that state their bound and their peers. Benchmarks report; they never assert a time.
+"""Measurements that state their bound and their peers. Benchmarks report; they never assert a time.
 
 All figures of a table come from one run, in which the contenders take turns, round after round.
 """

@@ -1,8 +1,9 @@
-"""`ddlp bench --all`: runs every benchmark, one after another, each in a process of its own, and writes docs/benchmarks.md.
+r"""Run benchmarks: without --all, print what there is. Each is also a command: `python -m benchmarks.host --help`.
 
-A bench may tell its parts by ``report_parts(quick) -> [(title, arguments)]``; else it runs once, without arguments. Each
-part's result is stored below the benchmarks' directory when the part is done. So ``--resume`` continues a run that was
-interrupted, and ``--only`` runs some benches again and keeps the figures of the others.
+--all runs them one after another, each in a process of its own, and writes docs/benchmarks.md. A bench may tell its parts by
+``report_parts(quick) -> [(title, arguments)]``; else it runs once, without arguments. Each part's result is stored below
+data/bench when the part is done. So --resume continues a run that was interrupted, and --only runs some benches again and keeps
+the figures of the others.
 """
 
 from __future__ import annotations
@@ -20,11 +21,27 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import Terminated, machine_line, say, user_environment
+from benchmarks.common import Terminated, command, machine_line, say, user_environment
 from ddlp.process.machine import machine
 
 PARTS = Path("data/bench/report")
 DOCUMENT = Path("docs/benchmarks.md")
+BENCHES = {
+    "engine": "an engine's images/s on one core against a bare Pillow loop on the same computer",
+    "overhead": "what scheduling costs a batch, at a thousand batches and at a million, and what recording adds",
+    "overlap": "host on one core, engine on another: how close both come to r_cpu + r_csd",
+    "host": "images/s of one core against DataLoader, DALI, SPDL and torchvision; the same bits",
+    "operators": "each operator's pixels, N draws over all kinds of JPEG, against torchvision's",
+    "torchvision_rows": "each row of ddlp parity beside torchvision's own call, same numbers",
+    "usercode": "data sets and transforms of your own, against DataLoader, with 0, 1 and 2 workers",
+    "memory": "memory of all processes during an epoch, against DataLoader",
+    "startup": "time to the first batch, against DataLoader; also with 1.28 million files",
+    "papers.scaled": "rows of the DDLP paper's Table VI in scaled time, against their limit and its own WRR",
+    "pools": "what n engines bring, against their bound and DataLoader with n + 1 workers",
+    "transfer": "a device's batch into memory, through the spool and over the socket",
+    "gpu": "batch files into a GPU's memory by each way, against copies from page-locked memory",
+    "train": "epochs of real models on a GPU: DataLoader, cpu, mte, wrr, against their bound",
+}
 
 
 @dataclass(frozen=True)
@@ -43,29 +60,28 @@ class Part:
     @property
     def command(self) -> str:
         """The command that runs this part alone."""
-        return " ".join(["ddlp bench", self.bench, shlex.join(self.arguments)]).rstrip()
+        return f"python -m benchmarks.{self.bench} {shlex.join(self.arguments)}".rstrip()
 
 
-def add_arguments(parser: argparse.ArgumentParser, benches: Mapping[str, tuple[str, str]]) -> None:
-    """Add the options of `ddlp bench` itself."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
     parser.add_argument("--all", action="store_true", help=f"run all benchmarks and write {DOCUMENT}")
     parser.add_argument(
         "--quick", action="store_true", help="with --all: few rounds of few images, to see that everything runs"
     )
     parser.add_argument("--resume", action="store_true", help="with --all: keep what an earlier run has finished")
-    parser.add_argument("--only", nargs="+", choices=sorted(benches), metavar="B", help="with --all: run only these again")
+    parser.add_argument("--only", nargs="+", choices=sorted(BENCHES), metavar="B", help="with --all: run only these again")
     parser.add_argument("--document", type=Path, default=DOCUMENT, help="with --all: the file to write (%(default)s)")
     parser.add_argument("--parts", type=Path, default=PARTS, help="with --all: directory for the parts' results (%(default)s)")
-    parser.set_defaults(run=run, benches=benches)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the wanted parts and write the document. Return the exit status: 1 if a part failed."""
     if not options.all:
-        print(f"ddlp bench: give --all or one of {', '.join(options.benches)}; -h tells what each measures", file=sys.stderr)
-        return 2
+        print(*(f"{f'python -m benchmarks.{name}':38}{text}" for name, text in BENCHES.items()), sep="\n")
+        return 0
     options.parts.mkdir(parents=True, exist_ok=True)
-    wanted = planned(options.benches, options.quick)
+    wanted = planned(BENCHES, options.quick)
     for number, (title, bench, arguments) in enumerate(wanted):
         kept = _kept(options.parts, title)
         skip = (
@@ -83,11 +99,11 @@ def run(options: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def planned(benches: Mapping[str, tuple[str, str]], quick: bool) -> list[tuple[str, str, list[str]]]:
+def planned(benches: Mapping[str, str], quick: bool) -> list[tuple[str, str, list[str]]]:
     """Return (title, bench, arguments) of all parts."""
     found = []
-    for bench, (module_name, text) in benches.items():
-        module: Any = importlib.import_module(module_name)
+    for bench, text in benches.items():
+        module: Any = importlib.import_module(f"benchmarks.{bench}")
         parts = module.report_parts(quick) if hasattr(module, "report_parts") else [(text[:1].upper() + text[1:], [])]
         found += [(title, bench, list(arguments)) for title, arguments in parts]
     return found
@@ -97,7 +113,7 @@ def _run_part(title: str, bench: str, arguments: Sequence[str], parts: Path) -> 
     figures = _path(parts, title).with_suffix(".figures.json")
     figures.unlink(missing_ok=True)
     began = time.monotonic()
-    command = [sys.executable, "-m", "ddlp", "bench", bench, *arguments, "--save", str(figures)]
+    command = [sys.executable, "-m", f"benchmarks.{bench}", *arguments, "--save", str(figures)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=user_environment()) as process:
         try:
             text = process.communicate()[0].rstrip()
@@ -128,9 +144,9 @@ def document(parts: Sequence[Part], quick: bool) -> str:
     lines = [
         "# Benchmarks",
         "",
-        "Written by `ddlp bench --all`: don't edit. Contenders take turns, round after round; figures are medians with least",
-        "and most in brackets. A bound is a bare loop without loader, ledger or socket, or a raw read. Close other programs",
-        "before you run it.",
+        "Written by `python -m benchmarks --all`: don't edit. Contenders take turns, round after round; figures are medians",
+        "with least and most in brackets. A bound is a bare loop without loader, ledger or socket, or a raw read. Close other",
+        "programs before you run it.",
         "",
         f"Machine: {machine_line(here)}; libjpeg-turbo {here['libjpeg']}.",
         "",
@@ -153,3 +169,7 @@ def document(parts: Sequence[Part], quick: bool) -> str:
 def _but_its_date(line: str) -> str:
     """Return a `machine_line` without its date: the computer and the versions."""
     return line.rpartition("; ")[0]
+
+
+if __name__ == "__main__":
+    sys.exit(command(sys.modules[__name__]))

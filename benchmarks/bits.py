@@ -1,4 +1,4 @@
-"""`ddlp bench host --bits N`: the pixels of N samples of every kind of JPEG against torchvision's on PIL images.
+"""`python -m benchmarks.host --bits N`: the pixels of N samples of every kind of JPEG against torchvision's on PIL images.
 
 Our samples are made as host and engine make those of a batch. If there is a compiled kernel, it draws and decodes them.
 torchvision gets the crop that our pipeline drew in Python. The images have 1 to 900 pixels a side. The transforms are crops,
@@ -7,11 +7,9 @@ resizes with and without a crop after them, bilinear and bicubic, and flips.
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -200,12 +198,7 @@ def aims(result: Bits) -> list[Aim]:
     return [Aim(f"equal to torchvision on PIL, samples of {total}", total, total - result.differing)]
 
 
-def main() -> None:
-    """Compare the kind that standard input names."""
-    work = json.load(sys.stdin)
+def turn(work: Mapping[str, Any]) -> dict[str, Any]:
+    """Compare a kind."""
     with tempfile.TemporaryDirectory(prefix="ddlp-bench-") as directory:
-        print(json.dumps(compare_kind(work["kind"], work["samples"], Path(directory))))
-
-
-if __name__ == "__main__":
-    main()
+        return compare_kind(work["kind"], work["samples"], Path(directory))

@@ -1,4 +1,4 @@
-"""What all benchmarks share: turns, medians and spread, fresh processes, facts of the machine, output."""
+"""What all benchmarks share: the command line, turns, medians and spread, fresh processes, facts of the machine, output."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from csd_engine.errors import EngineError
+from csd_engine.protocol.printable import printable_lines
 from ddlp.errors import DDLPError
 from ddlp.process.machine import machine
 from ddlp.process.output_file import try_file
 from ddlp.tryout.rounds import rotated
 
 __all__ = [
-    "Aim", "BenchFailed", "Say", "Terminated", "add_output", "alternate", "child", "emit", "end_on_sigterm", "machine_line",
-    "say", "spread", "try_output", "two_cpus", "user_environment",
+    "Aim", "BenchFailed", "Say", "Terminated", "add_output", "alternate", "child", "command", "emit", "end_on_sigterm",
+    "machine_line", "say", "spread", "two_cpus", "user_environment",
 ]  # fmt: skip
 
 Say = Callable[[str], None]
@@ -106,12 +109,12 @@ def user_environment() -> dict[str, str]:
 
 
 def child(module: str, work: Mapping[str, Any], cpus: Sequence[int], timeout_s: float = 900.0) -> dict[str, Any]:
-    """Run `python -m module` on these CPUs. It gets ``work`` as JSON on its standard input; its last line of output is JSON.
+    """Call ``turn(work)`` of this module in a fresh process on these CPUs (`benchmarks.child`), and return what it returns.
 
     Raises:
         BenchFailed: the child failed; the message has the end of what it printed.
     """
-    command = [sys.executable, "-m", module]
+    command = [sys.executable, "-m", "benchmarks.child", module]
     done = subprocess.run(
         command, input=json.dumps(work), capture_output=True, text=True, env=user_environment(), timeout=timeout_s,
         preexec_fn=functools.partial(os.sched_setaffinity, 0, set(cpus)),
@@ -126,7 +129,7 @@ def child(module: str, work: Mapping[str, Any], cpus: Sequence[int], timeout_s: 
 def on_all_cores(
     module: str, works: Sequence[Mapping[str, Any]], told: Callable[[dict[str, Any]], None]
 ) -> list[dict[str, Any]]:
-    """Run `child` for each work, one at a time on each core. Calls ``told`` with each answer; returns them, core by core."""
+    """Call `child` for each work, one at a time on each core. Calls ``told`` with each answer; returns them, core by core."""
     cores = sorted(os.sched_getaffinity(0))
 
     def one_core(number: int) -> list[dict[str, Any]]:
@@ -154,10 +157,34 @@ def add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--aims", action="store_true", help="print the aims of ddlp's developers below the table")
 
 
-def try_output(options: argparse.Namespace) -> None:
-    """Raise DDLPError if the file of --save can't be written. To be called before anything is measured."""
-    if getattr(options, "save", None) is not None:  # `ddlp bench --all` has no --save
-        try_file(options.save, "--save")
+def command(bench: ModuleType, arguments: Sequence[str] | None = None) -> int:
+    """Run a bench as `python -m` does, and return its exit status.
+
+    Args:
+        bench: it has `add_arguments(parser)` and `run(options) -> exit status`; its docstring is the command's description.
+        arguments: of the command line; None: those of this process, which SIGTERM then ends in order.
+    """
+    assert bench.__spec__ is not None
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {bench.__spec__.name.removesuffix('.__main__')}", description=bench.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    bench.add_arguments(parser)
+    options = parser.parse_args(arguments)
+    try:
+        if getattr(options, "save", None) is not None:
+            try_file(options.save, "--save")
+        if arguments is None:
+            end_on_sigterm()
+        return int(bench.run(options))
+    except (DDLPError, EngineError) as error:
+        print(f"{parser.prog}: {printable_lines(str(error))}", file=sys.stderr)  # it may quote a device, or a file
+        return 1
+    except KeyboardInterrupt as interrupt:
+        if arguments is not None:  # a script called this function: it should end by Ctrl-C, too
+            raise
+        print(f"{parser.prog}: stopped", file=sys.stderr)
+        return 143 if isinstance(interrupt, Terminated) else 130
 
 
 def emit(options: argparse.Namespace, result: Any, table: str, aims: Sequence[Aim] = ()) -> None:

@@ -1,8 +1,8 @@
-"""The contenders of `ddlp bench host`. Each runs in a fresh process, pinned by its parent, over the same samples in one order.
+"""The contenders of `benchmarks.host`. Each runs in a fresh process, pinned by its parent, over the same samples in one order.
 
-`python -m benchmarks.contenders` reads a `Work` as JSON and prints ``{"samples": n, "began": t, "ended": t, "cpu_seconds":
-c}``. A contender is a function that takes the work and returns an iterator of enough batches, in the form that training gets.
-Peers are imported when their turn comes; none is required.
+`turn` takes the fields of a `Work`, and prints ``{"samples": n, "began": t, "ended": t, "cpu_seconds": c}``. A contender is a
+function that takes the work and returns an iterator of enough batches, in the form that training gets. Peers are imported when
+their turn comes; none is required.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ import itertools
 import json
 import multiprocessing
 import os
-import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 import numpy as np
 import torch
@@ -363,12 +362,8 @@ CONTENDERS: dict[str, Contender] = {
 }
 
 
-def main() -> None:
-    """Run the turn that standard input describes."""
-    print(json.dumps(measure(Work(**json.load(sys.stdin)))), flush=True)
-    os._exit(0)  # batches that are still being prepared are of no interest
-
-
-if __name__ == "__main__":
+def turn(work: Mapping[str, Any]) -> NoReturn:
+    """Measure a `Work`, print what `measure` returns, and end the process."""
     np.random.seed(0)
-    main()
+    print(json.dumps(measure(Work(**work))), flush=True)
+    os._exit(0)  # batches that are still being prepared are of no interest

@@ -1,4 +1,4 @@
-"""`ddlp bench engine`: an engine's images a second on a core against a bare Pillow loop on the same computer.
+"""An engine's images a second on a core against a bare Pillow loop on the same computer.
 
 All prepare the same files with the same crops (RandomResizedCrop to 224 pixels), in turns, round after round. The bare loop
 (`csd_engine.bare`) opens, crops and resizes into an array, in as many processes as the engine has workers. It is the bound of
@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import add_output, emit, say, spread
+from benchmarks.common import add_output, command, emit, say, spread
 from csd_engine.batchfile.reader import Layout, identity
 from csd_engine.data.base import fingerprint
 from csd_engine.data.files import FileSet
@@ -97,7 +97,7 @@ def _ratios(rates: Sequence[float], bound: Sequence[float]) -> list[float]:
 
 
 def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
-    """Return what `ddlp bench --all` runs of this bench: titles and arguments."""
+    """Return what `python -m benchmarks --all` runs of this bench: titles and arguments."""
     short = ["--rounds", "2", "--seconds", "2"] if quick else []
     return [("An engine's worker against a bare Pillow loop", ["--local", *short])]
 
@@ -122,7 +122,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
     if bool(options.name) == options.local:
-        print("ddlp bench engine: give the name of a deployed device, or --local", file=sys.stderr)
+        print("python -m benchmarks.engine: give the name of a deployed device, or --local", file=sys.stderr)
         return 2
     with _local(options.cpu) if options.local else _device(options.name) as place:
         result = measure(place, options, say)
@@ -315,3 +315,7 @@ def table(result: Result) -> str:
         *(f"  {name:27}{text}" for name, text in figures),
     ]
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(command(sys.modules[__name__]))

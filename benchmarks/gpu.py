@@ -1,4 +1,4 @@
-"""`ddlp bench gpu`: batch files into a GPU's memory, GB/s of each way, beside the most that the machine can do.
+"""Batch files into a GPU's memory, GB/s of each way, beside the most that the machine can do.
 
 The bound is a copy of the same bytes from page-locked memory. A raw read shows how fast the files can be read: into page-locked
 memory, by as many threads as the `pinned` way has, without a copy. Each way runs as in a loader, with two fetchers. First its
@@ -13,6 +13,7 @@ import os
 import queue
 import re
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.common import Aim, BenchFailed, add_output, alternate, emit, say, spread
+from benchmarks.common import Aim, BenchFailed, add_output, alternate, command, emit, say, spread
 from csd_engine.batchfile.layout import DATA_OFFSET
 from csd_engine.batchfile.reader import Layout, open_batch
 from csd_engine.batchfile.writer import BatchWriter
@@ -57,7 +58,7 @@ class Result:
 
 
 def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
-    """Return what `ddlp bench --all` runs of this bench: titles and arguments; none if there is no GPU."""
+    """Return what `python -m benchmarks --all` runs of this bench: titles and arguments; none if there is no GPU."""
     short = ["--rounds", "2", "--reads", "8"] if quick else []
     return [("Batch files into the GPU's memory", short)] if torch.cuda.is_available() else []
 
@@ -252,3 +253,7 @@ def table(result: Result) -> str:
         *(f"{name}: not here: {why}" for name, why in result.missing.items()),
     ]
     return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    sys.exit(command(sys.modules[__name__]))

@@ -1,4 +1,4 @@
-"""`ddlp bench host`: images a second that one core prepares: DataLoader, torchvision on tensors, DALI, SPDL, TurboLoader, ours.
+"""Images a second that one core prepares: DataLoader, torchvision on tensors, DALI, SPDL, TurboLoader, ours.
 
 Every turn is a fresh process on one core. It reads the same files in the same order, once or more often. Each contender has one
 turn a round. The bound is a bare loop that prepares one batch after another, without loader, thread or ledger. Two cores with
@@ -14,13 +14,14 @@ import argparse
 import itertools
 import os
 import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
 from benchmarks import bits
-from benchmarks.common import Aim, Say, add_output, alternate, child, emit, say, spread
+from benchmarks.common import Aim, Say, add_output, alternate, child, command, emit, say, spread
 from benchmarks.contenders import (
     BARE,
     BARE_TWO,
@@ -96,7 +97,7 @@ class Result:
 
 
 def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
-    """Return what `ddlp bench --all` runs of this bench: titles and arguments."""
+    """Return what `python -m benchmarks --all` runs of this bench: titles and arguments."""
     few = [OURS, OURS_UINT8, *BASELINES, BARE, OURS_TWO, BARE_TWO]
     all_peers = [*few, TENSORS, DALI, SPDL, TURBOLOADER]
     parts = [
@@ -258,3 +259,7 @@ def table(result: Result) -> str:
 def _bound(here: Table, name: str) -> list[float] | None:
     """Return the rates of the bare loop that is the bound of one of our contenders; None for other contenders."""
     return here.rates.get({OURS: BARE, OURS_UINT8: BARE_UINT8, OURS_TWO: BARE_TWO}.get(name, ""))
+
+
+if __name__ == "__main__":
+    sys.exit(command(sys.modules[__name__]))

@@ -1,4 +1,4 @@
-"""`ddlp bench memory`: memory of all processes during an epoch, the engine's included, against DataLoader's.
+"""Memory of all processes during an epoch, the engine's included, against DataLoader's.
 
 All have the same data set, batch size and number of workers. Training steps are so long that each loader prefetches as much as
 it may. Each loader runs in a program of its own. The PSS (proportional set size) of its processes is added up ten times a
@@ -17,11 +17,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from benchmarks.common import Aim, BenchFailed, add_output, alternate, emit, say, spread, user_environment
+from benchmarks.common import Aim, BenchFailed, add_output, alternate, command, emit, say, spread, user_environment
 from benchmarks.data import MEANS_KB, add_data, ensure_data
 from ddlp.process.cores import family
 
@@ -51,7 +52,7 @@ class Result:
 
 
 def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
-    """Return what `ddlp bench --all` runs of this bench: titles and arguments."""
+    """Return what `python -m benchmarks --all` runs of this bench: titles and arguments."""
     return [("Memory of all processes", ["--rounds", "1", "--steps", "6"] if quick else [])]
 
 
@@ -99,7 +100,7 @@ def _watched(name: str, directory: Path, options: argparse.Namespace) -> tuple[l
         "step_s": options.step_s, "output": options.output,
     }  # fmt: skip
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.memory"],
+        [sys.executable, "-m", "benchmarks.child", "benchmarks.memory"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -169,7 +170,7 @@ def table(result: Result) -> str:
     return "\n".join(rows)
 
 
-def _loader(work: dict[str, Any]) -> Any:
+def _loader(work: Mapping[str, Any]) -> Any:
     from torch.utils.data import DataLoader, Subset
 
     from benchmarks.data import dataset, pin_memory
@@ -184,9 +185,8 @@ def _loader(work: dict[str, Any]) -> Any:
     return DDLPLoader(ring, work["batch"], **common, strategy=STRATEGIES[work["name"]], output=work["output"], seed=0)
 
 
-def main() -> None:
+def turn(work: Mapping[str, Any]) -> None:
     """Run a training program, which the parent watches."""
-    work = json.loads(sys.stdin.readline())
     batches = iter(_loader(work))
     for step in range(work["steps"]):
         batch = next(batches)
@@ -199,4 +199,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(command(sys.modules[__name__]))

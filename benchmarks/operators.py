@@ -1,4 +1,4 @@
-"""`ddlp bench operators`: the pixels of N draws of each operator, over all kinds of JPEG, against torchvision's.
+"""The pixels of N draws of each operator, over all kinds of JPEG, against torchvision's.
 
 A sample is a random crop, the operator and a flip. It is made from a file as host and engine make the samples of a batch.
 torchvision's functions get the parameters that were drawn. GaussianBlur may differ by 1 in one of 10,000 values: torchvision
@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from PIL import Image
 from torchvision import transforms as T
 
 from benchmarks.bits import by_torchvision, kernel_takes, make_files, prepare
-from benchmarks.common import Aim, BenchFailed, Say, add_output, emit, on_all_cores, say
+from benchmarks.common import Aim, BenchFailed, Say, add_output, command, emit, on_all_cores, say
 from csd_engine.kernels import kernel
 from csd_engine.keyed import Keyed
 from csd_engine.transforms.fileplan import file_plan
@@ -95,7 +94,7 @@ class OperatorBits:
 
 
 def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
-    """Return what `ddlp bench --all` runs of this bench: titles and arguments."""
+    """Return what `python -m benchmarks --all` runs of this bench: titles and arguments."""
     return [("Each operator's bits", ["--draws", "30" if quick else "2000"])]
 
 
@@ -178,13 +177,12 @@ def aims(result: OperatorBits) -> list[Aim]:
     return [Aim(f"operators as promised, of {len(result.draws)}", len(result.draws), right)]
 
 
-def main() -> None:
-    """Compare the operators over the kind that standard input names."""
-    work = json.load(sys.stdin)
+def turn(work: Mapping[str, Any]) -> dict[str, Any]:
+    """Compare the operators over a kind."""
     with tempfile.TemporaryDirectory(prefix="ddlp-bench-") as directory:
         answers = compare_kind(work["kind"], work["draws"], work["names"], Path(directory))
-    print(json.dumps({"kind": work["kind"], "answers": answers}))
+    return {"kind": work["kind"], "answers": answers}
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(command(sys.modules[__name__]))

@@ -1,9 +1,10 @@
-"""`ddlp bench overhead`: what scheduling costs a batch, at a thousand batches and at a million.
+"""What scheduling costs a batch, at a thousand batches and at a million.
 
 `rules` drives the ledger and each strategy alone: every batch is claimed, leased, published, fetched and delivered at once.
 `loader` iterates over a real loader with batches of one pixel. It has threads and a lock, and if the strategy uses a device,
-an engine with its leases and batch files. The figure is this process's CPU time, less that of bare loops right before and
-after. A bare loop makes and finishes the host's batches, and maps, verifies and finishes the device's.
+an engine with its leases and batch files. `recorded` is the same with `record=`; what it takes more is the cost of recording.
+The figure is this process's CPU time, less that of bare loops right before and after. A bare loop makes and finishes the host's
+batches, and maps, verifies and finishes the device's.
 `idle` is the CPU time of this process and of the engine while training does not ask for anything.
 """
 
@@ -25,7 +26,7 @@ import numpy as np
 import torch
 from torchvision import transforms
 
-from benchmarks.common import Aim, add_output, emit, say, spread
+from benchmarks.common import Aim, add_output, command, emit, say, spread
 from csd_engine.batchfile.reader import Layout
 from csd_engine.batchfile.writer import BatchWriter
 from ddlp.datasets import ImageArrays
@@ -51,7 +52,10 @@ _GROWTH_MIB = 8.0
 
 @dataclass
 class Line:
-    """One strategy at one length: microseconds a batch in each round, and the MiB by which this process grew."""
+    """One strategy at one length: microseconds a batch in each round, and the MiB by which this process grew.
+
+    ``what``: "rules", "loader", or "recorded": the same loader with `record=`.
+    """
 
     what: str
     strategy: str
@@ -84,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
-    """Return what `ddlp bench --all` runs of this bench: titles and arguments."""
+    """Return what `python -m benchmarks --all` runs of this bench: titles and arguments."""
     return [("Overhead of scheduling", ["--batches", "1000", "10000", "--rounds", "1"] if quick else [])]
 
 
@@ -93,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
     wrong = [name for name in (*options.strategies, *options.loaders) if name not in STRATEGIES]
     if wrong or min(options.batches) < 10 or options.rounds < 1:
         print(
-            f"ddlp bench overhead: strategies are {', '.join(STRATEGIES)}; give 10 batches and 1 round at least",
+            f"python -m benchmarks.overhead: strategies are {', '.join(STRATEGIES)}; give 10 batches and 1 round at least",
             file=sys.stderr,
         )
         return 2
@@ -107,13 +111,14 @@ def measure(options: argparse.Namespace) -> Result:
     result = Result(BOUND_US)
     result.lines = [Line("rules", name, n) for n in options.batches for name in options.strategies]
     result.lines += [Line("loader", name, n) for n in options.batches for name in options.loaders]
+    result.lines += [Line("recorded", name, min(options.batches)) for name in options.loaders]
     for k in range(options.rounds):
         for line in result.lines:
             if line.what == "rules":
                 us, mib = rules(line.strategy, line.batches)
             else:
                 before = bare()
-                us, mib, of_device = loader(line.strategy, line.batches)
+                us, mib, of_device = loader(line.strategy, line.batches, line.what == "recorded")
                 own, device = (statistics.mean(pair) for pair in zip(before, bare(), strict=True))
                 result.bare_us.append((own, device))
                 us -= (1 - of_device) * own + of_device * device
@@ -209,15 +214,18 @@ def bare(n: int = 2000) -> tuple[float, float]:
         return host_us, 1e6 * (time.thread_time() - began) / n
 
 
-def loader(name: str, n: int) -> tuple[float, float, float]:
-    """Run an epoch of a real loader.
+def loader(name: str, n: int, recorded: bool = False) -> tuple[float, float, float]:
+    """Run an epoch of a real loader; ``recorded``: into a temporary directory.
 
     Returns:
         Microseconds of this process's CPU time a batch, the most MiB by which it grew after the first tenth of the epoch, and
         the part of the batches that the device made, 0 to 1.
     """
-    images = dataset(n)
-    made = DDLPLoader(images, 1, strategy=name, seed=0)
+    with tempfile.TemporaryDirectory(prefix="ddlp-bench-") as home:
+        return _epoch(DDLPLoader(dataset(n), 1, strategy=name, seed=0, record=home if recorded else None), n)
+
+
+def _epoch(made: DDLPLoader, n: int) -> tuple[float, float, float]:
     gc.collect()
     before = most = 0.0
     first, look = n // 10, max(1, n // 20)
@@ -284,3 +292,7 @@ def table(result: Result) -> str:
     rows.append(f"taken off the loader's: {spread(own, '.1f')} us a host batch, {spread(device, '.1f')} a device batch")
     rows.append(f"idle, this process and the engine: {spread([100 * part for part in result.idle], '.2f')} % of a core")
     return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    sys.exit(command(sys.modules[__name__]))

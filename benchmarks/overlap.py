@@ -1,4 +1,4 @@
-"""`ddlp bench overlap`: how close host and engine together come to r_cpu + r_csd.
+"""How close host and engine together come to r_cpu + r_csd.
 
 The host is pinned to one core and an embedded engine to another. The engine is slowed down to a given part of the host's speed;
 the accelerator only sleeps. r_cpu and r_csd are the rates of bare loops (`benchmarks.bare`), which run at the same time, before
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -27,7 +28,7 @@ from torch.utils.data import DataLoader, Subset
 
 from benchmarks import data
 from benchmarks.bare import Bare, Timed, both_at_once, delivered_as
-from benchmarks.common import Aim, BenchFailed, add_output, emit, say, spread, two_cpus
+from benchmarks.common import Aim, BenchFailed, add_output, command, emit, say, spread, two_cpus
 from benchmarks.metronome import Metronome
 from ddlp.loader import DDLPLoader
 from ddlp.process.cores import pinned
@@ -128,7 +129,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
-    """Return what `ddlp bench --all` runs of this bench: titles and arguments."""
+    """Return what `python -m benchmarks --all` runs of this bench: titles and arguments."""
     short = ["--rounds", "1", "--batches", "100", "--seconds", "3"] if quick else []
     # A slow engine makes few batches, and it may stop up to one batch before the epoch's end: so its epochs are longer.
     third, tenth = ["--csd", "0.3333"], ["--csd", "0.1", *([] if quick else ["--batches", "600"])]
@@ -305,3 +306,7 @@ def table(result: Result) -> str:
             f"{int(statistics.median(line.csd_batches)):13d}"
         )
     return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    sys.exit(command(sys.modules[__name__]))

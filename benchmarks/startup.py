@@ -1,4 +1,4 @@
-"""`ddlp bench startup`: time from the loader's construction to its first batch, against DataLoader with the same workers.
+"""Time from the loader's construction to its first batch, against DataLoader with the same workers.
 
 One data set is small, the other has as many files as ImageNet: a list of (path, class) pairs in memory. Each path is a string
 of its own, but the paths repeat those of few real files. Every turn is a fresh process, which imports everything before the
@@ -8,18 +8,18 @@ clock starts.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
 import statistics
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import Aim, add_output, alternate, child, emit, say, spread, two_cpus
+from benchmarks.common import Aim, add_output, alternate, child, command, emit, say, spread, two_cpus
 from benchmarks.data import MEANS_KB, add_data, ensure_data
 from ddlp.process.cores import ran_on
 from ddlp.tryout.rounds import ratios
@@ -54,7 +54,7 @@ class Result:
 
 
 def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
-    """Return what `ddlp bench --all` runs of this bench: titles and arguments."""
+    """Return what `python -m benchmarks --all` runs of this bench: titles and arguments."""
     return [("Time to the first batch", ["--rounds", "1"] if quick else [])]
 
 
@@ -136,13 +136,12 @@ def _around(there: list[tuple[str, int]], files: int) -> Any:
     return [entry for entry in there for _ in range(each)][:files]
 
 
-def main() -> None:
-    """Run the turn that standard input describes."""
+def turn(work: Mapping[str, Any]) -> dict[str, float]:
+    """Measure one loader's first batch."""
     from torch.utils.data import DataLoader
 
     from ddlp.loader import DDLPLoader
 
-    work = json.loads(sys.stdin.readline())
     images = _images(Path(work["directory"]), work["files"])
     loader: Any = DataLoader if work["strategy"] is None else partial(DDLPLoader, strategy=work["strategy"])
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -152,8 +151,8 @@ def main() -> None:
         next(batches)
         seconds = time.perf_counter() - began
     grown_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    print(json.dumps({"seconds": seconds, "grown_mb": grown_kb * 1.024e-3}), flush=True)
+    return {"seconds": seconds, "grown_mb": grown_kb * 1.024e-3}
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(command(sys.modules[__name__]))

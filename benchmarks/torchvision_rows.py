@@ -1,4 +1,4 @@
-"""`ddlp bench torchvision`: each row of `ddlp parity` beside torchvision's (or timm's) own call with the same numbers.
+"""Each row of `ddlp parity` beside torchvision's (or timm's) own call with the same numbers.
 
 A row's operator gets parameters over their whole range: both ends first, then uniform numbers between them, the intervals of
 random ones fixed by (x, x). v1's operator and v2's take turns. What no interval fixes, such as the place of a crop, is drawn
@@ -16,7 +16,6 @@ import argparse
 import contextlib
 import datetime
 import functools
-import json
 import math
 import os
 import sys
@@ -36,7 +35,7 @@ from torchvision.transforms.v2 import _augment, _auto_augment, _color, _containe
 from torchvision.transforms.v2 import _geometry as geometry
 from torchvision.transforms.v2.functional import _geometry as matrices
 
-from benchmarks.common import Aim, BenchFailed, Say, add_output, emit, on_all_cores, say
+from benchmarks.common import Aim, BenchFailed, Say, add_output, command, emit, on_all_cores, say
 from benchmarks.torchvision_calls import ROWS, Span
 from csd_engine import angles
 from csd_engine.keyed import Keyed
@@ -441,7 +440,7 @@ def all_names() -> list[str]:
 
 
 def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
-    """Return what `ddlp bench --all` runs of this bench: titles and arguments."""
+    """Return what `python -m benchmarks --all` runs of this bench: titles and arguments."""
     return [("Each row of ddlp parity beside torchvision", ["--draws", "6" if quick else str(DRAWS)])]
 
 
@@ -510,12 +509,11 @@ def aims(result: Table) -> list[Aim]:
     ]  # fmt: skip
 
 
-def main() -> None:
-    """Compare the rows that standard input names."""
-    work = json.load(sys.stdin)
+def turn(work: Mapping[str, Any]) -> dict[str, Any]:
+    """Compare some rows."""
     torch.set_num_threads(1)
-    print(json.dumps({"rows": [vars(compare_row(name, work["draws"])) for name in work["names"]]}))
+    return {"rows": [vars(compare_row(name, work["draws"])) for name in work["names"]]}
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(command(sys.modules[__name__]))

@@ -1,4 +1,4 @@
-"""`ddlp bench train`: epochs of real models on a GPU, under DataLoader and under each strategy, beside their bound.
+"""Epochs of real models on a GPU, under DataLoader and under each strategy, beside their bound.
 
 The host has some cores, the engine others, as if these were a device's. The bound is min(r_train, r_cpu + r_csd). r_train is
 the rate of the same training steps on a batch that stays in the GPU's memory. r_cpu and r_csd are the rates of loaders that use
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Subset
 
 from benchmarks import data
-from benchmarks.common import Aim, BenchFailed, add_output, emit, say, spread
+from benchmarks.common import Aim, BenchFailed, add_output, command, emit, say, spread
 from ddlp.loader import DDLPLoader
 from ddlp.process.cores import pinned
 from ddlp.schedule.strategies import called
@@ -80,7 +81,7 @@ class Result:
 
 
 def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
-    """Return what `ddlp bench --all` runs of this bench: titles and arguments; none if there is no GPU."""
+    """Return what `python -m benchmarks --all` runs of this bench: titles and arguments; none if there is no GPU."""
     short = ["--rounds", "1", "--batches", "20"] if quick else []
     models = (("resnet50", "ResNet-50"), ("vit_b_16", "ViT-B/16"))
     if not torch.cuda.is_available():
@@ -303,3 +304,7 @@ def table(result: Result) -> str:
         idle = spread(line.idle_ms, ".2f")
         rows.append(f"{name:24} {spread(line.rates):>26} {of_bound:>26} {idle:>22} {waiting:>22} {csd:>16}")
     return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    sys.exit(command(sys.modules[__name__]))

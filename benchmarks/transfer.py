@@ -1,4 +1,4 @@
-"""`ddlp bench transfer`: a published batch into this host's memory, verified, through the spool and over the socket.
+"""A published batch into this host's memory, verified, through the spool and over the socket.
 
 An engine on this machine publishes batches. It listens on a TCP socket of the loopback interface. Each batch is fetched by the
 code that fetches an epoch's batches. The spool is read from the page cache, and both sides share the processors: the figures
@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.common import add_output, emit
+from benchmarks.common import add_output, command, emit
 from csd_engine.batchfile.reader import Layout, identity
 from csd_engine.data.base import fingerprint
 from csd_engine.protocol.keys import load_pair, load_public, make_keys
@@ -167,3 +167,7 @@ def _measure(link: EngineLink, engine: int, batch: int, size: int, batches: int)
 def _own_cpu_s() -> float:
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
+
+
+if __name__ == "__main__":
+    sys.exit(command(sys.modules[__name__]))

@@ -1,4 +1,4 @@
-"""`ddlp bench usercode`: samples/s of data sets that can't travel, against DataLoader with the same workers.
+"""Samples/s of data sets that can't travel, against DataLoader with the same workers.
 
 Such data sets run in torch's own workers, or with 0 workers in the training process. The random draws of each sample are keyed.
 The bench shows what that costs: both loaders run epochs of the same data set by turns, without training. The clock runs from an
@@ -13,6 +13,7 @@ import argparse
 import math
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
 
-from benchmarks.common import Aim, add_output, alternate, emit, say, spread
+from benchmarks.common import Aim, add_output, alternate, command, emit, say, spread
 from benchmarks.data import add_data, ensure_data
 from benchmarks.user_images import IMAGE_SETS, missing
 from ddlp.loader import DDLPLoader
@@ -139,7 +140,7 @@ class Result:
 
 
 def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
-    """Return what `ddlp bench --all` runs of this bench: titles and arguments."""
+    """Return what `python -m benchmarks --all` runs of this bench: titles and arguments."""
     return [("Data sets that run as user code", ["--rounds", "1", "--part", "0.1"] if quick else [])]
 
 
@@ -228,3 +229,7 @@ def table(result: Result) -> str:
             f"{line.data:17}{line.workers:7}{spread(line.theirs):>30}{spread(line.ours):>30}{spread(line.ratio, '.2f'):>24}"
         )
     return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    sys.exit(command(sys.modules[__name__]))

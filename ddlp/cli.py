@@ -35,23 +35,6 @@ _COMMANDS = {
     "parity": ("ddlp.deploy.parity", "whether a device makes the same pixels as this host, operator by operator"),
 }
 _FILL = {"cache": ("ddlp.swap.fill_command", "make what loaders keep with cache= ahead of training")}  # in place of that
-_BENCHES = {
-    "engine": ("benchmarks.engine", "an engine's images/s on one core against a bare Pillow loop on the same computer"),
-    "overhead": ("benchmarks.overhead", "what scheduling costs a batch, at a thousand batches and at a million"),
-    "recording": ("benchmarks.recording", "what recording a run costs, in CPU time and wall time of the epoch"),
-    "overlap": ("benchmarks.overlap", "host on one core, engine on another: how close both come to r_cpu + r_csd"),
-    "host": ("benchmarks.host", "images/s of one core against DataLoader, DALI, SPDL and torchvision; the same bits"),
-    "operators": ("benchmarks.operators", "each operator's pixels, N draws over all kinds of JPEG, against torchvision's"),
-    "torchvision": ("benchmarks.torchvision_rows", "each row of ddlp parity beside torchvision's own call, same numbers"),
-    "usercode": ("benchmarks.usercode", "data sets and transforms of your own, against DataLoader, with 0, 1 and 2 workers"),
-    "memory": ("benchmarks.memory", "memory of all processes during an epoch, against DataLoader"),
-    "read": ("benchmarks.read", "a batch file into tensors, verified, against a raw read of the same bytes"),
-    "startup": ("benchmarks.startup", "time to the first batch, against DataLoader; also with 1.28 million files"),
-    "paper": ("benchmarks.papers.scaled", "rows of the paper's Table VI in scaled time, against their limit and its own WRR"),
-    "transfer": ("benchmarks.transfer", "a device's batch into memory, through the spool and over the socket"),
-    "gpu": ("benchmarks.gpu", "batch files into a GPU's memory by each way, against copies from page-locked memory"),
-    "train": ("benchmarks.train", "epochs of real models on a GPU: DataLoader, cpu, mte, wrr, against their bound"),
-}
 
 
 def _add(commands: Any, table: Mapping[str, tuple[str, str]], given: Sequence[str]) -> None:
@@ -72,14 +55,6 @@ def make_parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"ddlp {ddlp.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add(commands, {**_COMMANDS, **(_FILL if given[:2] == ["cache", "fill"] else {})}, given)
-    bench = commands.add_parser("bench", help="measure, each figure beside its bound and its peers")
-    if given[:1] == ["bench"]:
-        from benchmarks import __main__ as everything
-
-        bench.description = everything.__doc__
-        bench.formatter_class = argparse.RawDescriptionHelpFormatter
-        everything.add_arguments(bench, _BENCHES)
-        _add(bench.add_subparsers(dest="bench", metavar="BENCH"), _BENCHES, given[1:])
     return parser
 
 
@@ -94,18 +69,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     options = make_parser(given).parse_args(given)
     try:
-        if given[:1] == ["bench"]:
-            from benchmarks.common import end_on_sigterm, try_output
-
-            try_output(options)
-            if arguments is None:
-                end_on_sigterm()
         return int(options.run(options))
     except (DDLPError, EngineError) as error:
         print(f"ddlp: {printable_lines(str(error))}", file=sys.stderr)  # it may quote a device, or a file
         return 1
-    except KeyboardInterrupt as interrupt:
+    except KeyboardInterrupt:
         if arguments is not None:  # a script called this function: it should end by Ctrl-C, too
             raise
         print("ddlp: stopped", file=sys.stderr)
-        return 130 if type(interrupt) is KeyboardInterrupt else 143  # 143: SIGTERM has ended a benchmark
+        return 130

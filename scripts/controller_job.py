@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from typing import Any
 
@@ -56,5 +54,6 @@ def train(root: str, work: str, step_s: float, epochs: int, cache: str, director
     return {"seconds": seconds, "hits": hits, "from_engines": from_engines}
 
 
-if __name__ == "__main__":
-    print(json.dumps(train(**json.loads(sys.stdin.read()))))
+def turn(work: dict[str, Any]) -> dict[str, list[float]]:
+    """Train by a job's work."""
+    return train(**work)

@@ -61,7 +61,7 @@ def main() -> int:
     paths = sorted(str(path) for path in options.data.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
     paths = paths[: options.samples]
     if not paths:
-        print(f"dali_distance: no .jpg below {options.data}; ddlp bench host makes a set in data/bench", file=sys.stderr)
+        print(f"dali_distance: no .jpg in {options.data}; python -m benchmarks.host makes data/bench", file=sys.stderr)
         return 2
     where = torch.cuda.get_device_name(options.device) if options.device else "the CPU"
     print(f"{len(paths)} files of {options.data}, DALI on {where}\n")

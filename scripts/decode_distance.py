@@ -69,7 +69,7 @@ def main() -> int:
     options = parser.parse_args()
     paths = sorted(path for path in options.data.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))[: options.samples]
     if not paths:
-        print(f"decode_distance: no .jpg below {options.data}; ddlp bench host makes a set in data/bench", file=sys.stderr)
+        print(f"decode_distance: no .jpg in {options.data}; python -m benchmarks.host makes data/bench", file=sys.stderr)
         return 2
     print(f"{len(paths)} files of {options.data}\n")
     print("| pipeline | decoded at a part | mean | 99 % at most | at most |\n| --- | --- | --- | --- | --- |")

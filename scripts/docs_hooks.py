@@ -2,7 +2,7 @@
 
 `<!-- README: When it does not pay -->` in a page becomes that section of README.md. `<!-- help: ddlp deploy -->` becomes what
 the command prints for --help, `<!-- help of all commands -->` what every command prints. A link to a source file becomes the
-file's name. A page of the navigation that `ddlp bench` writes may be missing.
+file's name. A page of the navigation that `python -m benchmarks` writes may be missing.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def _help(command: list[str]) -> str:
     parser = cli.make_parser(command[1:])
     for name in command[1:]:
         parser = _subparsers(parser)[name]
-    # ddlp's own commands have their own sections. The benches' options are left out: to know them, torch must be imported.
-    below = _subparsers(parser).values() if command not in (["ddlp"], ["ddlp", "bench"]) else []
+    # ddlp's own commands have their own sections.
+    below = _subparsers(parser).values() if command != ["ddlp"] else []
     return "\n\n".join(map(_block, [parser, *below]))
 
 

@@ -112,10 +112,10 @@ fi
 [ -n "$benches" ] || exit "$status"
 
 bench() { # bench FILE BENCHMARK OPTION...
-  local name=$1
-  shift
-  echo "gpu_check: ddlp bench $*"
-  "$PY" -m ddlp bench "$@" --save "$out/$name.json" 2>&1 | tee "$out/$name.txt" || status=$?
+  local name=$1 benchmark=$2
+  shift 2
+  echo "gpu_check: benchmarks.$benchmark $*"
+  "$PY" -m "benchmarks.$benchmark" "$@" --save "$out/$name.json" 2>&1 | tee "$out/$name.txt" || status=$?
 }
 dali() {
   echo "gpu_check: how far DALI's pixels are from torchvision's where it decodes on the GPU"

@@ -14,6 +14,7 @@ and runs that were recorded (--record of the templates) Table II.
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import math
 import statistics
@@ -24,8 +25,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.papers.published import IMAGENET_IMAGES, rows
-from benchmarks.papers.table6 import cells
 from ddlp import DDLPError
 from ddlp.observe.energy.model import PaperModel, Tariff
 from ddlp.observe.report import read_comparison
@@ -34,6 +33,8 @@ PROCESSOR = ("dataloader0", "dataloader16")  # torch's DataLoader in Table IX, w
 COLUMNS = ("cpu0", "cpu16", "csd", "mte0", "wrr0", "mte16", "wrr16")  # of Tables VI, VIII and IX
 PIPELINES = {"imagenet1": "ImageNet1", "imagenet2": "ImageNet2", "imagenet3": "ImageNet3"}
 NONE = "-"
+IMAGENET_IMAGES = 1281167
+PUBLISHED = Path(__file__).parents[1] / "benchmarks" / "papers" / "published"  # the paper's tables as printed, one file each
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,12 @@ def markdown(title: str, head: Sequence[str], lines: Sequence[Sequence[str]], no
     return "\n".join([f"## {title}", "", *text, "", *notes])
 
 
+def rows(table: str) -> list[dict[str, str]]:
+    """Return the lines of one of the paper's tables: text by column name."""
+    with (PUBLISHED / f"{table}.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
 def paper_rows(table: str) -> Iterator[tuple[dict[str, str], str, str, int]]:
     """Yield each row of a table with its model's plain name, our name of the pipeline, and the number of accelerators."""
     ours = {name: key for key, name in PIPELINES.items()}
@@ -219,7 +226,7 @@ def head(measured: Measured) -> list[str]:
 
 def table6(measured: Measured) -> str:
     """Return the section about the average time of preprocessing and training."""
-    wrong = {(c.model, c.pipeline, str(c.processes)) for c in cells() if c.wrong and c.accelerators == 1}
+    wrong = {(row["model"], row["preprocess_type"], row["extra_processes"]) for row in rows("wrong")}
     contents = Contents(
         lambda row, c: row[c],
         lambda row, c: None if (row["model"], row["preprocess_type"], c[3:]) in wrong else float(row[c]),
@@ -502,7 +509,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     try:
         text = tables(measured, reports)
-    except DDLPError as error:
+    except (DDLPError, OSError) as error:
         print(f"paper_tables: {error}", file=sys.stderr)
         return 1
     print(text)

@@ -199,6 +199,14 @@ def test_the_engine_needs_neither_ddlp_nor_torch(texts):
     assert not wrong, f"a device has neither: {wrong}"
 
 
+def test_what_users_get_imports_no_benchmark():
+    """Nor what only the repository has: tests and scripts."""
+    paths = [path for top in ("csd_engine", "ddlp", "templates") for path in sorted((ROOT / top).rglob("*.py"))]
+    tops = {path: {name.partition(".")[0] for name in imported(path.name, path.read_text(), ())} for path in paths}
+    assert "ddlp" in tops[ROOT / "templates" / "common.py"]
+    assert not {path: names for path, names in tops.items() if names & {"benchmarks", "scripts", "tests"}}
+
+
 PURE = {
     "__future__", "abc", "bisect", "collections", "dataclasses", "enum", "functools", "heapq", "itertools", "math", "typing",
 }  # fmt: skip

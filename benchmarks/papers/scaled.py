@@ -1,4 +1,4 @@
-"""`ddlp bench paper`: the rows of the DDLP paper's Table VI in scaled time, through the real loader, ledger, engine and spool.
+"""The rows of the DDLP paper's Table VI in scaled time, through the real loader, ledger, engine and spool.
 
 To prepare a batch, host and engine sleep as long as the row says (by an operator file); so does a training step. All else is
 real. The limit is T* = max(1 / (1/p_cpu + 1/p_csd), t_train). The table also has the paper's own WRR, as printed and by its
@@ -8,23 +8,25 @@ event rules, and a loader that prefetches without a CSD: max(p_cpu, t_train).
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torchvision import transforms
 
-from benchmarks.common import Aim, add_output, child, emit, say
+import benchmarks.standin
+from benchmarks.common import Aim, add_output, child, command, emit, say
 from benchmarks.overlap import epoch
+from benchmarks.papers.events import paper_epoch
 from benchmarks.papers.table6 import Cell, clean_cells
 from ddlp.datasets import ImageArrays
 from ddlp.loader import DDLPLoader
-from ddlp.planning.simulate import paper_epoch
 from ddlp.translate.user_operators import load_operators
 
 _RULES_BATCHES = 5000  # batches of the simulated epoch by the paper's rules
@@ -77,14 +79,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
-    """Return what `ddlp bench --all` runs of this bench: titles and arguments."""
+    """Return what `python -m benchmarks --all` runs of this bench: titles and arguments."""
     return [("The paper's Table VI", ["--rounds", "1", "--rows", "4"] if quick else [])]
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
     if options.batches < 10 or min(options.rounds, options.jobs) < 1 or options.step <= 0:
-        print("ddlp bench paper: give 10 batches, 1 round and 1 job at least, and a step above 0", file=sys.stderr)
+        print("python -m benchmarks.paper: give 10 batches, 1 round and 1 job at least, and a step above 0", file=sys.stderr)
         return 2
     result = measure(options)
     emit(options, result, table(result), aims(result))
@@ -131,7 +133,7 @@ def replay(cell: Cell, scale: float, batches: int, strategy: str) -> tuple[float
 
 def _loader(batches: int, host_s: float, device_s: float, strategy: str) -> DDLPLoader:
     """Return a loader with batches of one pixel that take so long to prepare."""
-    operators = load_operators(Path(__file__).with_name("standin.py"))
+    operators = load_operators(Path(benchmarks.standin.__file__))
     prepare = operators.prepare(host=os.getpid(), host_s=host_s, device_s=device_s)
     images = np.zeros((batches, 1, 1, 3), np.uint8)
     dataset = ImageArrays(images, range(batches), transforms.Compose([prepare, transforms.ToTensor()]))
@@ -176,7 +178,11 @@ def table(result: Result) -> str:
     return "\n".join(rows)
 
 
+def turn(work: Mapping[str, Any]) -> dict[str, float]:
+    """Replay a cell."""
+    took_s, from_csd = replay(list(clean_cells())[work["cell"]], work["scale"], work["batches"], work["strategy"])
+    return {"seconds": took_s, "csd": from_csd}
+
+
 if __name__ == "__main__":
-    given = json.loads(sys.stdin.read())
-    took_s, from_csd = replay(list(clean_cells())[given["cell"]], given["scale"], given["batches"], given["strategy"])
-    print(json.dumps({"seconds": took_s, "csd": from_csd}))
+    sys.exit(command(sys.modules[__name__]))

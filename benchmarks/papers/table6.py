@@ -21,11 +21,8 @@ READ_BYTES_PER_S = 2.5e9
 _IMAGE_BYTES = 3 * 224 * 224 * 4  # float32, as all pipelines of Table IV end
 
 # Cells that contradict the rest of the paper; `benchmarks.papers.published` says how. Of one the right CPU time is known.
-_WRONG = {
-    ("AlexNet", "ImageNet1", 0), ("AlexNet", "ImageNet2", 0), ("AlexNet", "ImageNet2", 16),
-    ("WRN", "ImageNet3", 16), ("ResNet152", "ImageNet3", 0),
-}  # fmt: skip
-_CORRECTED_CPU_S = {("AlexNet", "ImageNet1", 0): 38.48}
+_WRONG = {(row["model"], row["preprocess_type"], int(row["extra_processes"])): row["cpu"] for row in rows("wrong")}
+_CORRECTED_CPU_S = {place: float(cpu) for place, cpu in _WRONG.items() if cpu}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,6 @@
-"""The DDLP paper's own figures, predicted from its own measurements: what `ddlp plan --validate paper` prints.
+"""The DDLP paper's own figures, predicted from its own measurements.
+
+    python -m benchmarks.papers.validation       # under a second; status 1 if an aim is missed
 
 Each cell of Tables VI and VII is predicted twice, from how long one batch takes on the CPU and on the CSD (the tables'
 columns of each alone) and from how long it takes to read a CSD batch and train on it (`benchmarks.papers.table6`). No cell
@@ -14,16 +16,19 @@ The cells that are wrong in the paper must be missed. A model that hit them woul
 
 from __future__ import annotations
 
+import argparse
+import json
 import math
 import statistics
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 
+from benchmarks.papers.events import paper_epoch
 from benchmarks.papers.published import BATCH_SIZES, IMAGENET_IMAGES, rows
 from benchmarks.papers.table6 import Cell, cells, clean_cells
-from ddlp.planning.simulate import paper_epoch
 
-__all__ = ["Aim", "Prediction", "Validation", "split", "table", "validate"]
+__all__ = ["Aim", "Prediction", "Validation", "main", "split", "table", "validate"]
 
 _ONE, _TWO, _DALI = "Table VI, one GPU", "Table VI, two GPUs", "Table VII, DALI on the GPU"
 _WRONG = "Table VI, cells that are wrong"
@@ -177,3 +182,19 @@ def table(validation: Validation) -> str:
 
 def _line(one: Prediction) -> str:
     return f"{one.printed_s:7.3f} {one.rules_s:7.3f} {one.error:+8.2%} {one.formula_error:+8.2%}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print predictions and aims. Return the exit status: 1 if an aim is missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    options = parser.parse_args(arguments)
+    found = validate()
+    print(json.dumps(asdict(found), indent=2) if options.json else table(found))
+    for aim in found.missed:
+        print(f"validation: {aim.what}: must be {aim.aim}, is {aim.rules}", file=sys.stderr)
+    return 1 if found.missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -13,9 +13,9 @@ from ddlp.observe.analysis import analyse
 from ddlp.observe.engine_time import DeviceTime, DeviceWork, device_times, on_workers
 from ddlp.observe.run import EpochTrace
 from ddlp.observe.spans import length, union
-from ddlp.planning.compared import Recorded
 from ddlp.planning.decide import TYPICAL_OCYCLE
 from ddlp.planning.described import Fields
+from ddlp.planning.plan import Recorded
 from ddlp.planning.play import Played
 from ddlp.recording.events import Exhausted, Fetched, HostBatch, LeaseGiven, Rested, Step
 from ddlp.schedule.strategies import DATALOADER
@@ -72,7 +72,7 @@ def measured_run(trace: EpochTrace, batch_bytes: float | None = None) -> Measure
     if began.processors:
         fields["processors"] = began.processors
     elif began.devices:
-        assumed.append("the recording does not say how many processors the host has (--processors)")
+        assumed.append("the recording does not say how many processors the host has (processors)")
     if rates.host is not None:
         fields["host_rate"] = fields["workers"] / (fields["workers"] * full / rates.host + _between_s(trace))
         made = [batch for batch in trace.of(HostBatch) if batch.outcome == "made"]
@@ -85,7 +85,7 @@ def measured_run(trace: EpochTrace, batch_bytes: float | None = None) -> Measure
     if began.itself:
         assumed.append("one worker prepares beside training; the recorded training thread did both itself (num_workers=0)")
     if batch_bytes is None:
-        assumed.append(f"a batch has {full} images of 224 x 224 pixels in bytes (--batch-bytes)")
+        assumed.append(f"a batch has {full} images of 224 x 224 pixels in bytes (batch_bytes)")
     engines = []
     for device in device_times(trace):
         if device.device not in rates.devices:
@@ -158,6 +158,6 @@ def _engine(trace: EpochTrace, device: DeviceTime, rate: float, fields: Fields, 
         engine["host_cpu_s"] = min(took_s, TYPICAL_OCYCLE["stream"] * fields["host_cpu_s"])
         assumed.append(
             f"taking a batch of {name} costs the host {engine['host_cpu_s']:.3g} s of a processor: the time of a fetch, "
-            f"{took_s:.3g} s, and {TYPICAL_OCYCLE['stream']:.0%} of making one at most (host_cpu_s=)"
+            f"{took_s:.3g} s, and {TYPICAL_OCYCLE['stream']:.0%} of making one at most (host_cpu_s)"
         )
     return engine

@@ -1,69 +1,80 @@
-r"""Predict a run without running it: strategies side by side, and what more or other hardware would bring.
+r"""Predict a run without running it: an epoch under each strategy, beside the least time that its rates allow.
 
-From a run that was recorded (`DDLPLoader(..., record=RUN)`), or from a set-up that you describe:
+From a run that was recorded (`DDLPLoader(..., record=RUN)`), or from a set-up that you describe in a file:
 
     ddlp plan --from-run runs/first
-    ddlp plan --from-run runs/first --engine csd0=5 --processors 16      # what is given counts more than the recording
-    ddlp plan --step-s 0.1 --host-rate 4 --workers 8 --engine csd0=2.5
-    ddlp plan --step-s 0.1 --host-rate 4 --workers 8 --batches 5000 --batch-bytes 38.5M \
-        --engine csd0=2.5,spool,4,bandwidth=1.2G --engine csd1=1,stream,bandwidth=110M
-    ddlp plan --setup plan.toml --pool 6 --html plan.html
-    ddlp plan --setup plan.toml --host-watts 80:250 --accelerator-watts 300 --engine-watts 12
-    ddlp plan --setup plan.toml --host-price 1.2 --accelerator-price 3 --engine-price 0.1
-    ddlp plan --setup plan.toml --leave csd0@120 --join csd0@300         # away for three minutes of each epoch
+    ddlp plan --from-run runs/first --engine csd0=5          # what would a device bring that makes 5 batches a second?
+    ddlp plan --setup plan.toml
+    ddlp plan --from-run runs/first --setup plan.toml        # what is in the file counts more than the recording
 
-Rates are batches a second; sizes are bytes, 38.5M are 38.5 million. An epoch is played in simulated time by the ledger and the
-strategies that a loader uses. What is neither recorded nor given is assumed, and said below the table. docs/plan.md explains
-the columns and the answers.
+    # plan.toml
+    step_s = 0.1               # seconds of a training step that does not wait for data
+    host_rate = 4              # batches a second of the host, all its workers together
+    workers = 8
+    [[engine]]
+    name = "csd0"
+    rate = 2.5                 # batches a second
+
+An epoch is played in simulated time by the ledger and the strategies that a loader uses. What is neither recorded nor given is
+assumed, and said below the table. docs/plan.md has all fields, and explains the columns.
 
 `--show` lists what was measured in earlier runs and is stored; `--forget` removes it.
 
-`--validate paper` predicts what is known already: the paper's figures, by its own event rules.
-
-Status 0: all is well; 1: a file can't be read or written, or an aim of --validate is missed; 2: what was given is wrong.
+Status 0: all is well; 1: a recording can't be read; 2: what was given is wrong.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
 from ddlp.observe.measured_run import measured_run
 from ddlp.observe.run import epoch_files, read_epoch
-from ddlp.planning import command
-from ddlp.planning.command import Known
-from ddlp.planning.described import Fields
-from ddlp.planning.plan import Plan
-from ddlp.process.output_file import try_file
+from ddlp.planning import store_command
+from ddlp.planning.described import Fields, checked, engine_of, merged, read_file, setup_of
+from ddlp.planning.plan import Plan, make_plan, text
 
 __all__ = ["add_arguments", "run"]
+
+_NOTHING = "nothing to predict was given. Give a recorded run (--from-run) or a file that describes a set-up (--setup); --help "
+_NOTHING += "has an example"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument(
-        "--from-run", type=Path, metavar="RUN", help="a recorded run's directory (the last epoch counts), or a file of it"
-    )
-    command.add_arguments(parser)
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page too: table, answers, curve over engines")
+    add = parser.add_argument
+    add("--from-run", type=Path, metavar="RUN", help="a recorded run's directory (the last epoch counts), or a file of it")
+    add("--setup", type=Path, metavar="FILE", help="a set-up, or what is different from the recorded run, as TOML or JSON")
+    add("--engine", action="append", default=[], metavar="NAME=RATE",
+        help="an engine and its batches a second; may be repeated")  # fmt: skip
+    add("--json", action="store_true", help="print the figures as JSON")
+    store_command.add_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Predict, print, and write the page."""
+    """Predict and print. Returns the exit status."""
+    if (status := store_command.run(options)) is not None:
+        return status
+    try:
+        plan = _plan(options)
+    except ValueError as error:
+        print(f"ddlp plan: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(plan.to_data(), indent=2) if options.json else text(plan))
+    return 0
 
-    def recorded(given: Fields) -> Known:
-        file = epoch_files(options.from_run)[-1]
-        found = measured_run(read_epoch(file), given.get("batch_bytes"))
-        return Known(found.fields, found.assumed, str(file), found.recorded)
 
-    def draw(plan: Plan) -> None:
-        from ddlp.observe.report.plan_page import write_plan  # imports torch, which takes seconds
-
-        print(f"page: {write_plan(plan, options.html)}", file=sys.stderr)
-
-    if options.html is not None:
-        try_file(options.html, "--html")
-    return command.run(
-        options, None if options.from_run is None else recorded, None if options.html is None else draw
-    )  # fmt: skip
+def _plan(options: argparse.Namespace) -> Plan:
+    """Return the plan. Raises ValueError for what is wrong, DDLPError for a recording that can't be read."""
+    given: Fields = {} if options.setup is None else read_file(options.setup)
+    given = merged(given, checked({"engine": [engine_of(one) for one in options.engine]}, "the options"))
+    sources = [*([] if options.setup is None else [str(options.setup)]), *(["the options"] if options.engine else [])]
+    if options.from_run is None:
+        if options.setup is None:
+            raise ValueError(_NOTHING)
+        return make_plan(setup_of(given), ", ".join(sources))
+    file = epoch_files(options.from_run)[-1]
+    found = measured_run(read_epoch(file), given.get("batch_bytes"))
+    return make_plan(setup_of(merged(found.fields, given), found.assumed), ", ".join([str(file), *sources]), found.recorded)

@@ -1,6 +1,6 @@
-"""A set-up as it is described: by options, in a TOML or JSON file, or by what was read from a recording.
+"""A set-up as it is described: in a TOML or JSON file, or by what was read from a recording.
 
-All three are fields by name, `FIELDS` and `ENGINE_FIELDS`, whose values may be texts. What is missing is assumed, and said so.
+Both are fields by name, `FIELDS` and `ENGINE_FIELDS`, whose values may be texts. What is missing is assumed, and said so.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -17,7 +17,7 @@ from csd_engine.protocol.fields import Check, truth
 from ddlp.planning.decide import Power, Prices, estimate
 from ddlp.planning.measured import DType, Measured, OffloadPath, Transport
 from ddlp.planning.play import QUOTA
-from ddlp.planning.setup import Move, Setup
+from ddlp.planning.setup import Setup
 from ddlp.schema import checked_fields, one_of, text_of
 
 __all__ = ["ENGINE_FIELDS", "FIELDS", "Fields", "checked", "engine_of", "merged", "read_file", "setup_of"]
@@ -26,10 +26,6 @@ Fields = dict[str, Any]  # by the names of `FIELDS`; "engine" is a list of such,
 SPOOL_BYTES = 8 << 30  # an engine's default
 BATCHES = 1000
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
-_ENGINE_FORM = (
-    "NAME=RATE, its batches a second, and behind it, with commas, what is known: spool or stream, uint8 or float32, "
-    "carried (the host sends it the data), its workers, KEY=VALUE. For example csd0=2.5,spool,4,watts=12"
-)
 
 
 def _number(value: Any) -> float:
@@ -74,12 +70,6 @@ def _watts(value: Any) -> tuple[float, float]:
     return watts[0], watts[-1]
 
 
-def _texts(value: Any) -> list[str]:
-    if not isinstance(value, (list, tuple)) or not all(isinstance(one, str) for one in value):
-        raise ValueError("a list of texts")
-    return list(value)
-
-
 ENGINE_FIELDS: Mapping[str, Check] = {
     "name": text_of(200), "rate": _above_zero, "transport": one_of(*get_args(Transport)), "dtype": one_of(*get_args(DType)),
     "workers": _count, "bytes": _bytes, "bandwidth": _bytes, "room": _count, "host_cpu_s": _not_negative,
@@ -88,7 +78,7 @@ ENGINE_FIELDS: Mapping[str, Check] = {
 FIELDS: Mapping[str, Check] = {
     "step_s": _above_zero, "host_rate": _above_zero, "workers": _count, "processors": _above_zero, "host_cpu_s": _above_zero,
     "batches": _count, "batch_bytes": _bytes, "bandwidth": _bytes, "host_bandwidth": _bytes,
-    "engine": lambda value: _engines(value), "join": _texts, "leave": _texts,
+    "engine": lambda value: _engines(value),
     "host_watts": _watts, "accelerator_watts": _not_negative, "engine_watts": _not_negative,
     "host_price": _not_negative, "accelerator_price": _not_negative, "engine_price": _not_negative,
     "storage_price": _not_negative,
@@ -98,33 +88,16 @@ FIELDS: Mapping[str, Check] = {
 def _engines(value: Any) -> list[Fields]:
     if not isinstance(value, (list, tuple)):
         raise ValueError("a list of engines")
-    found = [engine_of(one) if isinstance(one, str) else one for one in value]
     return [checked_fields(f"engine {number}", one, {"name": ENGINE_FIELDS["name"]}, ENGINE_FIELDS)
-            for number, one in enumerate(found, 1)]  # fmt: skip
+            for number, one in enumerate(value, 1)]  # fmt: skip
 
 
 def engine_of(text: str) -> Fields:
     """Return the fields of an engine as the command line describes it. Raises ValueError."""
-    name, _, rest = text.partition("=")
-    rate, *more = rest.split(",")
+    name, _, rate = text.partition("=")
     if not name.strip() or not rate.strip():
-        raise ValueError(f"--engine {text!r}: write {_ENGINE_FORM}")
-    fields: Fields = {"name": name.strip(), "rate": rate.strip()}
-    for word in map(str.strip, more):
-        key, given, value = word.partition("=")
-        if given:
-            fields[key] = value
-        elif word in get_args(Transport):
-            fields["transport"] = word
-        elif word in get_args(DType):
-            fields["dtype"] = word
-        elif word == "carried":
-            fields["carried"] = True
-        elif word.isdigit():
-            fields["workers"] = word
-        else:
-            raise ValueError(f"--engine {text!r}: {word!r} is not known; write {_ENGINE_FORM}")
-    return fields
+        raise ValueError(f"--engine {text!r}: write NAME=RATE, its batches a second, such as csd0=2.5")
+    return {"name": name.strip(), "rate": rate.strip()}
 
 
 def checked(fields: Any, where: str) -> Fields:
@@ -172,24 +145,21 @@ def setup_of(fields: Fields, assumed: tuple[str, ...] = ()) -> Setup:
             notes.append(note)
         return fields.get(name, otherwise)
 
-    batches = known("batches", BATCHES, f"an epoch has {BATCHES:,} batches (--batches)")
-    workers = known("workers", 1, "the host has one worker (--workers)")
+    batches = known("batches", BATCHES, f"an epoch has {BATCHES:,} batches (batches)")
+    workers = known("workers", 1, "the host has one worker (workers)")
     rate = fields.get("host_rate")
     cpu_s = fields.get("host_cpu_s")
     if cpu_s is None and rate is not None:
         cpu_s = workers / rate
-        notes.append(f"a worker of the host computes all the time that it prepares: {cpu_s:.3g} s a batch (--host-cpu-s)")
+        notes.append(f"a worker of the host computes all the time that it prepares: {cpu_s:.3g} s a batch (host_cpu_s)")
     paths = tuple(_path(engine, fields, notes) for engine in fields.get("engine", []))
     if paths and "processors" not in fields:
-        notes.append("no processor of the host is free for taking engines' batches (--processors)")
+        notes.append("no processor of the host is free for taking engines' batches (processors)")
     measured = Measured(
         step_s=fields.get("step_s"), loader_batches_per_s=rate, host_cpu_s_per_batch=cpu_s,
         host_processors=fields.get("processors"), transfer_bytes_per_s=fields.get("host_bandwidth"), paths=paths,
     )  # fmt: skip
-    setup = Setup(
-        measured, batches, workers, fields.get("batch_bytes"), _power(fields, notes), _prices(fields, notes),
-        moves=tuple(sorted(_moves(fields), key=lambda move: move.seconds)),
-    )  # fmt: skip
+    setup = Setup(measured, batches, workers, fields.get("batch_bytes"), _power(fields, notes), _prices(fields, notes))
     return replace(setup, assumed=(*notes, *estimate(measured, paths).assumed))
 
 
@@ -197,20 +167,20 @@ def _path(engine: Fields, fields: Fields, notes: list[str]) -> OffloadPath:
     name = engine["name"]
     size, band = engine.get("bytes", fields.get("batch_bytes")), engine.get("bandwidth", fields.get("bandwidth"))
     if size is None or band is None:
-        missing = " and ".join(option for option, value in (("--batch-bytes", size), ("--bandwidth", band)) if value is None)
+        missing = " and ".join(field for field, value in (("batch_bytes", size), ("bandwidth", band)) if value is None)
         notes.append(f"batches of {name} come without delay ({missing})")
     room: float | None = None
     if size is not None:
         room = engine["room"] * size if "room" in engine else SPOOL_BYTES
         if "room" not in engine:
-            notes.append(f"the spool of {name} holds 8 GiB, an engine's default (room=BATCHES)")
+            notes.append(f"the spool of {name} holds 8 GiB, an engine's default (room)")
     elif "room" in engine:
-        raise ValueError(f"engine {name}: room={engine['room']} is in batches, whose bytes are not known; give --batch-bytes")
+        raise ValueError(f"engine {name}: room={engine['room']} is in batches, whose bytes are not known; give batch_bytes")
     else:
-        notes.append(f"the spool of {name} holds {QUOTA:,} batches, an engine's default (room=BATCHES)")
+        notes.append(f"the spool of {name} holds {QUOTA:,} batches, an engine's default (room)")
     rate, carried = engine.get("rate"), engine.get("carried", False)
     if carried and (band is None or "source_bytes" not in engine):
-        notes.append(f"the files of batches go to {name} without delay (source_bytes=SIZE and --bandwidth)")
+        notes.append(f"the files of batches go to {name} without delay (source_bytes and bandwidth)")
     return OffloadPath(
         name, engine.get("transport", "stream"), engine.get("dtype", "uint8"), workers=engine.get("workers", 1),
         alone_batches_per_s=rate, with_host_batches_per_s=rate, host_cpu_s_per_batch=engine.get("host_cpu_s"),
@@ -244,12 +214,3 @@ def _some(given: Mapping[str, Any], what: str, notes: list[str]) -> bool:
     if missing and len(missing) < len(given):
         notes.append(f"{', '.join(missing)}: no {what} given, which counts as 0")
     return len(missing) < len(given)
-
-
-def _moves(fields: Fields) -> Iterator[Move]:
-    for option, joins in (("join", True), ("leave", False)):
-        for text in fields.get(option, []):
-            name, _, seconds = text.rpartition("@")
-            if not name or not 0 <= _number(seconds) < math.inf:
-                raise ValueError(f"--{option} {text!r}: write NAME@SECONDS, of an engine and since the epoch began: csd0@30")
-            yield Move(_number(seconds), name, joins)

@@ -1,32 +1,54 @@
-"""A whole plan: strategies side by side, answers, the curve over the number of engines; and its text."""
+"""A whole plan: a set-up's strategies side by side, each with the least time that its rates allow; and its text."""
 
 from __future__ import annotations
 
-import textwrap
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ddlp.planning.answers import CACHE_COST, Answer, Point, answers, curve, seconds
-from ddlp.planning.compared import Recorded, Row, compared
-from ddlp.planning.predict import simulated
+from ddlp.planning.decide import decide, estimate
+from ddlp.planning.measured import OffloadPath
+from ddlp.planning.play import Played
+from ddlp.planning.predict import Epoch, epoch_of, predict, simulated
 from ddlp.planning.setup import Setup
-from ddlp.schedule.strategies import Strategy, Wrr
+from ddlp.schedule.strategies import STRATEGIES, Auto, Cpu, Wrr
 
-__all__ = ["Plan", "headings", "made_of", "make_plan", "notes", "text", "values"]
+__all__ = ["Plan", "Recorded", "Row", "make_plan", "text"]
 
-_WIDTH = 110  # of a line
+
+@dataclass(frozen=True)
+class Recorded:
+    """An epoch as it was, to stand beside the predicted ones. ``strategy``: its strategy, or "dataloader"."""
+
+    strategy: str
+    played: Played
+
+
+@dataclass(frozen=True)
+class Row:
+    """A strategy.
+
+    Attributes:
+        name: of the strategy, and whether it is the recorded epoch.
+        engines: that take part.
+        epoch: what it takes.
+        speed: the time of `cpu` / its time.
+        bound_s: the least time with these engines, by `estimate`. None for a recorded epoch.
+    """
+
+    name: str
+    engines: tuple[str, ...]
+    epoch: Epoch
+    speed: float
+    bound_s: float | None
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan. ``strategy`` is the answers' and the curve's; ``source`` says where the figures are from."""
+    """A plan. ``source`` says where the figures are from."""
 
     setup: Setup
     source: str
-    strategy: str
     rows: tuple[Row, ...]
-    answers: tuple[Answer, ...]
-    curve: tuple[Point, ...]
 
     @property
     def simulated(self) -> int:
@@ -35,25 +57,63 @@ class Plan:
 
     def to_data(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        data = asdict(self) | {"simulated_batches": self.simulated}
-        data["setup"]["moves"] = [move._asdict() for move in self.setup.moves]
-        return data
+        return asdict(self) | {"simulated_batches": self.simulated}
 
 
-def make_plan(
-    setup: Setup, source: str, strategy: type[Strategy] = Wrr, *, pool: int = 4, cache_cost: float = CACHE_COST,
-    engines: int | None = None, recorded: Recorded | None = None,
-) -> Plan:  # fmt: skip
-    """Predict everything. ``engines``: of the curve, at most; None: no curve. The others are as in `compared` and `answers`."""
-    return Plan(
-        setup, source, strategy.name, compared(setup, recorded), answers(setup, strategy, pool=pool, cache_cost=cache_cost),
-        () if engines is None else curve(setup, strategy, engines),
-    )  # fmt: skip
+def make_plan(setup: Setup, source: str, recorded: Recorded | None = None) -> Plan:
+    """Play an epoch under `cpu`, and under each other strategy if there are engines.
+
+    ``recorded``: the epoch that the figures are from. It has the second row, as it was. `auto` works as `wrr` with the engines
+    that `decide` chooses.
+    """
+    cpu = predict(setup, Cpu)
+    rows = [Row(Cpu.name, (), cpu, 1.0, _bound_s(setup, ()))]
+
+    def add(name: str, paths: tuple[OffloadPath, ...], epoch: Epoch, bound_s: float | None) -> None:
+        rows.append(Row(name, tuple(path.source for path in paths), epoch, cpu.seconds / epoch.seconds, bound_s))
+
+    if recorded is not None:
+        paths = tuple(path for path in setup.engines if path.source in recorded.played.taken)
+        add(f"{recorded.strategy}, as recorded", paths, epoch_of(setup, paths, recorded.played), None)
+    if setup.engines:
+        for name, strategy in STRATEGIES.items():
+            if strategy.uses_device and not strategy.decides:
+                bound_s = _bound_s(setup, setup.engines, strategy.needs_device)
+                add(name, setup.engines, predict(setup, strategy), bound_s)
+        chosen = decide(setup.measured).chosen.paths
+        add(Auto.name, chosen, predict(setup, Wrr, chosen), _bound_s(setup, chosen))
+    return Plan(setup, source, tuple(rows))
 
 
-def made_of(plan: Plan) -> list[str]:
-    """What is planned for, in lines."""
+def _bound_s(setup: Setup, paths: tuple[OffloadPath, ...], alone: bool = False) -> float:
+    """The least seconds of an epoch by `estimate`; ``alone``: the host makes nothing."""
+    least = estimate(setup.measured, paths)
+    assert least.time_s is not None
+    if alone:
+        return setup.batches * max(setup.step_s, 1 / sum(least.source_batches_per_s))
+    return setup.batches * least.time_s
+
+
+def text(plan: Plan) -> str:
+    """For a person: what is planned for, the table, and what has been assumed."""
     setup = plan.setup
+    energy, cost = setup.power is not None, setup.prices is not None
+    heads = ["strategy", "engines", "epoch", "speed", "at best", "waits", "limit", *["energy"] * energy, *["cost"] * cost]
+    table = [heads, *map(_cells, plan.rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    words = {0, 1, 6}  # columns that stand to the left
+    lines = [f"from {plan.source}:", *(f"  {line}" for line in _made_of(setup)), ""]
+    for row in table:
+        cells = (cell.ljust(width) if column in words else cell.rjust(width)
+                 for column, (cell, width) in enumerate(zip(row, widths, strict=True)))  # fmt: skip
+        lines.append("  ".join(cells).rstrip())
+    lines += ["", *(f"assumed: {one}" for one in setup.assumed)]
+    if plan.simulated < setup.batches:
+        lines.append(f"simulated: {plan.simulated:,} of the {setup.batches:,} batches; seconds are scaled")
+    return "\n".join(lines)
+
+
+def _made_of(setup: Setup) -> list[str]:
     lines = [
         f"an epoch of {setup.batches:,} batches; a training step takes {setup.step_s:.4g} s",
         f"the host makes {setup.host_rate:.4g} batches/s with {setup.workers} worker{'s' * (setup.workers > 1)}",
@@ -62,49 +122,20 @@ def made_of(plan: Plan) -> list[str]:
         by = f"by {path.transport}" + (f", {path.workers} workers" if path.workers > 1 else "")
         by += ", from files that the host sends" if path.carried else ""
         lines.append(f"{path.source} makes {path.batches_per_s:.4g} batches/s, {by}")
-    for move in setup.moves:
-        lines.append(f"{move.engine} {'joins' if move.joins else 'leaves'} after {move.seconds:g} s")
     return lines
 
 
-def headings(plan: Plan) -> list[str]:
-    """Of the table's columns."""
-    energy, cost = plan.setup.power is not None, plan.setup.prices is not None
-    return ["strategy", "engines", "epoch", "speed", "at best", "waits", "limit", *["energy"] * energy, *["cost"] * cost]
-
-
-def values(plan: Plan, row: Row) -> list[str]:
-    """A row's cells."""
+def _cells(row: Row) -> list[str]:
     epoch = row.epoch
     cells = [
-        row.name, " ".join(row.engines) or "none", seconds(epoch.seconds), f"{row.speed:.2f}x",
-        "-" if row.bound_s is None else seconds(row.bound_s), f"{epoch.waiting:.0%}", epoch.limit,
+        row.name, " ".join(row.engines) or "none", _seconds(epoch.seconds), f"{row.speed:.2f}x",
+        "-" if row.bound_s is None else _seconds(row.bound_s), f"{epoch.waiting:.0%}", epoch.limit,
     ]  # fmt: skip
     cells += [] if epoch.energy_j is None else [f"{epoch.energy_j / 1e3:,.4g} kJ"]
     return cells + ([] if epoch.cost is None else [f"{epoch.cost:.4g}"])
 
 
-def text(plan: Plan) -> str:
-    """For a person."""
-    table = [headings(plan), *(values(plan, row) for row in plan.rows)]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    words = {0, 1, 6}  # columns that stand to the left
-    lines = [f"from {plan.source}:", *(f"  {line}" for line in made_of(plan)), ""]
-    for row in table:
-        cells = (cell.ljust(width) if column in words else cell.rjust(width)
-                 for column, (cell, width) in enumerate(zip(row, widths, strict=True)))  # fmt: skip
-        lines.append("  ".join(cells).rstrip())
-    lines += ["", f"answers ({plan.strategy if plan.setup.engines else 'the host alone'}, simulated)"]
-    lines += [textwrap.fill(f"- {answer.text}", _WIDTH, subsequent_indent="  ") for answer in plan.answers]
-    if plan.curve:
-        lines += ["", f"an epoch with n engines like {plan.setup.engines[0].source}"]
-        lines += [f"{point.engines:4}  {seconds(point.epoch.seconds):>10}" for point in plan.curve]
-    return "\n".join([*lines, "", *notes(plan)])
-
-
-def notes(plan: Plan) -> list[str]:
-    """How the figures came about, and what has been assumed."""
-    lines = [f"assumed: {one}" for one in plan.setup.assumed]
-    if plan.simulated < plan.setup.batches:
-        lines.append(f"simulated: {plan.simulated:,} of the {plan.setup.batches:,} batches; seconds are scaled")
-    return lines
+def _seconds(value: float) -> str:
+    if value >= 7200:
+        return f"{value / 3600:,.1f} h"
+    return f"{value:,.0f} s" if value >= 1000 else f"{value:.4g} s"

@@ -63,8 +63,6 @@ def play_epoch(
     *,
     batches: int,
     workers: int = 1,
-    absent: frozenset[str] = frozenset(),
-    moves: tuple[tuple[float, str, bool], ...] = (),
     about: Callable[[float], float] = lambda seconds: seconds,
     slots: tuple[int, int] | None = None,
     room: int = QUOTA,
@@ -85,8 +83,6 @@ def play_epoch(
         strategy: one of ddlp's, or a user's.
         batches: of the epoch.
         workers: of the host; together they have the measured rate.
-        absent: sources that are not there at the beginning.
-        moves: when a source joins (True) or leaves (False), in seconds.
         about: returns a duration near the given one.
         slots: how many batches the host may hold, made by itself and taken; None: as the loader does.
         room: places in a spool at most.
@@ -154,7 +150,6 @@ def play_epoch(
         host_s=host_s, train_s=lambda position: about(step_s), fetch_s=fetch_s, host_workers=workers,
         device_s={path.source: device_s(path) for path in paths}, workers_of={path.source: path.workers for path in paths},
         quota=room, quota_of={name: min(room, count) for name, count in places.items()},
-        absent=absent & by_source.keys(), moves=tuple(move for move in moves if move[1] in by_source),
         pool=() if scales is None else tuple(by_source), starts_s=starts_s,
         progress=World.progress if scales is None else (),  # it is quicker so
         host_cpu_s=None if p_cycle is None else lambda position: about(p_cycle),

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
 from ddlp.planning.decide import estimate, host_spare, joules, ocycle_ratio, price
 from ddlp.planning.measured import OffloadPath
@@ -12,11 +11,10 @@ from ddlp.planning.play import Played, play_epoch
 from ddlp.planning.setup import Setup
 from ddlp.schedule.strategies import Strategy
 
-__all__ = ["SIMULATED", "WAITS", "WITH_MOVES", "Epoch", "epoch_of", "predict", "simulated"]
+__all__ = ["SIMULATED", "WAITS", "Epoch", "epoch_of", "predict", "simulated"]
 
-SIMULATED, WITH_MOVES = 1000, 3000  # batches at most: a longer epoch is simulated with so many; if engines join or leave
+SIMULATED = 1000  # batches at most: a longer epoch is simulated with so many
 WAITS = 0.05  # part of the epoch: if training waits less than this, training limits, as `ddlp analyse` has it
-_play: Callable[..., Played] = lru_cache(maxsize=256)(play_epoch)
 
 
 @dataclass(frozen=True)
@@ -26,7 +24,7 @@ class Epoch:
     Attributes:
         seconds: it takes.
         waiting: the part of these in which training has no batch.
-        limit: the stage that limits: "training", "host", "source", "transfer" or "spool"; "serial host" by the paper's rules.
+        limit: the stage that limits: "training", "host", "source", "transfer" or "spool".
         shares: the part of the batches that the host made, and each engine, by its name; the host is "".
         energy_j: None without watts.
         cost: None without prices.
@@ -42,22 +40,16 @@ class Epoch:
 
 def simulated(setup: Setup) -> int:
     """Return how many batches of an epoch are simulated."""
-    return min(setup.batches, WITH_MOVES if setup.moves else SIMULATED)
+    return min(setup.batches, SIMULATED)
 
 
 def predict(setup: Setup, strategy: type[Strategy], paths: tuple[OffloadPath, ...] | None = None) -> Epoch:
     """Simulate an epoch by the loader's ledger and this strategy. ``paths``: the engines that take part; None: all.
 
-    A long epoch is simulated with fewer batches (`simulated`). Its moments of joins and leaves are moved, and its seconds are
-    scaled, in proportion.
+    A long epoch is simulated with fewer batches (`simulated`), and its seconds are scaled in proportion.
     """
     taking = (setup.engines if paths is None else paths) if strategy.uses_device else ()
-    batches = simulated(setup)
-    scale = setup.batches / batches
-    moves = tuple((move.seconds / scale, move.engine, move.joins) for move in setup.moves)
-    played = _play(
-        setup.measured, taking, strategy, batches=batches, workers=setup.workers, absent=setup.absent, moves=moves
-    )  # fmt: skip
+    played = play_epoch(setup.measured, taking, strategy, batches=simulated(setup), workers=setup.workers)
     return epoch_of(setup, taking, played)
 
 

@@ -2,7 +2,7 @@
 
 The simulator plays the parts around them (the host's workers, the devices, the fetches, the accelerator) as events on
 a heap, so that a schedule of thousands of batches takes milliseconds and replays exactly. The property tests set faults in
-`World`. `paper_epoch` follows the event rules of the DDLP paper, for comparison.
+`World`.
 """
 
 from __future__ import annotations
@@ -380,33 +380,3 @@ class Simulation:
             self.ledger.verified(lease)
         else:
             self.ledger.damaged(lease)
-
-
-def paper_epoch(
-    n: int, host_s: float, device_s: float, csd_train_s: float, host_batches: int | None = None, *, literal: bool = False
-) -> tuple[float, int, int]:
-    """An epoch by the paper's own event rules; returns (seconds, batches trained, of them from the device).
-
-    ``host_s`` is the time to prepare a CPU batch and train on it, ``csd_train_s`` to fetch a device batch and train on it.
-    The device starts at 0 and never blocks; the host is serial and polls only before a step: if a device's batch is
-    ready it takes one, and then always a CPU batch (WRR, Algorithm 2). With ``host_batches`` it is MTE (Algorithm 1).
-    ``literal`` keeps Algorithm 2's fault: it compares the total with ``n`` for equality, and only after a CPU batch. An odd
-    device batch at the end then takes the total past ``n`` unnoticed.
-    """
-    now, total, used = 0.0, 0, 0
-    if host_batches is not None:
-        now = host_batches * host_s
-        for k in range(1, n - host_batches + 1):
-            now = max(now, k * device_s) + csd_train_s
-        return now, n, n - host_batches
-    while True:
-        if math.floor(now / device_s + 1e-9) > used:
-            used += 1
-            total += 1
-            now += csd_train_s
-            if not literal and total == n:
-                return now, total, used
-        total += 1
-        now += host_s
-        if total == n or total - used == n:  # in the second case the host's own sampler has run out
-            return now, total, used

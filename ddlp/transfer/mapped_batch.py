@@ -40,7 +40,7 @@ def map_batch(path: Path, expect_identity: str, expect_lease: int, layout: Layou
     Raises:
         MissingBatch, DamagedBatch: as `read_batch`.
     """
-    import torch  # imported here: callers that need only may_map, as ddlp bench engine, have no use for it
+    import torch  # imported here: callers that need only may_map, as benchmarks.engine, have no use for it
 
     with open_batch(path, layout) as descriptor:
         promised = promised_checksum(descriptor, expect_identity, expect_lease, layout)

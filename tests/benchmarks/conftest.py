@@ -28,12 +28,13 @@ def small_sets(tmp_path_factory):
 
 @pytest.fixture
 def forked(forks, monkeypatch):
-    """The fresh processes of startup, paper and host are forks. test_bare_loops_are_counted_together starts a real one."""
+    """The turns of startup, papers.scaled and host are forks. test_bare_loops_are_counted_together starts a real process."""
 
     def child(module: str, work: Mapping[str, Any], cpus: Sequence[int], timeout_s: float = 0.0) -> Any:
-        done = forks.run(module=module, given=json.dumps(work), environment=user_environment(), cpus=cpus)
+        code = f"import json, sys, {module} as bench\nprint(json.dumps(bench.turn(json.load(sys.stdin))))"
+        done = forks.run(code=code, given=json.dumps(work), environment=user_environment(), cpus=cpus)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])
 
-    for name in ("startup", "paper", "host"):
+    for name in ("startup", "papers.scaled", "host"):
         monkeypatch.setattr(f"benchmarks.{name}.child", child)

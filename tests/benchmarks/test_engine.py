@@ -1,4 +1,4 @@
-"""`ddlp bench engine`, run small: on this computer, and on a device over SSH."""
+"""`python -m benchmarks.engine`, run small: on this computer, and on a device over SSH."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 
 from benchmarks.engine import IMAGES, Result, table
 from csd_engine.kernels import kernel
-from ddlp import cli
 from ddlp.devices import address_book as book
+from tests.benchmarks.bench import bench
 from tests.ddlp.deploy.sshd import Sshd
 from tests.engine_process import EngineProcess, make_jpegs
 from tests.needs import need
@@ -32,7 +32,7 @@ def images(tmp_path):
 
 
 def check(capsys, *arguments):
-    assert cli.main(["bench", "engine", *arguments, *SMALL, "--json"]) == 0
+    assert bench(["engine", *arguments, *SMALL, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert len(result["engine"]) == len(result["bare"]) == 2 and min(result["engine"] + result["bare"]) > 0
     assert result["images"] % (4 * result["workers"]) == 0
@@ -77,18 +77,18 @@ def test_on_a_device(device, images, tmp_path, capsys, monkeypatch):
     assert check(capsys, "csd0", "--images", str(images / "class1"))["workers"] == 2
     assert check(capsys, "csd0")["workers"] == 2  # uses the first root that has images
     for elsewhere in (tmp_path / "there", IMAGES):
-        assert cli.main(["bench", "engine", "csd0", "--images", str(elsewhere), *SMALL]) == 1
+        assert bench(["engine", "csd0", "--images", str(elsewhere), *SMALL]) == 1
         assert "below none of csd0's roots" in capsys.readouterr().err
     shutil.rmtree(images)
-    assert cli.main(["bench", "engine", "csd0", *SMALL]) == 1
+    assert bench(["engine", "csd0", *SMALL]) == 1
     assert f"({tmp_path / 'labels'}, {images}). Mount them" in capsys.readouterr().err
     assert list(Path().iterdir()) == [], "the command made images"
 
 
 def test_what_is_missing_is_said(tmp_path, capsys):
-    assert cli.main(["bench", "engine"]) == 2
+    assert bench(["engine"]) == 2
     assert "--local" in capsys.readouterr().err
-    assert cli.main(["bench", "engine", "--local", "--images", str(tmp_path / "none")]) == 1
+    assert bench(["engine", "--local", "--images", str(tmp_path / "none")]) == 1
     assert "--images" in capsys.readouterr().err
 
 

@@ -11,9 +11,9 @@ import torch
 
 from benchmarks import gpu, train
 from benchmarks.train import Line, Result, aims, table
-from ddlp.cli import main
 from ddlp.transfer.file_readers import PinnedReader
 from ddlp.transfer.mapped_batch import may_map
+from tests.benchmarks.bench import bench
 from tests.engine_process import children
 
 
@@ -30,7 +30,7 @@ def test_each_way_beside_its_bound(capsys, tmp_path):
         pytest.skip(f"{tmp_path} is on no file system that is mapped, or in a chroot, where that can't be told")
     small = ["--batch", "4", "--size", "64", "--rounds", "2", "--reads", "3", "--files", "2", "--spool", str(tmp_path)]
     saved = tmp_path / "figures.json"
-    assert main(["bench", "gpu", "--device", "cpu", *small, "--ways", "pinned", "mmap", "--aims", "--save", str(saved)]) == 0
+    assert bench(["gpu", "--device", "cpu", *small, "--ways", "pinned", "mmap", "--aims", "--save", str(saved)]) == 0
     out = capsys.readouterr().out
     figures = json.loads(saved.read_text())
     assert set(figures["rates"]) == {
@@ -50,8 +50,8 @@ def test_the_pinned_way_with_other_blocks_beside_its_own(capsys, tmp_path, monke
 
     monkeypatch.setattr(PinnedReader, "__init__", seen)
     small = ["--batch", "4", "--size", "64", "--rounds", "1", "--reads", "3", "--files", "2", "--spool", str(tmp_path)]
-    command = ["bench", "gpu", "--device", "cpu", *small, "--ways", "pinned", "--pinned", "3x1", "8x16", "--json"]
-    assert main(command) == 0
+    command = ["gpu", "--device", "cpu", *small, "--ways", "pinned", "--pinned", "3x1", "8x16", "--json"]
+    assert bench(command) == 0
     figures = json.loads(capsys.readouterr().out)
     names = ("pinned", "pinned, 3 x 1 MiB", "pinned, 8 x 16 MiB")
     assert list(figures["rates"])[2:] == [f"{one}: {what}" for one in names for what in ("read", "read, verified, finished")]
@@ -59,7 +59,7 @@ def test_the_pinned_way_with_other_blocks_beside_its_own(capsys, tmp_path, monke
     assert len(figures["aims"]) == 1  # only the sizes that a loader uses have an aim
     for wrong in ("3", "0x4", "4x0", "axb"):
         with pytest.raises(SystemExit):
-            main(["bench", "gpu", "--pinned", wrong])
+            bench(["gpu", "--pinned", wrong])
         assert "READERSxMIB" in capsys.readouterr().err
 
 
@@ -78,7 +78,7 @@ def test_cold_each_read_is_of_a_file_that_was_forgotten(capsys, tmp_path, monkey
     monkeypatch.setattr(gpu, "_forget", forgetting)
     monkeypatch.setattr(PinnedReader, "read", reading)
     small = ["--batch", "2", "--size", "32", "--rounds", "1", "--reads", "5", "--files", "2", "--spool", str(tmp_path)]
-    assert main(["bench", "gpu", "--device", "cpu", "--cold", *small, "--ways", "pinned"]) == 0
+    assert bench(["gpu", "--device", "cpu", "--cold", *small, "--ways", "pinned"]) == 0
     assert "read from the disk" in capsys.readouterr().out
     warm_up_and_round, turns, with_the_way = 2, 4, 2
     assert sum(what == "forgotten" for what, _ in files) == warm_up_and_round * turns * 5
@@ -90,10 +90,10 @@ def test_cold_each_read_is_of_a_file_that_was_forgotten(capsys, tmp_path, monkey
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_way_that_is_not_here_is_said(capsys):
-    assert main(["bench", "gpu", "--device", "cpu", "--batch", "2", "--size", "32", "--rounds", "1", "--reads", "1"]) == 0
+    assert bench(["gpu", "--device", "cpu", "--batch", "2", "--size", "32", "--rounds", "1", "--reads", "1"]) == 0
     assert "gds: not here: " in capsys.readouterr().out
-    assert main(["bench", "gpu"]) == 1
-    assert main(["bench", "train"]) == 1
+    assert bench(["gpu"]) == 1
+    assert bench(["train"]) == 1
     assert capsys.readouterr().err.count("torch finds no GPU here") == 2
 
 
@@ -112,7 +112,7 @@ def test_epochs_of_a_model_beside_their_bound(capsys, small_sets, monkeypatch):
     monkeypatch.setattr(train, "_epoch", watched)
     sizes = ["--batch", "2", "--batches", "16", "--rounds", "1", "--host-cpus", "1", "--engine-cpus", "1", "--workers", "0"]
     model = ["--device", "cpu", "--model", "shufflenet_v2_x0_5"]
-    assert main(["bench", "train", "--data", str(small_sets), *model, *sizes, "--json"]) == 0
+    assert bench(["train", "--data", str(small_sets), *model, *sizes, "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
     lines = {line["name"]: line for line in figures["lines"]}
     assert list(lines) == ["DataLoader", "cpu", "mte", "wrr"]

@@ -1,4 +1,4 @@
-"""`ddlp bench host` and its contenders, run small: all prepare the same samples, and a different pixel is found."""
+"""`python -m benchmarks.host` and its contenders, run small: all prepare the same samples, and a different pixel is found."""
 
 import dataclasses
 import json
@@ -32,9 +32,9 @@ from benchmarks.contenders import (
 from benchmarks.data import PRESETS, cycle, loader, stream
 from benchmarks.host import Result, Table, aims, table
 from csd_engine.keyed import Keyed
-from ddlp.cli import main
 from ddlp.translate.portable import portable
 from ddlp.translate.transforms import translate
+from tests.benchmarks.bench import bench
 
 
 def test_the_middle_of_a_cycle_holds_each_image_once():
@@ -119,9 +119,9 @@ def test_ours_and_the_bare_loop_make_the_baselines_pixels(small_sets):
 
 
 def test_a_short_run(small_sets, capsys, tmp_path, forked):
-    arguments = ["bench", "host", "--data", str(small_sets), "--pipelines", "imagenet1", "--mean-kb", "110", "--rounds", "1"]
+    arguments = ["host", "--data", str(small_sets), "--pipelines", "imagenet1", "--mean-kb", "110", "--rounds", "1"]
     arguments += ["--images", "8", "--batch", "4", "--contenders", OURS, BASELINES[0], "--save", str(tmp_path / "figures")]
-    assert main([*arguments, "--json"]) == 0
+    assert bench([*arguments, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert json.loads((tmp_path / "figures").read_text())["tables"] == result["tables"]
     [found] = result["tables"]

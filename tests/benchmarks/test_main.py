@@ -1,6 +1,8 @@
-"""`ddlp bench --all`: all parts of the benches, one document; finished parts are kept."""
+"""`python -m benchmarks --all`: all parts of the benches, one document; finished parts are kept."""
 
+import argparse
 import contextlib
+import importlib
 import json
 import os
 import signal
@@ -11,47 +13,48 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.__main__ import Part, _path, document, planned
+from benchmarks.__main__ import BENCHES, Part, _path, document, planned
 from benchmarks.common import machine_line, user_environment
-from ddlp.cli import _BENCHES, main, make_parser
 from ddlp.process.machine import machine
+from tests.benchmarks.bench import bench
 from tests.ddlp.faults.scene import processes
 from tests.engine_process import until
 
 
 def test_every_bench_has_parts_that_its_own_options_take():
     for quick in (False, True):
-        found = planned(_BENCHES, quick)
+        found = planned(BENCHES, quick)
         want_a_gpu = set() if torch.cuda.is_available() else {"gpu", "train"}
-        assert {bench for _, bench, _ in found} == set(_BENCHES) - want_a_gpu
+        assert {bench for _, bench, _ in found} == set(BENCHES) - want_a_gpu
         assert len({title for title, _, _ in found}) == len(found)
-        for _, bench, arguments in found:
+        for _, name, arguments in found:
             with pytest.raises(SystemExit) as ended:
-                main(["bench", bench, *arguments, "-h"])
-            assert ended.value.code == 0, (bench, arguments)
+                bench([name, *arguments, "-h"])
+            assert ended.value.code == 0, (name, arguments)
 
 
-@pytest.mark.parametrize("bench", _BENCHES)
-def test_every_bench_saves_its_figures(bench):
+@pytest.mark.parametrize("name", BENCHES)
+def test_every_bench_saves_its_figures(name):
     """`--all` uses this option of each."""
-    given = ["bench", bench, "--save", "figures.json"]
-    assert make_parser(given).parse_args(given).save == Path("figures.json")
+    parser = argparse.ArgumentParser()
+    importlib.import_module(f"benchmarks.{name}").add_arguments(parser)
+    assert parser.parse_args(["--save", "figures.json"]).save == Path("figures.json")
 
 
 def test_the_document_and_what_was_kept(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("ddlp.cli._BENCHES", {"read": _BENCHES["read"]})
-    short = ["--rounds", "1", "--batch", "4", "--size", "32", "--reads", "2"]
-    monkeypatch.setattr("benchmarks.read.report_parts", lambda quick: [("A batch file into tensors", short)])
+    monkeypatch.setattr("benchmarks.__main__.BENCHES", {"pools": BENCHES["pools"]})
+    short = ["--engines", "1", "--batches", "2", "--rounds", "1"]
+    monkeypatch.setattr("benchmarks.pools.report_parts", lambda quick: [("A pool", short)])
     out = tmp_path / "docs" / "benchmarks.md"
-    arguments = ["bench", "--all", "--quick", "--document", str(out), "--parts", str(tmp_path / "parts")]
-    assert main(arguments) == 0
+    arguments = ["__main__", "--all", "--quick", "--document", str(out), "--parts", str(tmp_path / "parts")]
+    assert bench(arguments) == 0
     text = out.read_text()
-    assert "A quick run" in text and "## Aims:" in text and "raw read, fresh memory" in text and "Machine:" in text
-    [(title, _, given)] = planned({"read": _BENCHES["read"]}, True)
+    assert "A quick run" in text and "## Aims:" in text and "DataLoader, n + 1 workers" in text and "Machine:" in text
+    [(title, _, given)] = planned({"pools": BENCHES["pools"]}, True)
     kept = json.loads(_path(tmp_path / "parts", title).read_text())
-    assert kept["arguments"] == given and kept["status"] == 0 and len(kept["aims"]) == 3
+    assert kept["arguments"] == given and kept["status"] == 0 and len(kept["aims"]) == 1
     capsys.readouterr()
-    assert main([*arguments, "--resume"]) == 0
+    assert bench([*arguments, "--resume"]) == 0
     assert ": kept" in capsys.readouterr().err and out.read_text().count("\n") == text.count("\n")
 
 
@@ -69,7 +72,7 @@ def test_ended_by_a_signal_it_leaves_nothing_running_and_no_file(small_sets, tmp
     (tmp_path / "data" / "bench").symlink_to(small_sets)
     scratch = tmp_path / "tmp"
     scratch.mkdir()
-    command = [sys.executable, "-m", "ddlp", "bench", "--all", "--quick", "--only", "overlap"]
+    command = [sys.executable, "-m", "benchmarks", "--all", "--quick", "--only", "overlap"]
     command += ["--document", "found.md", "--parts", "parts"]
     environment = {**user_environment(), "TMPDIR": str(scratch)}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True, stderr=subprocess.PIPE) as process:
@@ -88,12 +91,12 @@ def test_ended_by_a_signal_it_leaves_nothing_running_and_no_file(small_sets, tmp
 def test_a_part_that_failed_stands_in_the_document():
     part = Part("A part", "host", ["--rounds", "1"], "failed with status 1", [], 1, 60.0, "today")
     text = document([part], False)
-    assert "## A part" in text and "failed with status 1" in text and "`ddlp bench host --rounds 1`" in text
+    assert "## A part" in text and "failed with status 1" in text and "`python -m benchmarks.host --rounds 1`" in text
 
 
-def test_without_all_it_says_what_to_give(capsys):
-    assert main(["bench"]) == 2
-    assert "--all" in capsys.readouterr().err
+def test_without_all_it_lists_them(capsys):
+    assert bench(["__main__"]) == 0
+    assert [line.split()[2] for line in capsys.readouterr().out.splitlines()] == [f"benchmarks.{name}" for name in BENCHES]
 
 
 def test_a_part_of_another_machine_names_it():

@@ -1,4 +1,4 @@
-"""`ddlp bench overhead`, run small; every strategy delivers every batch."""
+"""`python -m benchmarks.overhead`, run small; every strategy delivers every batch."""
 
 import json
 import re
@@ -7,20 +7,21 @@ from argparse import Namespace
 
 from benchmarks import overhead
 from benchmarks.overhead import Line, Result, aims, rules, run, table
-from ddlp.cli import main
 from ddlp.schedule.strategies import STRATEGIES
+from tests.benchmarks.bench import bench
 
 
 def test_a_short_run(capsys, monkeypatch):
     monkeypatch.setattr(overhead, "_IDLE_S", 0.3)
-    command = ["bench", "overhead", "--batches", "60", "--rounds", "1", "--json"]
-    assert main([*command, "--loaders", "cpu", "wrr"]) == 0
+    command = ["overhead", "--batches", "60", "--rounds", "1", "--json"]
+    assert bench([*command, "--loaders", "cpu", "wrr"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert [(line["what"], line["strategy"]) for line in result["lines"]] == [
         *(("rules", name) for name in STRATEGIES), ("loader", "cpu"), ("loader", "wrr"),
+        ("recorded", "cpu"), ("recorded", "wrr"),
     ]  # fmt: skip
     assert all(len(line["us"]) == len(line["mib"]) == 1 for line in result["lines"])
-    assert len(result["bare_us"]) == 2 and min(map(min, result["bare_us"])) > 0 and len(result["idle"]) == 1
+    assert len(result["bare_us"]) == 4 and min(map(min, result["bare_us"])) > 0 and len(result["idle"]) == 1
 
 
 def test_the_work_for_a_batch_does_not_grow_with_the_epoch():

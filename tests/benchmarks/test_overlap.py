@@ -1,4 +1,4 @@
-"""`ddlp bench overlap`, run small: its figures must agree with each other."""
+"""`python -m benchmarks.overlap`, run small: its figures must agree with each other."""
 
 import dataclasses
 import json
@@ -13,8 +13,8 @@ from benchmarks.common import two_cpus
 from benchmarks.data import loader
 from benchmarks.overlap import PEERS, Line, Result, aims, chosen_cpus, table
 from csd_engine.batchfile.writer import BatchWriter
-from ddlp.cli import main
 from ddlp.translate.portable import portable
+from tests.benchmarks.bench import bench
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs, one for each side")
@@ -22,8 +22,8 @@ def test_a_short_run(small_sets, capsys, monkeypatch):
     for name in ("DDLP_ENGINE_CPUS", "DDLP_ENGINE_SLOWDOWN"):  # the bench sets them; monkeypatch restores them afterwards
         monkeypatch.setenv(name, "")
     cpus = sorted(os.sched_getaffinity(0))
-    status = main([
-        *("bench", "overlap", "--data", str(small_sets), "--batches", "24", "--batch", "4", "--rounds", "1"),
+    status = bench([
+        *("overlap", "--data", str(small_sets), "--batches", "24", "--batch", "4", "--rounds", "1"),
         *("--seconds", "0.5", "--strategies", "csd", "wrr", "--slowdown", "3", "--host-cpu", str(cpus[0])),
         *("--csd-cpu", str(cpus[1]), "--json"),
     ])  # fmt: skip
@@ -67,7 +67,7 @@ def test_a_bare_engine_is_slow_at_its_files_as_well(small_sets, tmp_path, monkey
 
 
 def test_too_few_batches_is_said(capsys):
-    assert main(["bench", "overlap", "--batches", "3"]) == 1
+    assert bench(["overlap", "--batches", "3"]) == 1
     assert "take 100 or more" in capsys.readouterr().err
 
 

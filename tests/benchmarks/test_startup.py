@@ -1,4 +1,4 @@
-"""`ddlp bench startup`, run small."""
+"""`python -m benchmarks.startup`, run small."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from PIL import Image
 
 from benchmarks.data import MEANS_KB, set_directory
 from benchmarks.startup import Line, Result, _around, table
-from ddlp.cli import main
+from tests.benchmarks.bench import bench
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs, one for each side")
@@ -19,7 +19,7 @@ def test_a_short_run(tmp_path, capsys, forked):
         Image.effect_noise((60 + k, 50), 40).save(directory / "train" / "class" / f"{k}.jpg")
     (directory / "dataset.json").write_text("{}")  # marks the set as complete
     arguments = ["--data", str(tmp_path), "--rounds", "1", "--workers", "1", "--sizes", "small", "--batch", "4", "--json"]
-    assert main(["bench", "startup", *arguments]) == 0
+    assert bench(["startup", *arguments]) == 0
     result = json.loads(capsys.readouterr().out)
     assert [line["name"] for line in result["lines"]] == ["DataLoader", "DDLPLoader, cpu", "DDLPLoader, wrr"]
     assert all(len(line["seconds"]) == 1 and 0 < line["seconds"][0] < 60 for line in result["lines"])

@@ -11,7 +11,7 @@ from benchmarks.common import BenchFailed
 from benchmarks.torchvision_calls import rows_without_a_call
 from benchmarks.torchvision_rows import all_names, compare_row
 from csd_engine.transforms import warps
-from ddlp.cli import main
+from tests.benchmarks.bench import bench
 
 ENDS = 4  # v1's operator and v2's, each with the least and the largest parameters
 
@@ -76,10 +76,10 @@ def test_what_is_lapacks_is_called_lapacks():
 
 
 def test_the_command(capsys):
-    assert main(["bench", "torchvision", "--draws", "2", "--rows", "Invert", "decode BMP"]) == 0
+    assert bench(["torchvision_rows", "--draws", "2", "--rows", "Invert", "decode BMP"]) == 0
     said = capsys.readouterr().out
     assert "| decode BMP |  | 125,751 | 0 | 0 |  |" in said and "| Invert |" in said and "| all | |" in said
-    assert main(["bench", "torchvision", "--rows", "Nothing"]) == 1
+    assert bench(["torchvision_rows", "--rows", "Nothing"]) == 1
     assert "no row begins so" in capsys.readouterr().err
     with pytest.raises(BenchFailed, match="1 or more"):
         torchvision_rows.run(type("Options", (), {"draws": 0})())

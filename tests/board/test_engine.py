@@ -23,6 +23,7 @@ from ddlp.devices import address_book as book
 from ddlp.devices.device import Device
 from ddlp.sampledata import make_imagefolder
 from ddlp.sources.engine.device_link import link_to
+from tests.benchmarks.bench import bench
 from tests.engine_memory import (
     IMAGENET_FILES,
     LIMIT_BYTES,
@@ -113,7 +114,7 @@ def test_what_32_bits_cannot_count_or_map_is_refused(board, csd):
 @pytest.mark.slow
 def test_the_bench_tells_both_rates(board, csd, capsys):
     images = ["--images", str(board.data / "imagenet" / "train"), "--files", "20"]
-    assert cli.main(["bench", "engine", "csd0", *images, "--rounds", "2", "--seconds", "1", "--batch", "4", "--json"]) == 0
+    assert bench(["engine", "csd0", *images, "--rounds", "2", "--seconds", "1", "--batch", "4", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["versions"]["machine"].startswith("arm") and result["workers"] == WORKERS
     assert len(result["engine"]) == len(result["bare"]) == 2 and min(result["engine"] + result["bare"]) > 0

@@ -51,10 +51,10 @@ def test_a_bench_without_the_photographs_says_what_to_install(tmp_path: Path) ->
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules.update(skimage=None, sklearn=None)\n")
     environment = user_environment()
     environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), environment["PYTHONPATH"]])
-    command = [sys.executable, "-m", "ddlp", "bench", "overlap", "--data", str(tmp_path / "data")]
+    command = [sys.executable, "-m", "benchmarks.overlap", "--data", str(tmp_path / "data")]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert (done.returncode, done.stdout) == (1, "") and "Traceback" not in done.stderr, done.stderr
-    (line,) = (line for line in done.stderr.splitlines() if line.startswith("ddlp: "))
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("python -m benchmarks.overlap: "))
     assert "is not installed" in line and "pip install 'ddlp[quickstart]'" in line
 
 
@@ -71,6 +71,6 @@ for command in sys.argv[1:]:
 """
     commands = (
         "analyse", "trace", "report", "plan", "try", "run", "status", "deploy", "keys", "logs", "stop", "start", "energy",
-        "cache", "doctor", "parity", "bench",
+        "cache", "doctor", "parity",
     )  # fmt: skip
     subprocess.run([sys.executable, "-c", code, *commands], check=True, env=user_environment())

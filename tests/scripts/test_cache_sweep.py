@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.papers import page as paper_page
 from ddlp.sampledata import make_thumbnails
 from scripts import cache_sweep
 from scripts.cache_sweep import CACHEW, WAYS, Images, Parts, Point, crossing, loader_of, shape_agrees, table, verdict
+from scripts.results import Kept
 from tests.object_server import BUCKET, ObjectServer, files_below
 
 PARTS = Parts(storage_one=50, storage=100, disk_one=500, disk=1000, kept=300)
@@ -123,7 +123,7 @@ def test_a_short_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert cache_sweep.main([*arguments, "--json", "--write"]) in (0, 1)  # whether it agrees is a matter of time
     printed, said = capsys.readouterr()
     result = json.loads(printed)
-    kept = paper_page.Kept(**json.loads((tmp_path / "kept.json").read_text()))
+    kept = Kept(**json.loads((tmp_path / "kept.json").read_text()))
     assert kept.command.endswith("--workers 2 --rounds 1") and kept.figures == result["figures"]
     assert list(kept.figures) == ["slow, 0 ms", "slow, 30 ms"] and "2/2  slow, 30 ms" in said
     for figures in kept.figures.values():

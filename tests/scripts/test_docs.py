@@ -133,7 +133,7 @@ def test_every_public_name_is_explained(pages: dict[Path, Page], site: Path, mod
 def test_every_command_is_there(pages: dict[Path, Page], site: Path) -> None:
     assert {f"ddlp-{name}" for name in docs_hooks.commands()} <= pages[(site / "commands.html").resolve()].places
     text = (site / "commands.html").read_text()
-    for name in ("ddlp", "ddlp deploy", "ddlp energy compare", "ddlp bench"):
+    for name in ("ddlp", "ddlp deploy", "ddlp energy compare"):
         assert text.count(f"usage: {name} [-h]") == 1, name
     assert "--host-spool DIR" in text and "--quota-bytes SIZE" in text  # an option of ddlp deploy, and one of the engine
 
@@ -269,6 +269,20 @@ def test_commands_are_as_written(path: Path) -> None:
             if word.startswith("-") and word.split("=")[0].rstrip(",;") not in parser._option_string_actions:
                 wrong.append(f"{line}: no option {word}")
     assert not wrong
+
+
+def test_commands_of_benchmarks_are_as_written() -> None:
+    text = "\n".join(path.read_text() for path in TEXTS)
+    found = set(re.findall(r"python -m (benchmarks[\w.]*)([^`\n#]*)", text))
+    assert {name for name, _ in found} >= {"benchmarks", "benchmarks.host", "benchmarks.overlap", "benchmarks.papers.scaled"}
+    for name, rest in found:
+        module = importlib.import_module(name if name != "benchmarks" else "benchmarks.__main__")
+        if not hasattr(module, "add_arguments"):
+            continue
+        parser = argparse.ArgumentParser()
+        module.add_arguments(parser)
+        wrong = [word for word in rest.split() if word.startswith("--") and word not in parser._option_string_actions]
+        assert not wrong, f"{name}{rest}"
 
 
 @pytest.fixture(scope="module")

@@ -1,16 +1,17 @@
-"""The paper's table by its own rules, and `ddlp bench paper`, run small."""
+"""The paper's table by its own rules, and `python -m benchmarks.papers.scaled`, run small."""
 
 import json
 import statistics
 
 import pytest
 
+from benchmarks.papers.events import paper_epoch
 from benchmarks.papers.scaled import Line, Result, table
 from benchmarks.papers.table6 import clean_cells
-from ddlp.cli import main
-from ddlp.planning.simulate import Simulation, World, paper_epoch
+from ddlp.planning.simulate import Simulation, World
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.strategies import STRATEGIES
+from tests.benchmarks.bench import bench
 
 CELLS = list(clean_cells())
 
@@ -24,7 +25,7 @@ def test_the_papers_event_rules_give_its_printed_numbers():
 
 @pytest.mark.parametrize("name", ["wrr", "ordered", "mte"])
 def test_ours_are_at_the_limit_and_faster_than_the_papers(name):
-    """The table in simulated time. `ddlp bench paper` measures it in real time."""
+    """The table in simulated time. `python -m benchmarks.papers.scaled` measures it in real time."""
     n, faster = 500, {0: [], 16: []}
     for cell in CELLS:
         world = World(
@@ -40,7 +41,7 @@ def test_ours_are_at_the_limit_and_faster_than_the_papers(name):
 
 def test_a_short_run(capsys, forked):
     small = ["--batches", "30", "--step", "0.15", "--rounds", "1", "--rows", "1"]
-    assert main(["bench", "paper", *small, "--json"]) == 0
+    assert bench(["papers.scaled", *small, "--json"]) == 0
     lines = json.loads(capsys.readouterr().out)["lines"]
     assert [(line["cell"], line["processes"]) for line in lines] == [("WRN ImageNet1", 0)]
     assert all(line["seconds"][0] > line["limit_s"] and 0 < line["csd_batches"][0] < 30 for line in lines)

@@ -1,4 +1,4 @@
-"""`ddlp plan --validate paper`: the paper's figures come out, and a model with an error in it fails."""
+"""`benchmarks.papers.validation`: the paper's figures come out, and a model with an error in it fails."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.papers import table6, validation
+from benchmarks.papers.events import paper_epoch
 from benchmarks.papers.table6 import Cell, cells, clean_cells
-from benchmarks.papers.validation import Prediction, validate
-from ddlp import cli
-from ddlp.planning.simulate import paper_epoch
+from benchmarks.papers.validation import Prediction, main, validate
 
 VALIDATION = validate()
 
@@ -117,28 +116,28 @@ def test_an_error_in_the_model_fails(plant, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         plant(patch)
         missed = {aim.what for aim in validate().missed}
-        assert cli.main(["plan", "--validate", "paper"]) == 1
+        assert main([]) == 1
     table6._train_s.cache_clear()
     assert PLANTED[plant] in missed
     if plant is fitted_to_each_cell:
         assert len(missed) == 1
     said = capsys.readouterr()
     assert said.out.count("MISSED") == len(missed) == len(said.err.splitlines())
-    assert f"ddlp plan: {PLANTED[plant]}: must be " in said.err
+    assert f"validation: {PLANTED[plant]}: must be " in said.err
 
 
 def test_the_command_prints_every_cell_and_aim(capsys):
-    assert cli.main(["plan", "--validate", "paper"]) == 0
+    assert main([]) == 0
     said = capsys.readouterr()
     assert said.err == "" and "MISSED" not in said.out and said.out.count(" met\n") == len(VALIDATION.aims)
     assert "  AlexNet ImageNet1        0  48.480   31.240  37.319  +19.46%" in said.out
-    assert cli.main(["plan", "--validate", "paper", "--json"]) == 0
+    assert main(["--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert len(found["predictions"]) == len(VALIDATION.predictions) and all(aim["met"] for aim in found["aims"])
 
 
 def test_the_documentation_shows_its_output():
-    text = (Path(__file__).parents[3] / "docs/plan.md").read_text()
+    text = (Path(__file__).parents[3] / "docs/paper.md").read_text()
     block = re.findall(r"^```text\n(.*?)^```", text, re.MULTILINE | re.DOTALL)[-1]
     shown = [line for line in block.splitlines() if line != "  ..."]
     assert len(shown) > 15 and not set(shown) - set(validation.table(VALIDATION).splitlines())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ddlp import cli
+from tests.benchmarks.bench import bench
 from tests.ddlp.deploy.local_device import Device, ddlp
 
 
@@ -17,8 +18,8 @@ def test_what_a_login_shell_says_is_nobody_s_answer(make_device: Callable[..., D
     said = ddlp(capsys, "doctor", "csd0")
     assert "both see the same" in said and "operators and decoders make the same pixels" in said and "lingering" not in said
     assert "operators and decoders make the same pixels, 0 differ." in ddlp(capsys, "parity", "csd0")
-    bench = ["bench", "engine", "csd0", "--rounds", "1", "--seconds", "0.1", "--batch", "4"]
-    assert "bare Pillow loop" in ddlp(capsys, *bench)
+    assert bench(["engine", "csd0", "--rounds", "1", "--seconds", "0.1", "--batch", "4"]) == 0
+    assert "bare Pillow loop" in capsys.readouterr().out
     assert ddlp(capsys, "stop", "csd0") == "csd0 is stopped\n"
     assert ddlp(capsys, "stop", "csd0") == "csd0 did not run\n"
 

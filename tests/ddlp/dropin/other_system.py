@@ -142,7 +142,7 @@ if __name__ == "__main__":
             ddlp.DDLPLoader(sets[3], 4, **options)
         except ddlp.DDLPError as error:
             print(f"{type(error).__name__}: {error}")
-    for command in (["status"], ["deploy", "me@there"], ["bench", "host"], ["analyse", "there"]):
+    for command in (["status"], ["deploy", "me@there"], ["try", "there"], ["analyse", "there"]):
         said = io.StringIO()
         with contextlib.redirect_stderr(said):
             print(main(command), said.getvalue().strip())

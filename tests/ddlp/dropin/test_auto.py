@@ -14,7 +14,7 @@ import pytest
 import torch
 from torchvision import transforms
 
-import benchmarks.papers.standin
+import benchmarks.standin
 from csd_engine.prepare.operator_file import content_hash
 from ddlp import DDLPLoader, Device, Goal, ImageArrays, Power, load_operators
 from ddlp.observe import read_run
@@ -37,7 +37,7 @@ def engine(tmp_path: Path) -> Iterator[EngineProcess]:
 def operators(home: Path) -> Path:
     """An engine's directory of operators, with the one that sleeps."""
     (home / "operators").mkdir(mode=0o700)
-    source = Path(benchmarks.papers.standin.__file__).read_bytes()
+    source = Path(benchmarks.standin.__file__).read_bytes()
     (home / "operators" / f"{content_hash(source)}.py").write_bytes(source)
     return home / "operators"
 
@@ -59,7 +59,7 @@ class Same:
 
 def make_loader(engine: EngineProcess | None, device_s: float, own: tuple[Any, ...] = (), **options: Any) -> DDLPLoader:
     """Batches of one pixel. Host and device sleep HOST_S and `device_s` for each. ``own``: steps of the user's own."""
-    prepare = load_operators(benchmarks.papers.standin.__file__).prepare(host=os.getpid(), host_s=HOST_S, device_s=device_s)
+    prepare = load_operators(benchmarks.standin.__file__).prepare(host=os.getpid(), host_s=HOST_S, device_s=device_s)
     images = np.arange(BATCHES * 3, dtype=np.uint16).astype(np.uint8).reshape(BATCHES, 1, 1, 3)
     data = ImageArrays(images, range(BATCHES), transforms.Compose([prepare, *own, transforms.PILToTensor()]))
     device = None if engine is None else Device(engine.address, engine.keys, name="board")

@@ -28,6 +28,6 @@ def test_the_loader_does_what_torch_does(printed: Path, system: str, name: str) 
     sentence = f"{name} is not Linux, and ddlp prepares batches itself, and reaches devices, on Linux only"
     assert lines[0].startswith(f"ddlp: {sentence}; ") and "DDLPLoader works as torch's DataLoader does" in lines[0]
     assert [line.split(";")[0] for line in lines[1:3]] == [f"OtherSystem: {sentence}"] * 2
-    commands = [f"1 ddlp {command}: {sentence}" for command in ("status", "deploy", "bench", "analyse")]
+    commands = [f"1 ddlp {command}: {sentence}" for command in ("status", "deploy", "try", "analyse")]
     assert [line.split(";")[0] for line in lines[3:7]] == commands
     assert lines[7:] == ["ddlp"] and "Traceback" not in errors

@@ -1,9 +1,8 @@
-"""`ddlp plan --from-run` and `--html`: the recording's figures, and the page."""
+"""`ddlp plan --from-run`: the recording's figures, and what is given beside it."""
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from ddlp.cli import main
 from ddlp.errors import DDLPError
 from ddlp.observe import analyse, read_epoch, read_run
 from ddlp.observe.measured_run import IMAGE_BYTES, measured_run
-from ddlp.planning.compared import Recorded
+from ddlp.planning.plan import Recorded
 from ddlp.planning.play import Played
 from ddlp.recording.events import EpochEnded, Exhausted, HostBatch, Joined, LeaseGiven, Published, Rested, Step
 from tests.ddlp.observe.by_hand import BEGAN, TWO_SIDES, written
@@ -31,13 +30,13 @@ def test_figures_of_an_epoch_by_hand(tmp_path):
             "host_cpu_s": pytest.approx(1.0),  # the time of its fetch
         }],
     }  # fmt: skip
-    assert not any("224" in one for one in found.assumed) and any("--processors" in one for one in found.assumed)
+    assert not any("224" in one for one in found.assumed) and any("(processors)" in one for one in found.assumed)
     assumed = measured_run(trace)
     assert assumed.fields["batch_bytes"] == 2 * IMAGE_BYTES and any("224 x 224" in one for one in assumed.assumed)
     bandwidth = assumed.fields["engine"][0]["bandwidth"]
     assert bandwidth == pytest.approx(2 * 2 * IMAGE_BYTES), "the batch's transfer time stays the same"
     noted = measured_run(read_epoch(written(tmp_path / "0001.jsonl", TWO_SIDES, BEGAN._replace(processors=1.5))))
-    assert noted.fields["processors"] == 1.5 and not any("--processors" in one for one in noted.assumed)
+    assert noted.fields["processors"] == 1.5 and not any("(processors)" in one for one in noted.assumed)
 
 
 def test_the_recorded_epoch_stands_beside_the_predicted_ones(tmp_path, capsys):
@@ -45,8 +44,9 @@ def test_the_recorded_epoch_stands_beside_the_predicted_ones(tmp_path, capsys):
     written(tmp_path / "0000.jsonl", TWO_SIDES)
     found = measured_run(read_epoch(tmp_path / "0000.jsonl")).recorded
     assert found == Recorded("wrr", Played(4, 17.0, pytest.approx(8.0), 3, {"d": 1}))
-    watts = ["--host-watts", "10:20", "--accelerator-watts", "5", "--engine-watts", "1"]
-    given = ["plan", "--from-run", str(tmp_path), "--batches", "8", "--engine", "other=1", *watts]
+    setup = tmp_path / "setup.json"
+    setup.write_text('{"batches": 8, "host_watts": "10:20", "accelerator_watts": 5, "engine_watts": 1}')
+    given = ["plan", "--from-run", str(tmp_path), "--setup", str(setup), "--engine", "other=1"]
     assert main([*given, "--json"]) == 0
     cpu, row, *_ = json.loads(capsys.readouterr().out)["rows"]
     assert (row["name"], row["engines"], row["bound_s"]) == ("wrr, as recorded", ["d"], None)
@@ -54,8 +54,7 @@ def test_the_recorded_epoch_stands_beside_the_predicted_ones(tmp_path, capsys):
     assert epoch["seconds"] == pytest.approx(34.0) and epoch["waiting"] == pytest.approx(8 / 17), "twice as many batches"
     assert epoch["shares"] == {"": 0.75, "d": 0.25} and row["speed"] == pytest.approx(cpu["epoch"]["seconds"] / 34)
     assert 34 * (10 + 5 + 1) < epoch["energy_j"] < 34 * (20 + 5 + 1)
-    assert main([*given, "--html", str(tmp_path / "plan.html")]) == 0
-    assert "wrr, as recorded" in (tmp_path / "plan.html").read_text()
+    assert main(given) == 0 and "wrr, as recorded" in capsys.readouterr().out
 
 
 def test_what_lies_between_two_batches_counts(tmp_path):
@@ -109,73 +108,41 @@ def test_a_real_run_is_planned_from_what_ddlp_analyse_says(recorded: Path, capsy
     assert measured["host_processors"] == processors()
 
 
-def test_what_is_given_counts_more_than_the_recording(recorded: Path, capsys: pytest.CaptureFixture[str]):
+def test_what_is_given_counts_more_than_the_recording(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     trace = read_run(recorded / "wrr")[-1]
     (device,) = trace.began.devices
-    given = ["--step-s", "2", "--batch-bytes", "7M", "--engine", f"{device}=3"]
+    setup = tmp_path / "setup.json"
+    setup.write_text('{"step_s": 2, "batch_bytes": "7M"}')
+    given = ["--setup", str(setup), "--engine", f"{device}=3"]
     assert main(["plan", "--from-run", str(trace.path), *given, "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     measured = plan["setup"]["measured"]
     assert measured["step_s"] == 2 and measured["paths"][0]["alone_batches_per_s"] == 3
-    assert plan["source"].endswith(", the options")
+    assert plan["source"] == f"{trace.path}, {setup}, the options"
     assert measured["paths"][0]["bytes_per_batch"] == 7e6 and not any("224" in one for one in plan["setup"]["assumed"])
 
 
 @pytest.mark.parametrize("run", ["mte", "alone", "taken back", "lost", "broken off"])
-def test_every_kind_of_run_can_be_planned_from(recorded: Path, capsys: pytest.CaptureFixture[str], run: str):
-    status = main(["plan", "--from-run", str(recorded / run), "--host-rate", "50"])
+def test_every_kind_of_run_can_be_planned_from(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], run: str):
+    (tmp_path / "setup.json").write_text('{"host_rate": 50}')
+    status = main(["plan", "--from-run", str(recorded / run), "--setup", str(tmp_path / "setup.json")])
     said = capsys.readouterr()
     if run == "broken off":  # it ended after a single batch
         assert status == 1 and "no training step is recorded whole" in said.err
     else:
-        assert status == 0 and "\nanswers (" in said.out
+        assert status == 0 and "\nassumed: " in said.out
 
 
 def test_a_run_of_devices_alone_asks_for_the_hosts_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     events = [event for event in TWO_SIDES if type(event).__name__ != "HostBatch"]
     written(tmp_path / "0000.jsonl", events)
     assert main(["plan", "--from-run", str(tmp_path)]) == 2
-    assert "the host's rate is not known; give --host-rate" in capsys.readouterr().err
+    assert "the host's rate is not known; give host_rate" in capsys.readouterr().err
 
 
 def test_no_run_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["plan", "--from-run", str(tmp_path)]) == 1
     assert "no recorded run is there" in capsys.readouterr().err
-
-
-# -- the page ----------------------------------------------------------------------------------------------------------
-
-DESCRIBED = ["plan", "--step-s", "0.1", "--host-rate", "4", "--batches", "100", "--engine", "<csd>=2,spool"]
-
-
-def test_the_page_has_table_answers_and_curve(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    page, setup = tmp_path / "new" / "plan.html", tmp_path / "<i>.json"
-    setup.write_text("{}")
-    assert main([*DESCRIBED, "--setup", str(setup), "--html", str(page), "--json"]) == 0
-    said = capsys.readouterr()
-    plan, text = json.loads(said.out), page.read_text()
-    assert said.err == f"page: {page}\n"
-    for row in plan["rows"]:
-        assert f'<th scope="row">{row["name"].replace(chr(39), "&#x27;")}</th>' in text
-    assert all(re.sub("[<>]", "", one["question"]) in text for one in plan["answers"])
-    assert 'data-plot="engines"' in text and text.count('class="curve') == 2
-    assert "&lt;csd&gt;" in text and not {"<csd>", "<i>"} & set(re.findall("<.*?>", text))
-    assert "<script" not in text and "http" not in re.sub(r'http-equiv="Content-Security-Policy"', "", text)
-
-
-def test_without_an_engine_there_is_no_curve(tmp_path: Path):
-    page = tmp_path / "plan.html"
-    assert main([*DESCRIBED[:-2], "--html", str(page)]) == 0
-    assert "data-plot" not in page.read_text() and "The host alone" in page.read_text()
-
-
-def test_a_page_that_can_not_be_written_is_said_before_anything_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    (tmp_path / "file").touch()
-    assert main([*DESCRIBED, "--html", str(tmp_path / "file" / "plan.html")]) == 1
-    said = capsys.readouterr()
-    assert said.out == "" and "--html" in said.err and "can't be written" in said.err
-    wrong = tmp_path / "wrong.html"
-    assert main([*DESCRIBED, "--html", str(wrong), "--pool", "0"]) == 2 and not wrong.exists()
 
 
 def test_the_end_of_a_recording_does_not_matter(tmp_path: Path):

@@ -104,9 +104,16 @@ def test_a_slow_network_is_known_from_the_epoch_before(name, at_most_s):
     ((), ((25.0, "csd", False), (75.0, "csd", True), (100.0, "csd", False)), 200.0),
 ])  # fmt: skip
 def test_devices_join_and_leave(strategy, absent, moves, seconds):
-    played = play_epoch(HOST, (CSD,), strategy, batches=1000, absent=frozenset(absent), moves=moves)
-    assert played.seconds == pytest.approx(seconds, rel=0.03)
+    """Host and device make 4 batches a second each."""
+    assert elastic(strategy, 1000, frozenset(absent), moves).seconds == pytest.approx(seconds, rel=0.03)
 
 
 def test_the_host_makes_all_where_no_device_comes():
-    assert play_epoch(HOST, (CSD,), Csd, batches=100, absent=frozenset({"csd"})).seconds == pytest.approx(25.1)
+    assert elastic(Csd, 100, frozenset({"csd"})).seconds == pytest.approx(25.1)
+
+
+def elastic(strategy, batches, absent, moves=()):
+    world = World(
+        host_s=lambda _: 0.25, train_s=lambda _: 0.1, device_s={"csd": lambda _: 0.25}, absent=absent, moves=moves
+    )  # fmt: skip
+    return Simulation(Ledger(batches, host_slots=host_slots(1, 2, True), fetch_slots=FETCH_SLOTS), world, strategy.make).run()

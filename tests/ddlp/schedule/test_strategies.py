@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from ddlp.planning.simulate import Simulation, World, paper_epoch
+from ddlp.planning.simulate import Simulation, World
 from ddlp.schedule.claim_chunks import LONGEST, ClaimChunker
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.rates import Rates
@@ -191,8 +191,6 @@ def test_a_device_behind_a_slow_network_makes_no_epoch_slower(name, quota, fetch
 
 def test_the_papers_toy_example():
     """Section IV-D: 1000 batches, host 1/4 s, device 1 s, fetch and train 1/8 s."""
-    assert paper_epoch(1000, 0.25, 1.0, 0.125, host_batches=800) == (225.0, 1000, 200)
-    assert paper_epoch(1000, 0.25, 1.0, 0.125) == (222.25, 1000, 222)
     # Ours with the same rates and prefetching: the host makes 4 a second, the device 1, and training takes 1/8 s for each.
     bound = 1000 / (4 + 1)
     for name in ("wrr", "ordered"):
@@ -203,8 +201,7 @@ def test_the_papers_toy_example():
     assert bound <= outcome.seconds <= bound + 3.0
 
 
-def test_algorithm_2_taken_literally_overruns_and_ours_does_not():
-    assert paper_epoch(1000, 0.25, 1.0, 0.125, literal=True) == (285.625, 1285, 285)
+def test_where_the_papers_algorithm_2_overruns_ours_does_not():
     for n in (999, 1000, 1001):
         outcome, _ = epoch("wrr", n, 0.25, 1.0, 0.125)
         assert sorted(outcome.order) == list(range(n))
