@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scripts.fuzz_kernel import SOURCES, build
-from scripts.progressive_jpeg import progressive_jpeg
+from tests.fuzz.kernel import SOURCES, build
 from tests.needs import need
+from tests.progressive_jpeg import progressive_jpeg
 
 HASHES, COEFFICIENTS = (Path(__file__).with_name(name) for name in ("hashes.c", "coefficients.c"))
 PARTS = (  # the parts that know nothing of JPEG

@@ -1,8 +1,8 @@
-"""Changed files, descriptions and messages raise the documented error. `python -m scripts.fuzz_parsers` runs longer."""
+"""Changed files, descriptions and messages raise the documented error. `python -m tests.fuzz.parsers` runs longer."""
 
 import pytest
 
-from scripts.fuzz_parsers import PARSERS, fuzz
+from tests.fuzz.parsers import PARSERS, fuzz
 
 INPUTS = {
     "card": 2000, "state": 60, "message": 2000, "pipeline": 800, "dataset": 800, "layout": 800, "manifest": 500, "npy": 500,

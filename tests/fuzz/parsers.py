@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Feed changed files, descriptions and messages to their parsers: a parser may raise only the error that it documents.
 
-    python -m scripts.fuzz_parsers --seconds 60                       # all parsers, a minute each
-    python -m scripts.fuzz_parsers --only pipeline --inputs 2000000 --seed 7
+    python -m tests.fuzz.parsers --seconds 60                       # all parsers, a minute each
+    python -m tests.fuzz.parsers --only pipeline --inputs 2000000 --seed 7
 
 Each input is a valid one with a few changes. At the first input at which a parser raises another exception, the script prints
 the input and ends with status 1.

@@ -1,8 +1,8 @@
 """Run the kernel over damaged JPEGs: under sanitizers, or beside Pillow.
 
-    python -m scripts.fuzz_kernel --rounds 1000000 --seed 3     # under the address and undefined-behaviour sanitizers
-    python -m scripts.fuzz_kernel --guided 20000000 --seed 3    # under them too; libFuzzer looks for files that reach new code
-    python -m scripts.fuzz_kernel --seconds 600 --seed 3        # beside Pillow
+    python -m tests.fuzz.kernel --rounds 1000000 --seed 3     # under the address and undefined-behaviour sanitizers
+    python -m tests.fuzz.kernel --guided 20000000 --seed 3    # under them too; libFuzzer looks for files that reach new code
+    python -m tests.fuzz.kernel --seconds 600 --seed 3        # beside Pillow
 
 Under sanitizers it ends with status 1, and the sanitizer's report, at the first read or write in a wrong place. Beside Pillow
 it ends with status 1 at the first file that the kernel decodes to other pixels than Pillow, or decodes although Pillow refuses
@@ -32,7 +32,7 @@ from PIL import Image, _imaging
 
 import csd_engine.kernels
 from csd_engine.kernels.library import Context, Job, Kernel
-from scripts.check_kernel import KINDS, decoded, random_size
+from tests.fuzz.pixels import KINDS, decoded, random_size
 
 _DRIVER = Path(__file__).with_suffix(".c")
 SOURCES = Path(csd_engine.kernels.__file__).parent / "src"
@@ -92,7 +92,7 @@ def fuzz(kernel: list[Path], directory: Path, rounds: int, seed: int) -> subproc
 
 # -- guided by the code that is reached
 
-KEPT = Path(__file__).parent.parent / "tests/csd_engine/kernels/damaged_jpegs.zip"
+KEPT = Path(__file__).parents[1] / "csd_engine/kernels/damaged_jpegs.zip"
 _GUIDED_FLAGS = (*FLAGS, "-O2", "-fsanitize=fuzzer", "-DGUIDED")
 _MOST_BYTES = 1200  # of a file that libFuzzer makes
 _SIDE = 17  # of the images that it starts with: small ones are quick, and this one has cut blocks of every sampling
@@ -120,7 +120,7 @@ def guided(directory: Path, runs: int, seed: int, renew: bool) -> int:
         kernel = objects(directory, "clang", _GUIDED_FLAGS)
         program = build(_DRIVER, kernel, directory, "clang", _GUIDED_FLAGS)
     except FileNotFoundError:
-        print("fuzz_kernel: --guided needs clang (Debian: apt install clang libclang-rt-14-dev)", file=sys.stderr)
+        print("fuzz: --guided needs clang (Debian: apt install clang libclang-rt-14-dev)", file=sys.stderr)
         return 2
     found, kept = directory / "found", directory / "kept"
     found.mkdir()
@@ -327,7 +327,7 @@ def beside_pillow(seconds: float, seed: int, keep: Path | None) -> int:
     """Run `compare` for so many seconds and print what it found; returns the exit status."""
     found = csd_engine.kernels.kernel()
     if found is None:
-        print(f"fuzz_kernel: no kernel: {csd_engine.kernels.why_not()}", file=sys.stderr)
+        print(f"fuzz: no kernel: {csd_engine.kernels.why_not()}", file=sys.stderr)
         return 1
     until = time.monotonic() + seconds
     result = compare(found, seed, lambda files: time.monotonic() > until)

@@ -1,7 +1,7 @@
 """Compare the kernel with torchvision on Pillow, value by value, over every kind of JPEG.
 
-    python -m scripts.check_kernel                      # 20,000 samples, some minutes
-    python -m scripts.check_kernel --samples 200000 --seed 7 --variant sse2
+    python -m tests.fuzz.pixels                      # 20,000 samples, some minutes
+    python -m tests.fuzz.pixels --samples 200000 --seed 7 --variant sse2
 
 Prints a line for each kind. Ends with status 1 if a single value differs, or if the kernel left a sample to Pillow.
 """
@@ -26,7 +26,7 @@ from torchvision.transforms import functional as F
 from csd_engine.kernels import kernel, why_not
 from csd_engine.kernels.library import Context, Job
 from csd_engine.transforms.resample import native_order, vertical_first
-from scripts.progressive_jpeg import progressive_jpeg, segment
+from tests.progressive_jpeg import progressive_jpeg, segment
 
 FILTERS = {2: InterpolationMode.BILINEAR, 3: InterpolationMode.BICUBIC}
 
@@ -255,10 +255,10 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     found = kernel()
     if found is None:
-        print(f"check_kernel: no kernel: {why_not()}", file=sys.stderr)
+        print(f"pixels: no kernel: {why_not()}", file=sys.stderr)
         return 1
     if options.variant and not found.choose(options.variant):
-        print(f"check_kernel: this processor has no {options.variant}", file=sys.stderr)
+        print(f"pixels: this processor has no {options.variant}", file=sys.stderr)
         return 1
     tallies = run(found.context(), options.samples, options.seed)
     for kind, tally in tallies.items():
