@@ -40,8 +40,8 @@ from ddlp import DDLPLoader, Device, Goal, ImageArrays, Power, Prices, load_oper
 from ddlp.observe import read_epoch
 from ddlp.observe.measured_run import measured_run
 from ddlp.planning.controller import Controller
-from scripts.chaos.proxy import HERE, THERE
-from scripts.chaos.world import free_port
+from tests.chaos.proxy import HERE, THERE
+from tests.chaos.world import free_port
 from tests.engine_process import EngineProcess
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -56,7 +56,7 @@ class Setup:
     """Seconds a batch of each side, the side of a batch's square image in pixels, and what happens in the second epoch.
 
     Attributes:
-        latency_s: of each 16 KiB on the way, both ways, by `scripts.chaos.proxy`; 0: no relay.
+        latency_s: of each 16 KiB on the way, both ways, by `tests.chaos.proxy`; 0: no relay.
         event: "": nothing, "dies": the first engine is killed, and is back later; "slows": it takes 100 times as long.
         engines_s: of each engine.
     """
@@ -161,7 +161,7 @@ def engines(setup: Setup, home: Path) -> Iterator[tuple[list[Engine], list[Devic
 def _relay(port: int, latency_s: float) -> Iterator[str]:
     """A slow network before the engine at this port. Yields the address of its near end."""
     with subprocess.Popen(
-        [sys.executable, "-m", "scripts.chaos.proxy", str(port), str(port + PORT_STEP)],
+        [sys.executable, "-m", "tests.chaos.proxy", str(port), str(port + PORT_STEP)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY, start_new_session=True,
     ) as relay:  # fmt: skip
         assert relay.stdout is not None and relay.stdin is not None

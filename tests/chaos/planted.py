@@ -10,7 +10,7 @@ from csd_engine.protocol.sealed import Opener
 from ddlp.epoch.iterator import EpochIterator
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.states import CsdCopy, Entry, HostCopy
-from scripts.chaos.world import World, package_with
+from tests.chaos.world import World, package_with
 
 __all__ = ["PLANTED"]
 

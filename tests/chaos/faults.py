@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from csd_engine.protocol.cards import STALE_S
-from scripts.chaos.world import CardedEngine, Engine, NamedEngine, OwnProcesses, World, package_with
+from tests.chaos.world import CardedEngine, Engine, NamedEngine, OwnProcesses, World, package_with
 from tests.ddlp.faults.scene import alive
 from tests.engine_process import until
 

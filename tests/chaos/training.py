@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from ddlp import DDLPLoader
 from ddlp.devices.device import Data
-from scripts.chaos.faults import Fault, Mend
-from scripts.chaos.world import BATCH, IMAGES, REPOSITORY, Engine, Finding, OwnProcesses, Setting, World, ends_within_s
+from tests.chaos.faults import Fault, Mend
+from tests.chaos.world import BATCH, IMAGES, REPOSITORY, Engine, Finding, OwnProcesses, Setting, World, ends_within_s
 from tests.engine_process import until
 
 __all__ = ["ENDINGS", "Ending", "Plan", "draw_options", "train"]
@@ -251,7 +251,7 @@ _STAGES = ("imported", "made", "begun", "batch", "trained", "dropped")  # what t
 _SECOND_HOST = """
 import json, sys, time
 from ddlp import DDLPLoader, Device
-from scripts.chaos.world import checksum
+from tests.chaos.world import checksum
 from tests.ddlp.faults.scene import dataset
 def tell(*words): print(*words, flush=True)
 tell("imported")

@@ -1,4 +1,4 @@
-"""`python -m scripts.chaos`: a short run finds nothing, and a run finds a planted bug."""
+"""`python -m tests.chaos`: a short run finds nothing, and a run finds a planted bug."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ddlp.process.platforms import other_system
-from scripts.chaos.command import can_unshare, main
-from scripts.chaos.faults import FAULTS
-from scripts.chaos.planted import PLANTED
-from scripts.chaos.training import ENDINGS
+from tests.chaos.command import can_unshare, main
+from tests.chaos.faults import FAULTS
+from tests.chaos.planted import PLANTED
+from tests.chaos.training import ENDINGS
 
 pytestmark = pytest.mark.skipif(other_system() is not None, reason="engines run on Linux alone")
 

@@ -1,4 +1,4 @@
-"""The slopes of `scripts.soak`: growth is reported, noise is not. The whole script trains for minutes."""
+"""The slopes of `tests.chaos.soak`: growth is reported, noise is not. The whole script trains for minutes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from scripts.soak import Slope, main, told
+from tests.chaos.soak import Slope, main, told
 
 BATCHES = [630.0 * (number + 1) for number in range(100)]
 

@@ -1,4 +1,4 @@
-"""`python -m scripts.chaos`: faults while training, for some minutes, and a verdict."""
+"""`python -m tests.chaos`: faults while training, for some minutes, and a verdict."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from pathlib import Path
 
 from csd_engine.errors import EngineError, EngineUnreachable
 from ddlp.errors import DDLPError
-from scripts.chaos.faults import FAULTS, Fault, wait_for_engines
-from scripts.chaos.planted import PLANTED
-from scripts.chaos.training import ENDINGS, Ending, Plan, draw_ending
-from scripts.chaos.world import REPOSITORY, CardedEngine, Finding, OwnProcesses, World
+from tests.chaos.faults import FAULTS, Fault, wait_for_engines
+from tests.chaos.planted import PLANTED
+from tests.chaos.training import ENDINGS, Ending, Plan, draw_ending
+from tests.chaos.world import REPOSITORY, CardedEngine, Finding, OwnProcesses, World
 from tests.ddlp.faults.scene import processes
 
 __all__ = ["can_unshare", "main"]
@@ -37,10 +37,10 @@ _UNSHARE = ["unshare", "--mount", "--propagation", "private"]
 _ABOUT = """\
 Trains while faults strike. Checks that every sample comes exactly once, with its bits, and that nothing hangs or stays behind.
 
-  python -m scripts.chaos --seed 1 --minutes 30            everything, in an order that the seed decides
-  python -m scripts.chaos --seed 1 --rounds 5 --only net   faults whose names contain "net", for five rounds
-  python -m scripts.chaos --list                           the faults alone
-  python -m scripts.chaos --plant skipped-checksum         plant a bug first: the run must find it (exit status 1)
+  python -m tests.chaos --seed 1 --minutes 30            everything, in an order that the seed decides
+  python -m tests.chaos --seed 1 --rounds 5 --only net   faults whose names contain "net", for five rounds
+  python -m tests.chaos --list                           the faults alone
+  python -m tests.chaos --plant skipped-checksum         plant a bug first: the run must find it (exit status 1)
 
 Two engines run as processes of their own, each with a small spool; one of them is reached through a bad network. Two more with
 cards join them later. Each round makes a loader by chance (strategy, workers, devices, pool, transfer, order), trains one or
@@ -56,7 +56,7 @@ Exit status 0: nothing was found. 1: something was found; it is told with the ro
 def main(arguments: list[str] | None = None) -> int:
     """Run it; return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m scripts.chaos", description=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m tests.chaos", description=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add("--seed", type=int, default=0, help="seed of all draws (0)")
@@ -91,7 +91,7 @@ def _supervise(arguments: list[str]) -> int:
     """Run the command in another process, and check that nothing of it is left."""
     home = Path(tempfile.mkdtemp(prefix="ddlp-chaos-", dir="/tmp"))  # short: a socket's path may have at most 107 bytes
     mark = uuid.uuid4().hex
-    command = [sys.executable, "-m", "scripts.chaos", *arguments, "--inner", str(home)]
+    command = [sys.executable, "-m", "tests.chaos", *arguments, "--inner", str(home)]
     if can_unshare():
         # Its shared memory is its own: what other programs have there is no finding.
         own = 'mount -t tmpfs ddlp-chaos /dev/shm; exec "$@"'

@@ -28,8 +28,8 @@ from csd_engine.protocol.keys import make_keys
 from csd_engine.service.sealed_streams import PORT_STEP
 from ddlp import CardPool, DDLPLoader, Device, LocalPool
 from ddlp.sources.engine.device_link import link_to
-from scripts.chaos.own_code import OwnCode
-from scripts.chaos.proxy import HERE, THERE
+from tests.chaos.own_code import OwnCode
+from tests.chaos.proxy import HERE, THERE
 from tests.ddlp.faults.scene import Truth, alive, dataset, descendants, listing
 from tests.engine_process import EngineProcess, until
 from tests.small_images import make_images
@@ -178,7 +178,7 @@ class Engine:
 
 
 class NamedEngine(Engine):
-    """An engine that hosts know by its address and keys. ``relayed``: they reach it through `scripts.chaos.proxy`."""
+    """An engine that hosts know by its address and keys. ``relayed``: they reach it through `tests.chaos.proxy`."""
 
     def __init__(self, world: World, number: int, relayed: bool) -> None:
         port = free_port()
@@ -189,7 +189,7 @@ class NamedEngine(Engine):
         address = self._address
         if relayed:
             self._relay = subprocess.Popen(
-                [sys.executable, "-m", "scripts.chaos.proxy", str(port), str(port + PORT_STEP)],
+                [sys.executable, "-m", "tests.chaos.proxy", str(port), str(port + PORT_STEP)],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY,
             )  # fmt: skip
             assert self._relay.stdout is not None
@@ -212,7 +212,7 @@ class NamedEngine(Engine):
         return True
 
     def network(self, order: str) -> None:
-        """Send an order to the relay (`scripts.chaos.proxy`)."""
+        """Send an order to the relay (`tests.chaos.proxy`)."""
         assert self._relay is not None and self._relay.stdin is not None
         self._relay.stdin.write(f"{order}\n")
         self._relay.stdin.flush()
@@ -433,7 +433,7 @@ class World:
         found = listing()
         found["descriptors"] = sorted(one for one in found["descriptors"] if one not in ("pipe", "anon_inode"))
         below = [one for one in descendants() if not _of_engines(one.pid, mine)]
-        found["processes"] = sorted(one.command for one in below if "scripts.chaos.proxy" not in one.command)
+        found["processes"] = sorted(one.command for one in below if "tests.chaos.proxy" not in one.command)
         found["batch files"] = [str(path) for one in self.engines if one.runs for path in one.spool.glob("job-*")]
         return found
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Trains for very many batches through real engines, and says what grows meanwhile.
 
-    python -m scripts.soak                            # 100,000 batches; some minutes
-    python -m scripts.soak --batches 10000 --seed 3
+    python -m tests.chaos.soak                            # 100,000 batches; some minutes
+    python -m tests.chaos.soak --batches 10000 --seed 3
 
 Two engines run; one is reached through a relay. Each epoch trains under `csd` or `wrr`, and an evaluation follows it. In every
 third epoch the network to the second engine is cut and restored, so that it leaves and joins. Every sample has to come exactly
@@ -36,7 +36,7 @@ from pathlib import Path
 
 from csd_engine.machine.computer import process_memory
 from ddlp import DDLPLoader, ImageFiles
-from scripts.chaos.world import BATCH, IMAGES, Finding, World
+from tests.chaos.world import BATCH, IMAGES, Finding, World
 
 PER = 100_000  # batches, for which slopes are given
 REPEATS = 20  # of the images in an epoch
