@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from scripts.recipes.pipelines import STD
+from tests.recipes.pipelines import STD
 
 __all__ = ["BY_ONE", "difference", "worst"]
 

@@ -11,9 +11,9 @@ from torchvision import models, transforms
 from torchvision.transforms import v2
 from torchvision.transforms.functional import InterpolationMode
 
-from scripts.recipes import fakes
-from scripts.recipes.pipelines import MEAN, STD, crop, folder, to_float
-from scripts.recipes.recipe import Recipe
+from tests.recipes import fakes
+from tests.recipes.pipelines import MEAN, STD, crop, folder, to_float
+from tests.recipes.recipe import Recipe
 
 # -- torchvision: references/classification/presets.py ---------------------------------------------------------------
 

@@ -23,11 +23,11 @@ from torchvision.transforms import ToTensor
 from ddlp import DDLPLoader, ImageArrays
 from ddlp.errors import DDLPError
 from ddlp.process.cores import family
-from scripts.recipes import table
-from scripts.recipes.command import main
-from scripts.recipes.compare import BY_ONE, difference
-from scripts.recipes.listing import RECIPES
-from scripts.recipes.trial import Outcome, how_it_goes
+from tests.recipes import table
+from tests.recipes.command import main
+from tests.recipes.compare import BY_ONE, difference
+from tests.recipes.listing import RECIPES
+from tests.recipes.trial import Outcome, how_it_goes
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "recipes.md"
@@ -197,11 +197,11 @@ from pathlib import Path
 import torch
 from torch.utils.data import Dataset
 import ddlp
-from scripts.recipes import fakes
-from scripts.recipes.command import main
-from scripts.recipes.datasets import Described
-from scripts.recipes.listing import RECIPES
-from scripts.recipes.pipelines import train
+from tests.recipes import fakes
+from tests.recipes.command import main
+from tests.recipes.datasets import Described
+from tests.recipes.listing import RECIPES
+from tests.recipes.pipelines import train
 
 class Wrong(Described):
     """Describes the same files in another order: each image has its neighbour's label."""

@@ -9,9 +9,9 @@ from typing import Any
 from PIL import Image, ImageFilter, ImageOps
 from torchvision import transforms
 
-from scripts.recipes import fakes
-from scripts.recipes.pipelines import MEAN, STD, crop, folder
-from scripts.recipes.recipe import Recipe
+from tests.recipes import fakes
+from tests.recipes.pipelines import MEAN, STD, crop, folder
+from tests.recipes.recipe import Recipe
 
 
 class Views:

@@ -17,9 +17,9 @@ from torchvision import transforms
 from torchvision.transforms import functional
 
 import ddlp
-from scripts.recipes import fakes
-from scripts.recipes.pipelines import MEAN, STD, crop, evaluate, folder, to_float, train
-from scripts.recipes.recipe import Recipe
+from tests.recipes import fakes
+from tests.recipes.pipelines import MEAN, STD, crop, evaluate, folder, to_float, train
+from tests.recipes.recipe import Recipe
 
 _OWN = Path(__file__).with_name("grain.py")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from scripts.recipes import datasets, operators, others, presets, usercode, views
-from scripts.recipes.recipe import Recipe
+from tests.recipes import datasets, operators, others, presets, usercode, views
+from tests.recipes.recipe import Recipe
 
 RECIPES: list[Recipe] = [
     *operators.RECIPES, *presets.RECIPES, *views.RECIPES, *usercode.RECIPES, *datasets.RECIPES, *others.RECIPES,

@@ -10,9 +10,9 @@ import torch
 from torchvision import transforms
 from torchvision.transforms import v2
 
-from scripts.recipes import fakes
-from scripts.recipes.pipelines import crop, folder, to_float
-from scripts.recipes.recipe import Draws, Recipe
+from tests.recipes import fakes
+from tests.recipes.pipelines import crop, folder, to_float
+from tests.recipes.recipe import Draws, Recipe
 
 
 def _jitter(kinds: Any, fixed: bool) -> list[Any]:

@@ -13,9 +13,9 @@ from torchvision import datasets as tv
 from torchvision import transforms
 
 import ddlp
-from scripts.recipes import fakes
-from scripts.recipes.pipelines import crop, evaluate, folder, to_float, train
-from scripts.recipes.recipe import Draws, MakeFiles, OpenSet, Recipe
+from tests.recipes import fakes
+from tests.recipes.pipelines import crop, evaluate, folder, to_float, train
+from tests.recipes.recipe import Draws, MakeFiles, OpenSet, Recipe
 
 _TORCHVISION, _OTHERS = "torchvision's data sets", "Other data sets that travel"
 

@@ -17,9 +17,9 @@ from torchvision import tv_tensors
 from torchvision.ops import masks_to_boxes
 from torchvision.transforms import v2
 
-from scripts.recipes import fakes
-from scripts.recipes.pipelines import MEAN, STD
-from scripts.recipes.recipe import Recipe
+from tests.recipes import fakes
+from tests.recipes.pipelines import MEAN, STD
+from tests.recipes.recipe import Recipe
 
 _VISION, _OTHERS = "Detection and segmentation", "Audio, tables and text"
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from benchmarks.common import spread
 from ddlp.errors import DDLPError
-from scripts.recipes.recipe import Recipe
-from scripts.recipes.trial import SAME, Outcome
+from tests.recipes.recipe import Recipe
+from tests.recipes.trial import SAME, Outcome
 
 __all__ = ["BEGIN", "END", "SLOW", "around", "shown", "summary", "write"]
 
-BEGIN = "<!-- The table begins: python -m scripts.recipes --write docs/recipes.md makes it. -->"
+BEGIN = "<!-- The table begins: python -m tests.recipes --write docs/recipes.md makes it. -->"
 END = "<!-- The table ends. -->"
 #: No recipe should be slower than this, in times DataLoader's rate.
 SLOW = 0.95

@@ -1,9 +1,9 @@
 """Tries each recipe with torch's DataLoader and with ddlp, and makes the table of docs/recipes.md.
 
-  python -m scripts.recipes --quick                            all of them, in about ten minutes
-  python -m scripts.recipes --only timm --only "ImageFolder"   those whose names contain one of these
-  python -m scripts.recipes --list                             only prints their names
-  python -m scripts.recipes --quick --write docs/recipes.md    puts the table into that page
+  python -m tests.recipes --quick                            all of them, in about ten minutes
+  python -m tests.recipes --only timm --only "ImageFolder"   those whose names contain one of these
+  python -m tests.recipes --list                             only prints their names
+  python -m tests.recipes --quick --write docs/recipes.md    puts the table into that page
 
 Each recipe runs in a process of its own, pinned to one CPU. The table says:
 
@@ -39,11 +39,11 @@ import torch
 from benchmarks.common import Terminated, end_on_sigterm, machine_line, say
 from ddlp.errors import DDLPError
 from ddlp.process.machine import machine
-from scripts.recipes.listing import RECIPES
-from scripts.recipes.photographs import make_photographs
-from scripts.recipes.recipe import Recipe
-from scripts.recipes.table import around, shown, summary, write
-from scripts.recipes.trial import Outcome, missing_packages, try_recipe
+from tests.recipes.listing import RECIPES
+from tests.recipes.photographs import make_photographs
+from tests.recipes.recipe import Recipe
+from tests.recipes.table import around, shown, summary, write
+from tests.recipes.trial import Outcome, missing_packages, try_recipe
 
 __all__ = ["main"]
 
@@ -84,7 +84,7 @@ def main(given: Sequence[str] | None = None, recipes: Sequence[Recipe] = RECIPES
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        "python -m scripts.recipes", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        "python -m tests.recipes", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", action="append", metavar="NAME", help="recipes whose name contains this; may be given again")
     parser.add_argument("--list", action="store_true", help="print the names and try nothing")
@@ -145,7 +145,7 @@ def _run(options: argparse.Namespace, recipes: Sequence[Recipe]) -> int:
     if options.write:
         asked = {"--photos": options.photos, "--rounds": options.rounds}
         sized = [f"{name} {value}" for name, value in asked.items() if value is not None]
-        command = " ".join(["python -m scripts.recipes", *["--quick"] * options.quick, *sized, "--write docs/recipes.md"])
+        command = " ".join(["python -m tests.recipes", *["--quick"] * options.quick, *sized, "--write docs/recipes.md"])
         write(options.write, f"{summary(found)}\n\n{_figures(command, size, took_s)}\n\n{shown(recipes, outcomes)}")
         say(f"recipes: {options.write} has the table")
     return 0 if all(one.works or one.missing for one in found) else 1

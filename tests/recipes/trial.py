@@ -20,8 +20,8 @@ from benchmarks.common import alternate
 from ddlp.loader import DDLPLoader
 from ddlp.process.cores import ran_on
 from ddlp.tryout.rounds import ratios
-from scripts.recipes.compare import BY_ONE, difference, worst
-from scripts.recipes.recipe import Recipe
+from tests.recipes.compare import BY_ONE, difference, worst
+from tests.recipes.recipe import Recipe
 
 __all__ = ["Outcome", "how_it_goes", "missing_packages", "try_recipe"]
 
