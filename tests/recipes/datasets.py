@@ -15,7 +15,7 @@ from torchvision import transforms
 import ddlp
 from tests.recipes import fakes
 from tests.recipes.pipelines import crop, evaluate, folder, to_float, train
-from tests.recipes.recipe import Draws, MakeFiles, OpenSet, Recipe
+from tests.recipes.recipe import Draws, MakeFiles, OpenSet, Recipe, Way
 
 _TORCHVISION, _OTHERS = "torchvision's data sets", "Other data sets that travel"
 
@@ -66,10 +66,11 @@ def _torchvision(
     draws: Draws = "fixed",
     needs: tuple[str, ...] = (),
     batch: int = 16,
+    way: Way = "whole",
     **options: Any,
 ) -> Recipe:
     opened = partial(_tv, name, options, unchecked)
-    return Recipe(name, _TORCHVISION, (name,), files, opened, transform, draws=draws, needs=needs, batch=batch)
+    return Recipe(name, _TORCHVISION, files, opened, transform, way, draws=draws, needs=needs, batch=batch)
 
 
 class MyFolder(tv.ImageFolder):
@@ -177,26 +178,26 @@ def _npy(root: Path, photos: Sequence[Path]) -> None:
     np.save(root / "labels.npy", labels)
 
 
-def _other(name: str, covers: str, files: MakeFiles, opened: OpenSet, transform: Any = train, **options: Any) -> Recipe:
-    return Recipe(name, _OTHERS, (covers,), files, opened, transform, **options)
+def _other(name: str, files: MakeFiles, opened: OpenSet, transform: Any = train, **options: Any) -> Recipe:
+    return Recipe(name, _OTHERS, files, opened, transform, **options)
 
 
 RECIPES = [
-    Recipe("ImageFolder", _TORCHVISION, ("ImageFolder",), fakes.imagefolder, folder, train),
+    Recipe("ImageFolder", _TORCHVISION, fakes.imagefolder, folder, train),
     Recipe(
-        "an ImageFolder subclass", _TORCHVISION, ("ImageFolder subclass",), fakes.imagefolder, partial(_folder_of, MyFolder),
+        "an ImageFolder subclass", _TORCHVISION, fakes.imagefolder, partial(_folder_of, MyFolder),
         train,
     ),
     Recipe(
-        "a DatasetFolder subclass", _TORCHVISION, ("DatasetFolder subclass",), fakes.imagefolder, partial(_folder_of, MyFiles),
+        "a DatasetFolder subclass", _TORCHVISION, fakes.imagefolder, partial(_folder_of, MyFiles),
         train,
     ),
     _torchvision("ImageNet", fakes.imagenet),
     _torchvision("Imagenette", fakes.imagenette),
     _torchvision("Food101", fakes.food101),
     _torchvision("OxfordIIITPet", fakes.pets),
-    _torchvision("Caltech101", fakes.caltech101, _colours, needs=("scipy",)),
-    _torchvision("Caltech256", fakes.caltech256, _colours),
+    _torchvision("Caltech101", fakes.caltech101, _colours, needs=("scipy",), way="host"),
+    _torchvision("Caltech256", fakes.caltech256, _colours, way="host"),
     _torchvision("Flowers102", fakes.flowers102, unchecked=True, needs=("scipy",)),
     _torchvision("Places365", fakes.places365, unchecked=True),
     _torchvision("StanfordCars", fakes.stanford_cars, needs=("scipy",)),
@@ -205,7 +206,7 @@ RECIPES = [
     _torchvision("EuroSAT", fakes.eurosat, plain, draws="none", batch=32),
     _torchvision("Country211", fakes.country211),
     _torchvision("SUN397", fakes.sun397),
-    _torchvision("INaturalist", fakes.inaturalist),
+    _torchvision("INaturalist", fakes.inaturalist, way="host"),
     _torchvision("LFWPeople", fakes.lfw, unchecked=True, split="train"),
     _torchvision("CelebA", fakes.celeba, _colours, unchecked=True),
     _torchvision("GTSRB", fakes.gtsrb, evaluate, draws="none"),
@@ -220,21 +221,21 @@ RECIPES = [
     _torchvision("USPS", fakes.usps, plain, draws="none", batch=64),
     _torchvision("FER2013", fakes.fer2013, plain, unchecked=True, draws="none", batch=64),
     Recipe(
-        "ImageFolder, loader=torchvision's decode_image", _TORCHVISION, ("loader= of torchvision's decoder",),
-        fakes.imagefolder, _torchvision_decodes, _on_tensors,
+        "ImageFolder, loader=torchvision's decode_image", _TORCHVISION,
+        fakes.imagefolder, _torchvision_decodes, _on_tensors, way="host",
     ),
     Recipe(
-        "ImageFolder, loader=torchcodec's decode_image", _TORCHVISION, ("loader= of torchcodec",), fakes.imagefolder,
-        _torchcodec_decodes, _on_tensors, needs=("torchcodec",),
+        "ImageFolder, loader=torchcodec's decode_image", _TORCHVISION, fakes.imagefolder,
+        _torchcodec_decodes, _on_tensors, way="host", needs=("torchcodec",),
     ),
-    Recipe("PNG files", _TORCHVISION, ("PNG",), fakes.pngs, folder, train),
-    Recipe("WebP files", _TORCHVISION, ("WebP",), fakes.webps, folder, train),
-    _other("timm's ImageDataset", "timm's ImageDataset", fakes.imagefolder, partial(_timm, {}), needs=("timm",)),
-    _other("timm's ImageDataset on a tar file", "timm's ImageDataset, tar", _class_tar, _timm_tar, needs=("timm",)),
-    _other("TarImages on WebDataset's shards", "ddlp.TarImages", fakes.shards, _tar_images),
-    _other("ddlp.ImageFiles", "ddlp.ImageFiles", fakes.table, partial(_image_files, "numbers")),
-    _other("ddlp.ImageFiles, targets are dicts", "targets of any type: dicts", fakes.table, partial(_image_files, "dicts")),
-    _other("ddlp.ImageFiles, targets are texts", "targets of any type: texts", fakes.table, partial(_image_files, "texts")),
-    _other("__ddlp__ in one line", "__ddlp__", fakes.table, Described),
-    _other("ddlp.ImageArrays", "ddlp.ImageArrays", _npy, _arrays, small, batch=64),
+    Recipe("PNG files", _TORCHVISION, fakes.pngs, folder, train),
+    Recipe("WebP files", _TORCHVISION, fakes.webps, folder, train),
+    _other("timm's ImageDataset", fakes.imagefolder, partial(_timm, {}), needs=("timm",)),
+    _other("timm's ImageDataset on a tar file", _class_tar, _timm_tar, way="host", needs=("timm",)),
+    _other("TarImages on WebDataset's shards", fakes.shards, _tar_images),
+    _other("ddlp.ImageFiles", fakes.table, partial(_image_files, "numbers")),
+    _other("ddlp.ImageFiles, targets are dicts", fakes.table, partial(_image_files, "dicts")),
+    _other("ddlp.ImageFiles, targets are texts", fakes.table, partial(_image_files, "texts")),
+    _other("__ddlp__ in one line", fakes.table, Described),
+    _other("ddlp.ImageArrays", _npy, _arrays, small, batch=64),
 ]  # fmt: skip

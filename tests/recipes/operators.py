@@ -82,28 +82,31 @@ def _image_first_eval(fixed: bool) -> Any:
     )
 
 
-def _recipe(name: str, covers: str, transform: Callable[[bool], Any], **options: Any) -> Recipe:
-    return Recipe(name, "Operators", (covers,), fakes.imagefolder, folder, transform, **options)
+def _recipe(name: str, transform: Callable[[bool], Any], **options: Any) -> Recipe:
+    return Recipe(name, "Operators", fakes.imagefolder, folder, transform, **options)
 
 
 RECIPES = [
     *(
         _recipe(
-            f"{name} {version}", f"{name} {version}", partial(_behind_crop, make, kinds), draws=_DRAWS.get(name, "fixed")
+            f"{name} {version}", partial(_behind_crop, make, kinds), draws=_DRAWS.get(name, "fixed"),
+            blurs=name == "GaussianBlur",
         )
         for name, make in OPERATORS.items()
         for version, kinds in VERSIONS.items()
     ),
     *(
-        _recipe(f"{name} {version}", f"{name} {version}", partial(_crops, name, kinds), draws="none", batch=8)
+        _recipe(f"{name} {version}", partial(_crops, name, kinds), draws="none", way="prefix", batch=8)
         for name in ("FiveCrop", "TenCrop")
         for version, kinds in VERSIONS.items()
     ),
     *(
-        _recipe(f"{name} {version}", f"{name} {version}", partial(_policy, name, kinds), draws="free")
+        _recipe(
+            f"{name} {version}", partial(_policy, name, kinds), draws="free", way="prefix" if name == "AugMix" else "whole"
+        )
         for name in POLICIES
         for version, kinds in VERSIONS.items()
     ),
-    _recipe("v2, ToImage first", "ToImage first", _image_first),
-    _recipe("v2, ToImage first, evaluation", "ToImage first, evaluation", _image_first_eval, draws="none"),
+    _recipe("v2, ToImage first", _image_first, way="host"),
+    _recipe("v2, ToImage first, evaluation", _image_first_eval, draws="none", way="host"),
 ]

@@ -19,7 +19,7 @@ from torchvision.transforms import v2
 
 from tests.recipes import fakes
 from tests.recipes.pipelines import MEAN, STD
-from tests.recipes.recipe import Recipe
+from tests.recipes.recipe import Recipe, Way
 
 _VISION, _OTHERS = "Detection and segmentation", "Audio, tables and text"
 
@@ -191,19 +191,21 @@ def numbers(root: Path, transform: Any) -> Any:
     return rows.remove_columns("tokens").with_format("torch")
 
 
-def _vision(name: str, files: Any, opened: Any, transform: Any, **options: Any) -> Recipe:
-    return Recipe(name, _VISION, (name,), files, opened, transform, **options)
+def _vision(name: str, files: Any, opened: Any, transform: Any, way: Way = "host", **options: Any) -> Recipe:
+    return Recipe(name, _VISION, files, opened, transform, way, **options)
 
 
 def _other(name: str, files: Any, opened: Any, transform: Any = nothing, **options: Any) -> Recipe:
-    return Recipe(name, _OTHERS, (name,), files, opened, transform, **{"draws": "none", "batch": 64, **options})
+    return Recipe(name, _OTHERS, files, opened, transform, "host", **{"draws": "none", "batch": 64, **options})
 
 
 _LISTS = {"collate_fn": listed}
 RECIPES = [
     _vision("VOC, detection", fakes.voc, voc_detection, ssd, options=_LISTS),
     _vision("VOC, segmentation", fakes.voc, voc_segmentation, segmentation),
-    _vision("COCO, detection to one size", fakes.coco, coco_detection, fixed_size, options=_LISTS, needs=("pycocotools",)),
+    _vision(
+        "COCO, detection to one size", fakes.coco, coco_detection, fixed_size, "prefix", options=_LISTS, needs=("pycocotools",)
+    ),
     _vision("Oxford pets, trimaps", fakes.pets, pet_trimaps, segmentation),
     _vision("Penn-Fudan, the tutorial's data set", fakes.penn_fudan, PennFudan, ssd, options=_LISTS, batch=4),
     _other("WAV files, spectra", fakes.waves, waves, are_fixed, draws="fixed", batch=16),

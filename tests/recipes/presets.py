@@ -150,71 +150,63 @@ def _timm_erasing(fixed: bool) -> Any:
     return transforms.Compose([*crop(fixed), *to_float(normalize=True), erasing])
 
 
-def _recipe(name: str, covers: tuple[str, ...], transform: Callable[[bool], Any], **options: Any) -> Recipe:
-    return Recipe(name, "Presets", covers, fakes.imagefolder, folder, transform, **options)
+def _recipe(name: str, transform: Callable[[bool], Any], **options: Any) -> Recipe:
+    return Recipe(name, "Presets", fakes.imagefolder, folder, transform, **options)
 
 
 _SAME_CROP = {"scale": (1.0, 1.0), "ratio": (1.0, 1.0), "hflip": 1.0}
 RECIPES = [
-    _recipe("torchvision's train preset", ("reference preset, train",), partial(_train, {})),
+    _recipe("torchvision's train preset", partial(_train, {})),
+    _recipe("its preset with RandAugment", partial(_train, {"auto_augment_policy": "ra"}), draws="free"),
     _recipe(
-        "its preset with RandAugment", ("reference preset, RandAugment",), partial(_train, {"auto_augment_policy": "ra"}),
-        draws="free",
-    ),
-    _recipe(
-        "its preset with TrivialAugmentWide and RandomErasing, v2", ("reference preset, TrivialAugmentWide",),
+        "its preset with TrivialAugmentWide and RandomErasing, v2",
         partial(_train, {"auto_augment_policy": "ta_wide", "random_erase_prob": 0.1, "use_v2": True, "crop_size": 176}),
         draws="free",
     ),
     _recipe(
-        "its preset with AutoAugment", ("reference preset, AutoAugment",),
+        "its preset with AutoAugment",
         partial(_train, {"auto_augment_policy": "imagenet"}), draws="free",
     ),
     _recipe(
-        "its preset with AugMix", ("reference preset, AugMix",), partial(_train, {"auto_augment_policy": "augmix"}),
-        draws="free",
+        "its preset with AugMix", partial(_train, {"auto_augment_policy": "augmix"}), draws="free", way="prefix",
     ),
-    _recipe("its preset on tensors", ("reference preset, tensor backend",), partial(_train, {"backend": "tensor"})),
-    _recipe("torchvision's eval preset", ("reference preset, eval",), partial(_evaluate, {}), draws="none"),
+    _recipe("its preset on tensors", partial(_train, {"backend": "tensor"}), way="host"),
+    _recipe("torchvision's eval preset", partial(_evaluate, {}), draws="none"),
+    _recipe("its eval preset, v2", partial(_evaluate, {"resize_size": 232, "use_v2": True}), draws="none"),
+    _recipe("ColorJitter(0.4, 0.4, 0.4) and Normalize", _jitter),
     _recipe(
-        "its eval preset, v2", ("reference preset, eval v2",), partial(_evaluate, {"resize_size": 232, "use_v2": True}),
-        draws="none",
-    ),
-    _recipe("ColorJitter(0.4, 0.4, 0.4) and Normalize", ("preset with ColorJitter 0.4",), _jitter),
-    _recipe(
-        "ResNet50_Weights.IMAGENET1K_V2.transforms()", ("weights.transforms()",),
+        "ResNet50_Weights.IMAGENET1K_V2.transforms()",
         partial(_weights, "ResNet50_Weights.IMAGENET1K_V2"), draws="none",
     ),
     _recipe(
-        "EfficientNet_B0_Weights.DEFAULT.transforms()", ("weights.transforms(), bicubic",),
+        "EfficientNet_B0_Weights.DEFAULT.transforms()",
         partial(_weights, "EfficientNet_B0_Weights.DEFAULT"), draws="none",
     ),
-    _recipe("timm, evaluation", ("create_transform, evaluation",), partial(_timm, {}, {}), draws="none", needs=("timm",)),
+    _recipe("timm, evaluation", partial(_timm, {}, {}), draws="none", needs=("timm",)),
     _recipe(
-        "timm, training's defaults", ("create_transform, training",),
+        "timm, training's defaults",
         partial(_timm, {"is_training": True}, {**_SAME_CROP, "color_jitter": None}), needs=("timm",),
     ),
     _recipe(
-        "timm, rand-m9-mstd0.5-inc1-mmax9, re_prob 0.25", ("rand-m9-mstd0.5-inc1 + re_prob 0.25",),
+        "timm, rand-m9-mstd0.5-inc1-mmax9, re_prob 0.25",
         # mmax9: mstd sometimes draws magnitude 10. timm's Posterize then leaves no bits, which Pillow 13 refuses.
         partial(_timm, {"is_training": True, "auto_augment": "rand-m9-mstd0.5-inc1-mmax9", "re_prob": 0.25}, {}), draws="free",
         needs=("timm",),
     ),
     _recipe(
-        "timm, rand-m7-n3 (RandAugment without mstd)", ("timm RandAugment variant",),
+        "timm, rand-m7-n3 (RandAugment without mstd)",
         partial(_timm, {"is_training": True, "auto_augment": "rand-m7-n3"}, {}), draws="free", needs=("timm",),
     ),
     _recipe(
-        "timm, original (AutoAugment)", ("timm AutoAugment",),
+        "timm, original (AutoAugment)",
         partial(_timm, {"is_training": True, "auto_augment": "original"}, {}), draws="free", needs=("timm",),
     ),
     _recipe(
-        "timm, augmix-m5-w4-d2", ("timm AugMix",),
-        partial(_timm, {"is_training": True, "auto_augment": "augmix-m5-w4-d2"}, {}), draws="free", needs=("timm",),
+        "timm, augmix-m5-w4-d2",
+        partial(_timm, {"is_training": True, "auto_augment": "augmix-m5-w4-d2"}, {}), draws="free", way="prefix",
+        needs=("timm",),
     ),
-    _recipe(
-        "timm's crop and MaybeToTensor", ("RandomResizedCropAndInterpolation", "MaybeToTensor"), _timm_crop, needs=("timm",)
-    ),
-    _recipe("timm's Posterize", ("timm Posterize",), _timm_posterize, needs=("timm",)),
-    _recipe("timm's RandomErasing", ("timm RandomErasing",), _timm_erasing, needs=("timm",)),
+    _recipe("timm's crop and MaybeToTensor", _timm_crop, needs=("timm",)),
+    _recipe("timm's Posterize", _timm_posterize, needs=("timm",)),
+    _recipe("timm's RandomErasing", _timm_erasing, needs=("timm",)),
 ]  # fmt: skip

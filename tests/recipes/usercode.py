@@ -19,7 +19,7 @@ from torchvision.transforms import functional
 import ddlp
 from tests.recipes import fakes
 from tests.recipes.pipelines import MEAN, STD, crop, evaluate, folder, to_float, train
-from tests.recipes.recipe import Recipe
+from tests.recipes.recipe import Recipe, Way
 
 _OWN = Path(__file__).with_name("grain.py")
 
@@ -195,35 +195,31 @@ def webdataset(root: Path, transform: Any) -> Any:
     return pipeline.decode("pil").to_tuple("jpg", "cls").map_tuple(transform, lambda label: label)
 
 
-def _recipe(name: str, covers: str, transform: Any, **options: Any) -> Recipe:
-    return Recipe(name, "Behind a known prefix", (covers,), fakes.imagefolder, folder, transform, **options)
+def _recipe(name: str, transform: Any, way: Way = "prefix", **options: Any) -> Recipe:
+    return Recipe(name, "Behind a known prefix", fakes.imagefolder, folder, transform, way=way, **options)
 
 
-def _own(name: str, covers: str, files: Any, opened: Any, transform: Any = train, **options: Any) -> Recipe:
-    return Recipe(name, "Data sets of one's own", (covers,), files, opened, transform, **options)
+def _own(name: str, files: Any, opened: Any, transform: Any = train, **options: Any) -> Recipe:
+    return Recipe(name, "Data sets of one's own", files, opened, transform, way="host", **options)
 
 
 RECIPES = [
-    _recipe("albumentations on arrays", "albumentations on arrays", _with_albumentations, needs=("albumentations",)),
-    _recipe("a lambda", "lambda", _with_lambda),
-    _recipe("a transform class of one's own", "own class", _with_own_class),
-    _recipe("a lambda behind ToTensor", "own code on tensors", _on_tensors),
-    _recipe("load_operators, with draws", "load_operators", partial(_with_operator, "grain")),
-    _recipe("load_operators, identity", "load_operators, identity", partial(_with_operator, "same")),
-    _own("CSV, Pillow, torchvision", "CSV + Pillow + torchvision", fakes.table, Table),
+    _recipe("albumentations on arrays", _with_albumentations, needs=("albumentations",)),
+    _recipe("a lambda", _with_lambda),
+    _recipe("a transform class of one's own", _with_own_class),
+    _recipe("a lambda behind ToTensor", _on_tensors),
+    _recipe("load_operators, with draws", partial(_with_operator, "grain"), way="whole"),
+    _recipe("load_operators, identity", partial(_with_operator, "same"), way="whole"),
+    _own("CSV, Pillow, torchvision", fakes.table, Table),
     _own(
-        "CSV, Pillow, albumentations", "user data set with albumentations", fakes.table, Table, _with_albumentations,
+        "CSV, Pillow, albumentations", fakes.table, Table, _with_albumentations,
         needs=("albumentations",),
     ),
-    _own("CSV, evaluation", "user data set, evaluation", fakes.table, Table, evaluate, draws="none"),
-    _own("a data set that gives dicts", "samples as dicts", fakes.table, Dicts),
-    _own(
-        "Hugging Face, bytes in Arrow, with_transform", "Hugging Face, Arrow bytes", fakes.parquet, arrow, needs=("datasets",)
-    ),
-    _own("Hugging Face, files, with_transform", "Hugging Face, files", fakes.imagefolder, arrow_files, needs=("datasets",)),
-    _own(
-        "WebDataset's own pipeline", "WebDataset's own pipeline", fakes.shards, webdataset, needs=("webdataset",), stream=True
-    ),
-    _own("LMDB", "LMDB", fakes.lmdb_file, Lmdb, needs=("lmdb",)),
-    _own("Parquet", "parquet", fakes.parquet, Parquet, needs=("pyarrow",)),
+    _own("CSV, evaluation", fakes.table, Table, evaluate, draws="none"),
+    _own("a data set that gives dicts", fakes.table, Dicts),
+    _own("Hugging Face, bytes in Arrow, with_transform", fakes.parquet, arrow, needs=("datasets",)),
+    _own("Hugging Face, files, with_transform", fakes.imagefolder, arrow_files, needs=("datasets",)),
+    _own("WebDataset's own pipeline", fakes.shards, webdataset, needs=("webdataset",), stream=True),
+    _own("LMDB", fakes.lmdb_file, Lmdb, needs=("lmdb",)),
+    _own("Parquet", fakes.parquet, Parquet, needs=("pyarrow",)),
 ]  # fmt: skip

@@ -107,8 +107,8 @@ def dino(fixed: bool) -> Any:
 
 
 RECIPES = [
-    Recipe("SimCLR, two views", "Several views", ("SimCLR",), fakes.imagefolder, folder, simclr, batch=8),
-    Recipe("BYOL, two views", "Several views", ("BYOL",), fakes.imagefolder, folder, byol, batch=8),
-    Recipe("MoCo v2, two views", "Several views", ("MoCo",), fakes.imagefolder, folder, moco, batch=8),
-    Recipe("DINO, multi-crop", "Several views", ("DINO multi-crop",), fakes.imagefolder, folder, dino, batch=8),
+    Recipe("SimCLR, two views", "Several views", fakes.imagefolder, folder, simclr, batch=8, blurs=True),
+    Recipe("BYOL, two views", "Several views", fakes.imagefolder, folder, byol, batch=8, blurs=True),
+    Recipe("MoCo v2, two views", "Several views", fakes.imagefolder, folder, moco, batch=8, way="prefix"),
+    Recipe("DINO, multi-crop", "Several views", fakes.imagefolder, folder, dino, batch=8, way="prefix"),
 ]
