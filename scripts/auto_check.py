@@ -45,7 +45,7 @@ from tests.chaos.world import free_port
 from tests.engine_process import EngineProcess
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-OPERATOR = Path(__file__).with_name("sleeping_operator.py")
+OPERATOR = Path(__file__).parents[1] / "tests" / "sleeping_operator.py"
 FIXED = ("cpu", "wrr", "ordered", "mte")
 _children: set[subprocess.Popen[str]] = set()  # trainings at work
 IMAGES = 4  # different ones, few, since a slow network carries them first; the epoch has them again and again

@@ -227,7 +227,7 @@ def run(work: Path) -> None:
     # Training as the same user. It may read all files: this checkout's Python may lie in root's home.
     right = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
     command = ["setpriv", "--reuid", str(user), "--regid", str(group), "--clear-groups", *right, sys.executable, "-m"]
-    command += ["scripts.pool_epochs", str(work / "images"), "--cards", str(work / "cards"), "--engines", str(len(pods))]
+    command += ["tests.templates.pool_epochs", str(work / "images"), "--cards", str(work / "cards"), "--engines", str(len(pods))]
     home = {"HOME": str(work / "home"), "DDLP_HOME": str(work / "home/ddlp"), "XDG_CACHE_HOME": str(work / "home")}
     with subprocess.Popen(command, cwd=ROOT, env={**os.environ, **home}, stdout=subprocess.PIPE, text=True) as training:
         assert training.stdout is not None

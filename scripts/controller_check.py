@@ -28,8 +28,8 @@ from benchmarks.common import Terminated, child, end_on_sigterm, say, two_cpus
 from ddlp.sampledata import make_imagefolder
 from scripts.cache_decisions import WORKS
 from scripts.markdown import markdown_table
-from scripts.pool_bed import Bed
 from scripts.results import RESULTS, result
+from tests.ddlp.pools.bed import Bed
 
 KEPT = RESULTS / "controller-check.json"
 STEPS_MS = (0, 8)

@@ -20,8 +20,9 @@ from ddlp.sources.base import EpochSink
 from ddlp.sources.engine.connections import EngineConnections
 from ddlp.sources.engine.embedded import EmbeddedOptions
 from ddlp.sources.engine.source import EngineSource
-from scripts import auto_check, pool_bed
+from scripts import auto_check
 from tests.ddlp.faults.scene import until
+from tests.ddlp.pools.bed import Bed
 from tests.ddlp.pools.conftest import HOST_S
 from tests.ddlp.pools.test_local import there, wait_for
 
@@ -139,7 +140,7 @@ def test_engines_come_while_training_waits_and_go_when_it_does_not(leaves_nothin
 
 def test_an_engine_with_a_card_is_used_while_training_waits_and_let_go_when_it_does_not(sleeps, tmp_path, monkeypatch, told):
     monkeypatch.setenv("DDLP_HOME", str(tmp_path / "home"))
-    with pool_bed.Bed(tmp_path, 1, HOST_S) as bed:
+    with Bed(tmp_path, 1, HOST_S) as bed:
         pool = CardPool(bed.cards, max=1)
         come_and_go(loader_of(pool, 480), pool, 1, sleeps)
         assert len(CardPool(bed.cards).engines()) == 1, "it goes on without this loader"

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Trains through a `ddlp.RayPool` whose engines come, go and die, on a real Ray cluster of several nodes on this machine.
 
-    python -m scripts.ray_churn                               # 20 epochs, 200 events; up to an hour on two cores
-    python -m scripts.ray_churn --epochs 2 --events 10 --seed 3
+    python -m tests.chaos.ray_churn                               # 20 epochs, 200 events; up to an hour on two cores
+    python -m tests.chaos.ray_churn --epochs 2 --events 10 --seed 3
 
 In each epoch this happens at steps drawn from --seed: an actor is killed (`ray.kill`), an engine's process is killed
 (SIGKILL), a node is removed with all its processes, a node is added, or the pool is asked for another number of engines. Each
@@ -37,7 +37,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from ddlp import DDLPLoader, ImageFiles, RayPool
-from scripts.ray_cluster import RayCluster
+from tests.ray_cluster import RayCluster
 from tests.small_images import make_images
 
 IMAGES, BATCH = 320, 4
@@ -71,7 +71,7 @@ class Churn:
 
     def __init__(self, cluster: RayCluster, seed: int, user_code: bool) -> None:
         self.cluster, self.user_code = cluster, user_code
-        here = {"env_vars": {"PYTHONPATH": str(Path(__file__).resolve().parents[1])}} if user_code else None
+        here = {"env_vars": {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}} if user_code else None
         self.pool = RayPool(0, NODES[1], cluster.address, 1, user_code=user_code, runtime_env=here)
         self.random = random.Random(seed)
         self.events: Counter[str] = Counter()

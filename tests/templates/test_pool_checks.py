@@ -23,7 +23,7 @@ def run(*command: str) -> str:
 
 def test_slurm():
     need("slurmctld")
-    said = run("scripts/slurm_check.sh", "3")
+    said = run("tests/templates/slurm_cluster.sh", "3")
     assert said.count("each once and with the host's bits") == 2 and said.count("nothing is left") == 2
 
 

@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes on this machine, for tests and `scripts/ray_churn.py`: real raylets, on loopback alone.
+"""A Ray cluster of several nodes on this machine, for tests and `tests/chaos/ray_churn.py`: real raylets, on loopback alone.
 
 It runs in a process of its own, so that the process that trains never imports ray. All its files are in one directory, which it
 removes. Nothing is reported to anybody: Ray's usage statistics are off.
@@ -46,7 +46,7 @@ class RayCluster:
         self.home = Path(tempfile.mkdtemp(prefix="ddlp-ray-"))
         with open(self.home / "log", "wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "scripts.ray_cluster", str(cpus), str(autoscaled)], stdin=subprocess.PIPE,
+                [sys.executable, "-m", "tests.ray_cluster", str(cpus), str(autoscaled)], stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE, stderr=log, cwd=Path(__file__).resolve().parents[1], start_new_session=True,
                 env=_environment(self.home), text=True,
             )  # fmt: skip

@@ -2,14 +2,14 @@
 # Trains from the object storages of others: S3 and Google Cloud Storage as moto answers for them, Azure as Azurite does. Samples,
 # what is kept, changed objects, and an engine that requests them itself.
 #
-#   ./scripts/clouds_check.sh
+#   ./tests/ddlp/objects/clouds.sh
 #
 # moto and Azurite go into an environment of their own, so that their requirements change nothing in the project's.
 #
 # DDLP_CLOUDS    another place for that environment (default: .venv-clouds in the project)
 # PYTHON         as for scripts/setup_venv.sh
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../../.."
 case ${1:-} in -h | --help) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
 clouds=${DDLP_CLOUDS:-$PWD/.venv-clouds}
 source scripts/setup_venv.sh

@@ -1,6 +1,6 @@
 """Epochs with a pool of engines that are found by cards, for scripts that start the engines in another way each.
 
-    python -m scripts.pool_epochs IMAGES [--cards DIR] [--engines 2] [--epochs 2]
+    python -m tests.templates.pool_epochs IMAGES [--cards DIR] [--engines 2] [--epochs 2]
 
 Each sample must come exactly once in each epoch, with the bits that the host alone makes; every engine must have made a batch
 in the first epoch. The line "epoch 1 is under way" tells another process when it may end an engine.

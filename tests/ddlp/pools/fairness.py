@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """How the jobs that use the engines of one directory of cards share them, beside their max-min fair shares.
 
-    python -m scripts.pool_fairness                   # a minute and a half for each case
-    python -m scripts.pool_fairness --cases 2 --seconds 10 --hosts
-    python -m scripts.pool_fairness --hostile         # what a host gets beside a hostile one; five minutes
+    python -m tests.ddlp.pools.fairness                   # a minute and a half for each case
+    python -m tests.ddlp.pools.fairness --cases 2 --seconds 10 --hosts
+    python -m tests.ddlp.pools.fairness --hostile         # what a host gets beside a hostile one; five minutes
 
 Each job is a training process. Two or four of different appetite have two engines: some train slowly and want half an engine,
 others take all that they get, and their batches are small or large. An operator that sleeps stands for heavy preparation, so
@@ -47,7 +47,7 @@ from csd_engine.protocol.keys import load_pair, load_public
 from csd_engine.transforms import Pipeline
 from ddlp.sources.engine.events import LeaseFailed, LeasePublished
 from ddlp.sources.engine.link import EngineLink
-from scripts.pool_bed import OPERATOR, Bed, loader_of
+from tests.ddlp.pools.bed import OPERATOR, Bed, loader_of
 from tests.engine_process import EngineProcess, Recipe, make_jpegs
 from tests.hostile_client import ATTACKS, attack, list_client
 
@@ -114,7 +114,7 @@ class _Running:
         home.mkdir(exist_ok=True)
         text = json.dumps({**asdict(job), "wants": min(job.wants, 1e9)})
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "scripts.pool_fairness", "--job", text, str(cards)], stdout=subprocess.PIPE, text=True,
+            [sys.executable, "-m", "tests.ddlp.pools.fairness", "--job", text, str(cards)], stdout=subprocess.PIPE, text=True,
             env={**os.environ, "DDLP_HOME": str(home)},
         )  # fmt: skip
         assert self.process.stdout is not None
@@ -248,7 +248,7 @@ class _Host:
 
     def __init__(self, *command: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "scripts.pool_fairness", *command], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "tests.ddlp.pools.fairness", *command], stdout=subprocess.PIPE, text=True
         )
         assert self.process.stdout is not None
         self.told: list[tuple[float, int]] = []

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # templates/pools/slurm.sh on a Slurm cluster of several nodes, all on this machine: munged, slurmctld, and a slurmd for each node.
 #
-#   sudo ./scripts/slurm_check.sh [NODES]      # default 3: training on one, an engine on each of the others
+#   sudo ./tests/templates/slurm_cluster.sh [NODES]      # default 3: training on one, an engine on each of the others
 #
 # Wants slurmctld, slurmd, slurm-client and munge (Debian's packages), and .venv. A node is a network namespace with an address and a
 # host name of its own. The cluster has its own process numbers, too: its end is the end of all of its processes. Nothing of this
@@ -14,10 +14,10 @@ nodes=${1:-3}
 
 # -- outside: namespaces and a directory -----------------------------------------------------------------------------------------
 if [ "${2:-}" != inside ]; then
-  cd "$(dirname "$(readlink -f "$0")")/.."
-  [ "$(id -u)" = 0 ] || { echo "slurm_check: needs root, for namespaces: sudo $0" >&2; exit 1; }
+  cd "$(dirname "$(readlink -f "$0")")/../.."
+  [ "$(id -u)" = 0 ] || { echo "slurm: needs root, for namespaces: sudo $0" >&2; exit 1; }
   for program in slurmctld slurmd sbatch munged; do
-    command -v "$program" >/dev/null || { echo "slurm_check: no $program: apt-get install slurmctld slurmd slurm-client munge" >&2; exit 1; }
+    command -v "$program" >/dev/null || { echo "slurm: no $program: apt-get install slurmctld slurmd slurm-client munge" >&2; exit 1; }
   done
   work=$(mktemp -d /tmp/ddlp-slurm-XXXXXX)
   trap 'rm -rf "$work"' EXIT
@@ -93,14 +93,14 @@ sinfo
 export PATH=$PWD/.venv/bin:$PATH PYTHONPATH=$PWD HOME=$work/home DDLP_HOME=$work/home/keys TMPDIR=$work/local
 python -c 'import pathlib, sys, tests.small_images as small; small.make_images(pathlib.Path(sys.argv[1]), 400)' "$work/images"
 job=(--nodes="$nodes" --output="$work/job.out" --error="$work/job.err" templates/pools/slurm.sh "$work/images"
-  python -m scripts.pool_epochs "$work/images" --engines $((nodes - 1)))
+  python -m tests.templates.pool_epochs "$work/images" --engines $((nodes - 1)))
 
 # ended WHAT: nothing of the last job may be left.
 ended() {
   local left
-  left=$(find "$work/home" "$work/local" -maxdepth 1 -name '*ddlp-*'; pgrep -af '^python -m (csd_engine|scripts)' || true)
-  [ -z "$left" ] || { printf 'slurm_check: %s has left behind:\n%s\n' "$1" "$left" >&2; exit 1; }
-  echo "slurm_check: $1: nothing is left"
+  left=$(find "$work/home" "$work/local" -maxdepth 1 -name '*ddlp-*'; pgrep -af '^python -m (csd_engine|tests)' || true)
+  [ -z "$left" ] || { printf 'slurm: %s has left behind:\n%s\n' "$1" "$left" >&2; exit 1; }
+  echo "slurm: $1: nothing is left"
 }
 
 timeout 300 sbatch --wait "${job[@]}" || { failed; exit 1; }

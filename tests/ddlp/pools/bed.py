@@ -19,7 +19,7 @@ from ddlp import DDLPLoader, ImageArrays, load_operators
 
 __all__ = ["OPERATOR", "Bed", "data_of", "loader_of"]
 
-OPERATOR = Path(__file__).with_name("sleeping_operator.py")
+OPERATOR = Path(__file__).parents[2] / "sleeping_operator.py"
 _IMAGES = 4  # different ones; an epoch has them again and again
 _END_S = 30.0
 
