@@ -1,4 +1,4 @@
-"""An operator file for scripts/auto_check.py (docs/operators.md). It takes as long as it is told, and changes nothing."""
+"""An operator file for tests (docs/operators.md). It takes as long as it is told, and changes nothing."""
 
 import os
 import time

@@ -16,10 +16,10 @@ from torchvision import transforms
 
 from csd_engine.prepare.operator_file import content_hash
 from ddlp import DDLPLoader, ImageArrays, load_operators
+from tests.sleeping_engine import OPERATOR
 
-__all__ = ["OPERATOR", "Bed", "data_of", "loader_of"]
+__all__ = ["Bed", "data_of", "loader_of"]
 
-OPERATOR = Path(__file__).parents[2] / "sleeping_operator.py"
 _IMAGES = 4  # different ones; an epoch has them again and again
 _END_S = 30.0
 

@@ -47,9 +47,10 @@ from csd_engine.protocol.keys import load_pair, load_public
 from csd_engine.transforms import Pipeline
 from ddlp.sources.engine.events import LeaseFailed, LeasePublished
 from ddlp.sources.engine.link import EngineLink
-from tests.ddlp.pools.bed import OPERATOR, Bed, loader_of
+from tests.ddlp.pools.bed import Bed, loader_of
 from tests.engine_process import EngineProcess, Recipe, make_jpegs
 from tests.hostile_client import ATTACKS, attack, list_client
+from tests.sleeping_engine import OPERATOR
 
 SLEEP_S = 0.02  # of an engine, for a sample
 ENGINES = 2

@@ -20,11 +20,11 @@ from ddlp.sources.base import EpochSink
 from ddlp.sources.engine.connections import EngineConnections
 from ddlp.sources.engine.embedded import EmbeddedOptions
 from ddlp.sources.engine.source import EngineSource
-from scripts import auto_check
 from tests.ddlp.faults.scene import until
 from tests.ddlp.pools.bed import Bed
 from tests.ddlp.pools.conftest import HOST_S
 from tests.ddlp.pools.test_local import there, wait_for
+from tests.sleeping_engine import OPERATOR
 
 IMAGES = 8
 MOST = 3
@@ -32,7 +32,7 @@ MOST = 3
 
 def loader_of(pool: Any, batches: int) -> DDLPLoader:
     images = np.arange(IMAGES * 8 * 8 * 3, dtype=np.uint8).reshape(IMAGES, 8, 8, 3)
-    prepare = load_operators(auto_check.OPERATOR).prepare(host_s=0.0)
+    prepare = load_operators(OPERATOR).prepare(host_s=0.0)
     data = ImageArrays(images, range(IMAGES), T.Compose([prepare, T.PILToTensor()]))
     samples: Any = Subset(data, [number % IMAGES for number in range(batches)])
     return DDLPLoader(samples, 1, shuffle=True, strategy="auto", seed=0, pool=pool)
