@@ -27,25 +27,25 @@ def chaos(capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., tuple[int
     signal.signal(signal.SIGTERM, before)
 
 
-def test_half_a_minute_of_it_finds_nothing(chaos):
+def test_half_a_minute_of_it_finds_nothing(chaos: Callable[..., tuple[int, str]]) -> None:
     """A busy computer is slow, so only an epoch of ten minutes counts as hanging."""
     status, told = chaos("--seed", "5", "--minutes", "0.5", "--patience", "600")
     assert status == 0 and "nothing lost, doubled or wrong" in told, told[-4000:]
 
 
-def test_a_planted_bug_is_found(chaos):
+def test_a_planted_bug_is_found(chaos: Callable[..., tuple[int, str]]) -> None:
     """The other bugs take some rounds to find: docs/chaos.md has their commands."""
     status, told = chaos("--seed", "1", "--rounds", "1", "--patience", "600", "--plant", "double-delivery")
     assert status == 1 and "4 doubled" in told, told[-4000:]
 
 
-def test_every_bug_can_be_planted():
+def test_every_bug_can_be_planted() -> None:
     assert sorted(PLANTED) == [
         "double-delivery", "forgotten-by-retiring", "forgotten-reclaim", "skipped-checksum", "skipped-digest", "skipped-tag",
     ]  # fmt: skip
 
 
-def test_its_names(capsys):
+def test_its_names(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--list"]) == 0
     names = capsys.readouterr().out.splitlines()
     assert names == [*(fault.name for fault in FAULTS), *ENDINGS] and len(set(names)) == len(names)

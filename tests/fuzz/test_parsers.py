@@ -11,7 +11,7 @@ INPUTS = {
 
 
 @pytest.mark.parametrize("name", PARSERS)
-def test_only_the_documented_error_comes(name):
+def test_only_the_documented_error_comes(name: str) -> None:
     found = fuzz(name, 1, lambda inputs: inputs >= INPUTS[name])
     assert not found.told, f"input {found.inputs}: {found.quoted()}\n{found.told}"
     assert found.taken and (found.taken < found.inputs or name == "npy")
