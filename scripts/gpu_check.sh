@@ -117,17 +117,12 @@ bench() { # bench FILE BENCHMARK OPTION...
   echo "gpu_check: benchmarks.$benchmark $*"
   "$PY" -m "benchmarks.$benchmark" "$@" --save "$out/$name.json" 2>&1 | tee "$out/$name.txt" || status=$?
 }
-dali() {
-  echo "gpu_check: how far DALI's pixels are from torchvision's where it decodes on the GPU"
-  "$PY" scripts/dali_distance.py --data data/bench/110kb --device cuda "$@" | tee "$out/dali_distance.txt" || status=$?
-}
-short_gpu=() short_train=() short_dali=()
+short_gpu=() short_train=()
 few=(--rounds 2 --batches 40) # one core prepares only some hundred images/s
 if [ -n "$quick" ]; then
   short_gpu=(--rounds 2 --reads 8)
   short_train=(--rounds 1 --batches 20)
   few=("${short_train[@]}")
-  short_dali=(--samples 200)
 fi
 bench ways gpu --pinned 8x4 16x1 16x16 32x4 --spool "$spool" "${short_gpu[@]}"
 bench ways-cold gpu --cold --spool "$spool" "${short_gpu[@]}"
@@ -135,7 +130,6 @@ bench ways-cold gpu --cold --spool "$spool" "${short_gpu[@]}"
 bench resnet50-few-cores train --model resnet50 --host-cpus 1 --engine-cpus 1 "${few[@]}"
 bench resnet50 train --model resnet50 "${short_train[@]}"
 bench vit_b_16 train --model vit_b_16 "${short_train[@]}"
-if "$PY" -c 'import nvidia.dali.fn' 2>/dev/null; then dali "${short_dali[@]}"; else echo "gpu_check: no DALI here" >&2; fi
 tar -C "$out" --exclude figures.tar.gz -czf "$out/figures.tar.gz" .
 echo "gpu_check: figures in $out, all of them in its figures.tar.gz"
 exit "$status"

@@ -32,7 +32,7 @@ multiprocessing.util.get_temp_dir()
 REAL_PROCESSES = (
     "ddlp/faults/", "ddlp/dropin/", "benchmarks/", "ddlp/deploy/", "ddlp/observe/", "ddlp/ranks/", "ddlp/pools/",
     "ddlp/epoch/", "ddlp/sources/", "ddlp/test_evaluation", "ddlp/tryout/", "csd_engine/service/", "csd_engine/test_supervisor",
-    "csd_engine/machine/test_sensors", "board/", "templates/", "scripts/",
+    "csd_engine/machine/test_sensors", "board/", "templates/", "scripts/", "chaos/", "recipes/",
 )  # fmt: skip
 
 

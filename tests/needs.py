@@ -33,7 +33,6 @@ _PACKAGES = {
     "systemd-analyze": "systemd",
     "chromium": "chromium",
     "chromedriver": "chromium-driver",
-    "debootstrap": "debootstrap",
     "slurmctld": "slurmctld slurmd slurm-client munge",
 }
 _LACKS, _INSTALL = "this machine lacks ", "apt-get install "

@@ -13,7 +13,7 @@ __all__ = [
 ASSUMED_EPOCHS = 10  # where nobody has said how many there will be
 OFF = "off"
 
-# Measured on one core of an Intel Xeon, files of 110 kB: scripts.cache_check. By the name of what is kept: the time of the
+# Measured on one core of an Intel Xeon, files of 110 kB: docs/cache.md. By the name of what is kept: the time of the
 # epoch that keeps it, and the rate of later ones, against epochs without.
 _KNOWN = {"prefix": (1.13, 11.3), "pixels": (1.87, 4.33)}
 PLAIN_BYTES_PER_S = 105e6  # of JPEG files made into samples by RandomResizedCrop

@@ -23,7 +23,7 @@ LEAVE = "leave backend='dali' out: ddlp's own code prepares the host's batches t
 
 @dataclass(frozen=True)
 class Distance:
-    """Grey levels (0 to 255) between DALI's pixels and torchvision's, as `scripts/dali_distance.py` found them."""
+    """Grey levels (0 to 255) between DALI's pixels and torchvision's, as docs/dali.md has them."""
 
     mean: float
     most: int

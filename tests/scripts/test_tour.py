@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.ray_cluster import RayCluster
+from tests.ray_cluster import RayCluster
 from tests.tour import DEVICE, Day, chapters, tour
 
 QUICK = ("A folder", "Your script, untouched", "A page to look at")

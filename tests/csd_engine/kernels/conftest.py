@@ -9,7 +9,7 @@ from PIL import _imaging
 
 from csd_engine.kernels import build, compilers
 from csd_engine.kernels.library import Kernel
-from scripts.fuzz_kernel import FLAGS, objects
+from tests.fuzz.kernel import FLAGS, objects
 from tests.needs import c_compiler, lacks, need
 
 

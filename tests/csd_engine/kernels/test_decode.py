@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from csd_engine.kernels.library import Context, Job, Kernel
-from scripts.check_kernel import KINDS, Tally, check, encoded, noise, random_size, sampled, segment, segments
 from tests.at_once import at_once
+from tests.fuzz.pixels import KINDS, Tally, check, encoded, noise, random_size, sampled, segment, segments
 
 PLAIN, KIND, HEADER, DAMAGED, JOB = 0, 3, 2, 4, 5  # ddlp_refusal of src/ddlp.h
 

@@ -1,4 +1,4 @@
-"""The whole kernel over damaged files, under sanitizers and beside Pillow; `python -m scripts.fuzz_kernel` runs for longer."""
+"""The whole kernel over damaged files, under sanitizers and beside Pillow; `python -m tests.fuzz.kernel` runs for longer."""
 
 import re
 import subprocess
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.fuzz_kernel import build, compare, fuzz, pillows_libjpeg
+from tests.fuzz.kernel import build, compare, fuzz, pillows_libjpeg
 
 
 @pytest.mark.parametrize("driver, rounds", [("wild_steps.c", 6000), ("wild_pixels.c", 4000)])

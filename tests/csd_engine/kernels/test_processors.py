@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from csd_engine.kernels.build import c_files
-from scripts.fuzz_kernel import build
-from scripts.progressive_jpeg import progressive_jpeg
+from tests.fuzz.kernel import build
 from tests.needs import need
+from tests.progressive_jpeg import progressive_jpeg
 
 HASHES, COEFFICIENTS = (Path(__file__).with_name(name) for name in ("hashes.c", "coefficients.c"))
 PARTS = (  # the parts that know nothing of JPEG

@@ -8,8 +8,8 @@ from PIL import Image
 
 from csd_engine import kernels
 from csd_engine.kernels.library import Job
-from scripts.check_kernel import encoded, noise
-from scripts.progressive_jpeg import Scan, progressive_jpeg, segment
+from tests.fuzz.pixels import encoded, noise
+from tests.progressive_jpeg import Scan, progressive_jpeg, segment
 
 FACTORS = {
     "4:2:0": ((2, 2), (1, 1), (1, 1)),

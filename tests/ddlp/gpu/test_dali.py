@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 pytest.importorskip("nvidia.dali.fn", reason="DALI is not installed: pip install ddlp[dali]", exc_type=ImportError)
 
 SEED, BATCH, COUNT = 3, 8, 61
-NEAR = 2.0  # mean distance in grey levels. A wrong window, size or flip gives tens. scripts/dali_distance.py measures it
+NEAR = 2.0  # mean distance in grey levels. A wrong window, size or flip gives tens.
 STEPS = {
     "crop": [T.RandomCrop(40), T.RandomHorizontalFlip(), T.RandomVerticalFlip()],
     "resized crop": [T.RandomResizedCrop(48), T.RandomHorizontalFlip()],

@@ -1,7 +1,7 @@
 """S3, Google Cloud Storage and Azure, as servers of others speak their protocols: moto and Azurite.
 
 obstore speaks Google's XML API, whose listing and objects are S3's. So moto answers it too, as long as nothing is signed.
-`scripts/clouds_check.sh` installs both servers and runs this.
+`tests/ddlp/objects/clouds.sh` installs both servers and runs this.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def cloud(request, images, tmp_path) -> Iterator[Cloud]:
     scheme: str = request.param
     command = shutil.which(_COMMANDS[scheme])
     if command is None:
-        pytest.skip(f"{_COMMANDS[scheme]} is not on PATH; run ./scripts/clouds_check.sh")
+        pytest.skip(f"{_COMMANDS[scheme]} is not on PATH; run ./tests/ddlp/objects/clouds.sh")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])

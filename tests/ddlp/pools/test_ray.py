@@ -32,10 +32,10 @@ from ddlp import Cache, DDLPLoader, RayPool
 from ddlp.pools.given import pool_of
 from ddlp.process.pauses import next_pause_s
 from ddlp.sources.engine.carded import own_pair
-from scripts.ray_cluster import RayCluster
 from tests.ddlp.faults.scene import REPOSITORY, make_loader, processes, train, until
 from tests.ddlp.pools.test_local import have_published, there
 from tests.engine_process import alive
+from tests.ray_cluster import RayCluster
 
 ONE, BOTH = {"ray engine 1"}, {"ray engine 1", "ray engine 2"}
 START_S = 300.0  # Ray starts processes, and they import a lot

@@ -17,10 +17,10 @@ from ddlp.sources.host.keyed_samples import KeyedBatch
 from ddlp.sources.usercode.executor import NodeGone, NodeUnfit
 from ddlp.sources.usercode.tree import decode
 from ddlp.sources.usercode.work import FAILED, MADE, Work, pickled
-from scripts.ray_cluster import RayCluster
 from tests.ddlp.faults.scene import REPOSITORY, train, until
 from tests.ddlp.pools.test_ray import START_S, ended, nothing_left
 from tests.ddlp.pools.user_code import Raises, Records, check, make_loader
+from tests.ray_cluster import RayCluster
 
 pytestmark = [
     pytest.mark.slow,  # a cluster and its actors, which import torch, take a minute of processor time

@@ -20,10 +20,11 @@ from ddlp.sources.base import EpochSink
 from ddlp.sources.engine.connections import EngineConnections
 from ddlp.sources.engine.embedded import EmbeddedOptions
 from ddlp.sources.engine.source import EngineSource
-from scripts import auto_check, pool_bed
 from tests.ddlp.faults.scene import until
+from tests.ddlp.pools.bed import Bed
 from tests.ddlp.pools.conftest import HOST_S
 from tests.ddlp.pools.test_local import there, wait_for
+from tests.sleeping_engine import OPERATOR
 
 IMAGES = 8
 MOST = 3
@@ -31,7 +32,7 @@ MOST = 3
 
 def loader_of(pool: Any, batches: int) -> DDLPLoader:
     images = np.arange(IMAGES * 8 * 8 * 3, dtype=np.uint8).reshape(IMAGES, 8, 8, 3)
-    prepare = load_operators(auto_check.OPERATOR).prepare(host_s=0.0)
+    prepare = load_operators(OPERATOR).prepare(host_s=0.0)
     data = ImageArrays(images, range(IMAGES), T.Compose([prepare, T.PILToTensor()]))
     samples: Any = Subset(data, [number % IMAGES for number in range(batches)])
     return DDLPLoader(samples, 1, shuffle=True, strategy="auto", seed=0, pool=pool)
@@ -139,7 +140,7 @@ def test_engines_come_while_training_waits_and_go_when_it_does_not(leaves_nothin
 
 def test_an_engine_with_a_card_is_used_while_training_waits_and_let_go_when_it_does_not(sleeps, tmp_path, monkeypatch, told):
     monkeypatch.setenv("DDLP_HOME", str(tmp_path / "home"))
-    with pool_bed.Bed(tmp_path, 1, HOST_S) as bed:
+    with Bed(tmp_path, 1, HOST_S) as bed:
         pool = CardPool(bed.cards, max=1)
         come_and_go(loader_of(pool, 480), pool, 1, sleeps)
         assert len(CardPool(bed.cards).engines()) == 1, "it goes on without this loader"

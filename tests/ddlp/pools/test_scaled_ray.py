@@ -11,10 +11,10 @@ import pytest
 from csd_engine.prepare.operator_file import content_hash
 from ddlp import RayPool
 from ddlp.pools.ray_keeper import Settings
-from scripts.pool_bed import OPERATOR
-from scripts.ray_cluster import RayCluster
 from tests.ddlp.pools.test_ray import START_S, ended, nothing_left
 from tests.ddlp.pools.test_scaled import come_and_go, loader_of, wishes
+from tests.ray_cluster import RayCluster
+from tests.sleeping_engine import OPERATOR
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from torchvision import transforms
 
 from ddlp import DDLPLoader, Device, Goal, ImageArrays, load_operators
 from ddlp.planning.controller import HOST_LEAST, WARM_UP
-from scripts.auto_check import OPERATOR
+from tests.sleeping_engine import OPERATOR
 
 BATCHES = 150  # of an epoch of each rank
 EPOCHS = 8  # at most

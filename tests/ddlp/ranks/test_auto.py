@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from ddlp.planning.measured import Measured
-from scripts.auto_check import REPOSITORY, Engine
 from tests.engine_process import until
+from tests.sleeping_engine import SleepingEngine
 
 SCRIPT = Path(__file__).with_name("auto_rank.py")
 
@@ -26,12 +26,12 @@ class Job:
     def __init__(self, home: Path, ranks: int, *phases: dict[str, Any], torchrun: bool = True) -> None:
         self.home, self.ranks, self.out = home, ranks, home / "out"
         self.out.mkdir()
-        self.engine = Engine(home / "engine", 0.010)
+        self.engine = SleepingEngine(home / "engine", 0.010)
         phases = tuple({**phase, "until": str(self.out / phase["until"]) if "until" in phase else ""} for phase in phases)
         engine = self.engine.process
         script = [str(SCRIPT), str(self.out), engine.address, str(engine.keys), *map(json.dumps, phases)]
         self._environment = {
-            **os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
+            **os.environ, "PYTHONPATH": str(SCRIPT.parents[3]), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
             "XDG_CACHE_HOME": str(home / "cache"), "TMPDIR": str(home),  # torchrun leaves directories there
         }  # fmt: skip
         if torchrun:

@@ -1,8 +1,0 @@
-"""`python -m scripts.chaos`."""
-
-import sys
-
-from scripts.chaos.command import main
-
-if __name__ == "__main__":
-    sys.exit(main())
