@@ -58,8 +58,10 @@ def run(options: argparse.Namespace) -> int:
         return Known(found.fields, found.assumed, str(file), found.recorded)
 
     def draw(plan: Plan) -> None:
-        from ddlp.observe.report.plan_page import write_plan  # imports torch, which takes seconds
+        from ddlp.observe.report.write import needs_matplotlib  # imports torch, which takes seconds
 
+        with needs_matplotlib():
+            from ddlp.observe.report.plan_page import write_plan
         print(f"page: {write_plan(plan, options.html)}", file=sys.stderr)
 
     if options.html is not None:

@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 
 from ddlp.errors import DDLPError
-from ddlp.observe.report import svg
+from ddlp.observe.report import pictures
 from ddlp.observe.report.figures import figure
 from ddlp.observe.report.page import document, tiles
 from ddlp.observe.report.words import Cell, bar, percent, table
@@ -17,8 +17,6 @@ from ddlp.planning.plan import Plan, headings, made_of, notes, values
 from ddlp.process.version import __version__
 
 __all__ = ["plan_page", "write_plan"]
-
-_HIGH = 220.0  # pixels of the curve's plot
 
 
 def write_plan(plan: Plan, path: Path) -> Path:
@@ -79,17 +77,7 @@ def _curve(plan: Plan) -> str:
     points, first = plan.curve, plan.setup.engines[0].source
     times, bounds = [point.epoch.seconds for point in points], [point.bound_s for point in points]
     trains = plan.setup.step_s * plan.setup.batches
-    ticks = tuple(svg.Tick((k + 0.5) / len(points), str(point.engines)) for k, point in enumerate(points))
-    x, y = svg.Axis(f"engines like {first}", float(len(points)), ticks), svg.upwards("seconds an epoch", max(times + bounds))
-    marks = [
-        svg.level(trains, y.limit, _HIGH, "level train"), svg.line(bounds, y.limit, _HIGH, "curve device"),
-        svg.line(times, y.limit, _HIGH, "curve host"),
-        svg.dots([(k + 0.5, one) for k, one in enumerate(times)], x.limit, y.limit, _HIGH, "dots host"),
-    ]  # fmt: skip
-    keys = [
-        ("curve host", f"{plan.strategy}, simulated"), ("curve device", "at best, by the rates alone"),
-        ("level train", f"training alone, {seconds(trains)}"),
-    ]  # fmt: skip
+    drawn = pictures.over_engines([point.engines for point in points], times, bounds, trains, f"engines like {first}")
     rows: list[list[Cell]] = [
         [str(point.engines), seconds(point.epoch.seconds), seconds(point.bound_s), percent(point.epoch.waiting, 1.0),
          point.epoch.limit] for point in points
@@ -97,6 +85,6 @@ def _curve(plan: Plan) -> str:
     label = f"Seconds an epoch over 0 to {points[-1].engines} engines: from {seconds(times[0])} to {seconds(times[-1])}."
     says = f"How long an epoch takes with so many engines like {first}. Where the curve is flat, another engine brings nothing."
     return figure(
-        "engines", "An epoch over the number of engines", says, keys, svg.plot(marks, height=_HIGH, x=x, y=y, label=label),
+        "engines", "An epoch over the number of engines", says, pictures.element(drawn, label),
         table(["engines", "epoch", "at best", "waits", "limit"], rows), "Figures",
     )  # fmt: skip
