@@ -1,4 +1,4 @@
-"""Keeps an engine running: `python -m csd_engine.supervisor HOME`, started by systemd, by cron at boot, or by hand.
+"""Keeps an engine running: `python -m csd_engine.supervisor HOME`, started by systemd, or by hand.
 
 HOME/engine.json       {"arguments": [...]}: the engine's command line, read anew at each start
 HOME/run/lock          held (flock) while this runs: one supervisor a home

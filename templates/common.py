@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from ddlp.errors import DDLPError
 from ddlp.observe.report import write_report as write_report_page
 from ddlp.process.machine import machine
 from ddlp.sampledata import make_cifar10, make_imagefolder, make_thumbnails
@@ -261,7 +262,10 @@ def write_pages(options: Any, runs: Iterable[tuple[str, int]], energy: Path | No
     for strategy, seed in runs:
         directory = record_directory(options, strategy, seed)
         if directory is not None and any(directory.glob("*.jsonl")):
-            print(f"page: {write_report_page(directory, energy=energy)}")
+            try:
+                print(f"page: {write_report_page(directory, energy=energy)}")
+            except DDLPError as error:
+                print(f"no page: {error}")
 
 
 def mean_spread(values: Sequence[float], form: str = ".3f") -> str:

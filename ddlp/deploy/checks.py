@@ -248,23 +248,8 @@ def _check_environment(file: PrivateFile, user: str) -> Finding:
 def _check_boot(survey: Survey) -> Finding:
     if survey.systemd is not None:
         return ok(f"systemd ({survey.systemd}) keeps the engine running")
-    if survey.cron == "installed":
-        return warn(
-            "no systemd, and cron is there and does not run",
-            "a supervisor of ours keeps the engine running, but nothing starts it when the device boots",
-            "Have its init system start cron at boot. Until then run ddlp start after a reboot.",
-        )
-    if survey.cron == "busybox":
-        return warn(
-            "no systemd, and cron is busybox's",
-            "a supervisor of ours keeps the engine running; whether this cron starts it when the device boots depends on how "
-            "busybox was built (FEATURE_CROND_SPECIAL_TIMES, for @reboot; OpenWrt's is without)",
-            "See after a reboot: ddlp status. Where it does not run: ddlp start NAME.",
-        )
-    if survey.cron is not None:
-        return ok("no systemd: a supervisor of ours keeps the engine running, cron starts it at boot")
     return warn(
-        "no systemd and no cron",
+        "no systemd",
         "a supervisor of ours keeps the engine running, but nothing starts it when the device boots",
-        "After a reboot: ddlp start NAME. Or install cron there and deploy again.",
+        "After a reboot: ddlp start NAME.",
     )

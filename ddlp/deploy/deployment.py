@@ -275,7 +275,7 @@ class _Deployment:
     def _enable(self, step: Step) -> bool:
         """Let the engine start at boot; True if that changed something. If that can't be done, the engine runs all the same."""
         try:
-            return self._service.enable(self._survey.cron is not None, self._reads, self._cache)
+            return self._service.enable(self._reads, self._cache)
         except CommandFailed as error:
             self._record = dataclasses.replace(self._record, service="supervised")
             self._tell(step, diagnosis.of_no_boot(self._record, str(error)))

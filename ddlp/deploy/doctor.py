@@ -205,8 +205,6 @@ class _Examination:
         if self._record.service == "systemd":
             service = Service.of(self._record, self._shell)
             boots, user = service.is_enabled(), service.not_lingering()
-        elif self._survey.cron is not None:
-            boots = self._survey.boot
         state = self._survey.state
         if self._survey.supervisor is not None and not state.startswith(("ready", "failed")):
             self._found = dataclasses.replace(self._survey, state=self._settled(state))

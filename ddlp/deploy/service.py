@@ -1,4 +1,4 @@
-"""The engine as a service on the device: under systemd, or under our supervisor alone with cron to start it at boot.
+"""The engine as a service on the device: under systemd, or under our supervisor alone, which nothing starts at boot.
 
 Either way the supervisor (`csd_engine.supervisor`) runs the engine, keeps its log and tells its state.
 """
@@ -108,18 +108,10 @@ class Service:
     def _unit(self) -> str:
         return f"ddlp-{self.name}.service"
 
-    @property
-    def _boot_line(self) -> str:
-        # cron runs @reboot once, and HOME may be on a disk that is mounted a little later. A line for every minute would
-        # start an engine that the user has stopped.
-        wait = f"i=0; until [ -e {shlex.quote(self.home + '/current')} ] || [ $i = 60 ]; do sleep 5; i=$((i+1)); done"
-        return f"@reboot {wait}; {supervisor_command(self.python, self.home)} --detach".replace("%", r"\%")
-
-    def enable(self, cron: bool, reads: Iterable[str] = (), cache: str = "") -> bool:
-        """Have it started at boot; True if that changed something.
+    def enable(self, reads: Iterable[str] = (), cache: str = "") -> bool:
+        """Have systemd start it at boot; True if that changed something, False without systemd.
 
         Args:
-            cron: there is a cron to do it, if systemd is missing.
             reads: the paths that the engine reads: the data of all hosts, and the file of its environment.
             cache: the directory of its cache; empty: it has none.
 
@@ -128,7 +120,7 @@ class Service:
             ShellError: as `Shell.run`.
         """
         if not self.systemd:
-            return cron and self._enable_cron()
+            return False
         user, own, root = (
             shlex.quote(unit(self.name, self.python, self.home, limits, user=kind == "user"))
             for kind in ("user", "account", "root")
@@ -168,23 +160,6 @@ class Service:
     def is_enabled(self) -> bool:
         """Whether systemd starts it at boot."""
         return self.shell.run(f"{_SYSTEMD}$ctl -q is-enabled {self._unit}", timeout_s=60).status == 0
-
-    def _enable_cron(self) -> bool:
-        line = shlex.quote(self._boot_line)
-        done = self.shell.must(
-            f"line={line}; table=$(crontab -l 2> /dev/null); "
-            f'printf "%s\\n" "$table" | grep -qxF -e "$line" && exit 0; '
-            f'{{ printf "%s\\n" "$table" | grep -vF -e {self._mark} | grep -v "^$"; printf "%s\\n" "$line"; }} | crontab - '
-            "&& echo changed",
-            "adding a line to the crontab",
-            timeout_s=60,
-        )
-        return "changed" in done
-
-    @property
-    def _mark(self) -> str:
-        """The text that marks our line in the crontab, quoted."""
-        return shlex.quote(f"csd_engine.supervisor {shlex.quote(self.home)} --detach")
 
     def start(self) -> str:
         """Start it and wait until the engine serves; returns the address on which it listens.
@@ -245,11 +220,5 @@ class Service:
         self.shell.run(
             f'{_SYSTEMD}{account.DROP}unit="$units/{self._unit}"; [ -e "$unit" ] || exit 0; $ctl disable {self._unit}; '
             'rm -f "$unit"; $ctl daemon-reload; [ "$ctl" != systemctl ] || drop_account "$units"',
-            timeout_s=60,
-        )
-        self.shell.run(
-            f"command -v crontab > /dev/null || exit 0; crontab -l 2> /dev/null | grep -qF -e {self._mark} || exit 0; "
-            f"rest=$(crontab -l | grep -vF -e {self._mark}); "
-            'if [ -n "$rest" ]; then printf "%s\\n" "$rest" | crontab -; else crontab -r; fi',
             timeout_s=60,
         )

@@ -95,13 +95,6 @@ if [ -d /run/systemd/system ] && command -v systemctl > /dev/null; then
   else XDG_RUNTIME_DIR=${XDG_RUNTIME_DIR:-/run/user/$uid} systemctl --user show-environment > /dev/null 2>&1 && say systemd user
   fi
 fi
-if command -v crontab > /dev/null; then
-  say cron installed
-  # Where other users' processes are hidden from us (hidepid), it is taken to run.
-  { [ ! -e /proc/1/comm ] || grep -qxF -e cron -e crond -e fcron -e busybox-cron /proc/[0-9]*/comm 2>/dev/null; } &&
-    case $(readlink -f "$(command -v crontab)" 2> /dev/null) in */busybox*) say cron busybox ;; *) say cron running ;; esac
-  crontab -l 2>/dev/null | grep -qF "$home" && say boot yes
-fi
 say current "$(readlink "$home/current" 2>/dev/null)"
 say code_bytes "$(find -L "$home/current/csd_engine" \( -name '*.py' -o -name '*.[ch]' \) -exec cat {} + 2>/dev/null | wc -c)"
 for one in $(builds); do say build "$one"; done
@@ -214,8 +207,6 @@ class Survey:
         apt: there is apt-get.
         root: commands can be run as root: ``""`` directly, ``"sudo -n "`` through sudo; None: they can't.
         systemd: ``system`` or ``user`` where it runs and we may use it; else None.
-        cron: ``running`` (``busybox`` if busybox's cron runs), ``installed`` or None.
-        boot: our line is in the crontab.
         current: the build that `current` leads to; None.
         whole: bytes of its code.
         builds: those unpacked.
@@ -249,8 +240,6 @@ class Survey:
     apt: bool
     root: str | None
     systemd: str | None
-    cron: str | None
-    boot: bool
     current: str | None
     whole: int
     builds: tuple[str, ...]
@@ -348,8 +337,6 @@ def _parse(values: dict[str, list[str]], began: float) -> Survey:
         apt=bool(text("apt")),
         root="" if uid == 0 else "sudo -n " if text("sudo") else None,
         systemd=text("systemd") or None,
-        cron=text("cron") or None,
-        boot=bool(text("boot")),
         current=text("current").rpartition("/")[2] or None,
         whole=number("code_bytes"),
         builds=tuple(values.get("build", [])),

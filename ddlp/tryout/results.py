@@ -5,15 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 from ddlp.errors import DDLPError
-from ddlp.observe.report import write_report
+from ddlp.observe.report.write import needs_matplotlib, write_report
 from ddlp.tryout.comparison import Comparison
-from ddlp.tryout.picture import draw
 
 __all__ = ["write"]
 
 
 def write(found: Comparison, directory: Path) -> list[str]:
-    """Write all; returns a line for each file, with its address. Raises DDLPError where that can't be."""
+    """Write all; returns a line for each file, with its address. Raises DDLPError where that can't be.
+
+    Without matplotlib nothing is written, and the line says so.
+    """
+    try:
+        with needs_matplotlib():
+            from ddlp.tryout.picture import draw
+    except DDLPError as error:
+        return [f"no pictures: {error}"]
     picture = directory / "comparison.png"
     try:
         directory.mkdir(parents=True, exist_ok=True)

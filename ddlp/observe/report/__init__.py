@@ -1,8 +1,8 @@
-"""`ddlp report`: a recorded run, or several side by side, as one HTML page without scripts or requests, and as PNG plots.
+"""`ddlp report`: a recorded run, or several side by side, as one HTML page without scripts or requests.
 
-`series` turns an epoch's events into tracks and curves of bounded size, however long the epoch was; `svg` draws lines and
-boxes, `figures` the plots, `page` the whole page, `png` the plots once more by matplotlib. `comparison` groups several runs by
-what they are runs of, `comparison_page` shows them. `ddlp.observe.analyse` computes the figures. Must not live here: any
+`series` turns an epoch's events into tracks and curves of bounded size, however long the epoch was; `pictures` draws them by
+matplotlib, `figures` adds words and tables, `page` is the whole page. `comparison` groups several runs by what they are runs
+of, `comparison_page` shows them. `ddlp.observe.analyse` computes the figures. Must not live here: any
 analysis of its own.
 """
 

@@ -1,17 +1,16 @@
-"""`ddlp report RUN`: a recorded run as one HTML page, and its plots as PNG. `ddlp report RUN RUN ...`: several side by side.
+"""`ddlp report RUN`: a recorded run as one HTML page. `ddlp report RUN RUN ...`: several side by side.
 
 RUN is the directory of `DDLPLoader(..., record=RUN)`, or one of its files. The page needs nothing else: no script, no network;
-send it to whom you like. What `ddlp energy run --out RUN/energy.json` has measured is in it. PNG plots need matplotlib
+send it to whom you like. What `ddlp energy run --out RUN/energy.json` has measured is in it. matplotlib draws its pictures
 (`pip install 'ddlp[report]'`).
 
 Of several runs the page compares strategies: those that ran the same are seeds of one. All complete epochs of each run count
-but the first, or those of one number with --epoch. There are no PNG plots then.
+but the first, or those of one number with --epoch.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 
 from ddlp.observe.report.comparison import read_comparison
 from ddlp.observe.report.run import read_report
@@ -31,7 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--epoch", type=int, metavar="N", help="show this epoch in detail (default: the one recorded last)")
     which.add_argument("--all", action="store_true", help="show every epoch in detail; of several runs: the first count too")
     parser.add_argument("--energy", metavar="FILE", help="what `ddlp energy run --out` saved (default: energy*.json of RUN)")
-    parser.add_argument("--no-png", action="store_true", help="the page alone")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -42,19 +40,5 @@ def run(options: argparse.Namespace) -> int:
         return 0
     (run_directory,) = options.run_directory
     report = read_report(run_directory, epoch=options.epoch, every=options.all, energy=options.energy)
-    written = write_page(report, place(run_directory, options.out))
-    print(f"report: {written}")
-    if options.no_png:
-        return 0
-    try:
-        from ddlp.observe.report.png import write_plots
-
-        plots = write_plots(report.detailed, written)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] != "matplotlib":
-            raise
-        print("no PNG plots: matplotlib is missing; pip install 'ddlp[report]' brings it", file=sys.stderr)
-        return 0
-    for plot in plots:
-        print(f"plot: {plot}")
+    print(f"report: {write_page(report, place(run_directory, options.out))}")
     return 0

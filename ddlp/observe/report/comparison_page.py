@@ -9,7 +9,7 @@ from html import escape
 
 from ddlp.observe.analysis import TRAINING, TRANSFER, WAITING, Analysis
 from ddlp.observe.energy.compare import summaries
-from ddlp.observe.report import series, svg
+from ddlp.observe.report import pictures, series
 from ddlp.observe.report.comparison import Comparison, Group
 from ddlp.observe.report.figures import NO_GPU, at_work, figure
 from ddlp.observe.report.page import document, tiles
@@ -18,9 +18,6 @@ from ddlp.observe.report.words import Cell, number, percent, seconds, table
 from ddlp.process.version import __version__
 
 __all__ = ["comparison_page"]
-
-_LANE, _GAP = 22.0, 6.0  # pixels: of a lane, between two
-_PARTS = svg.Axis("part of the batches", 1.0, tuple(svg.Tick(k / 4, f"{25 * k} %") for k in range(4)))
 
 
 def comparison_page(comparison: Comparison) -> str:
@@ -103,15 +100,9 @@ def _spread(times: Sequence[float]) -> str:
 
 def _times(comparison: Comparison) -> str:
     groups, base = comparison.groups, comparison.baseline
-    most = max(max(group.values(_wall_s)) for group in groups)
-    x = replace(svg.time_axis(1.05 * most), title="seconds an epoch")
-    height = _LANE * len(groups)
-    marks: list[str] = []
     rows: list[list[Cell]] = []
-    for k, group in enumerate(groups):
+    for group in groups:
         times, rates = group.values(_wall_s), group.mean(_rate)
-        marks.append(svg.boxes([(0.0, statistics.fmean(times))], x.limit, (k + 0.6) * _LANE, 0.3 * _LANE, "box busy"))
-        marks.append(svg.dots([(one, height - (k + 0.35) * _LANE) for one in times], x.limit, height, height, "dots host"))
         deviation = seconds(statistics.stdev(times)) if len(times) > 1 else "-"
         bound = [
             min(a.bound_s, a.wall_s) / a.wall_s for run in group.runs for a in (one.analysis for one in run.epochs) if a.bound_s
@@ -124,33 +115,29 @@ def _times(comparison: Comparison) -> str:
     head = ["", "runs", "epoch", "deviation", "least to most", "images/s", f"times {base.label}", "of the bound"]
     label = "Seconds an epoch: " + ", ".join(f"{row[0]} {row[2]}" for row in rows) + "."
     says = "A mark for each run, and their mean as a bar."
-    keys = [("mark host", "a run"), ("box busy", "mean of the runs")]
-    drawing = svg.plot(marks, height=height, x=x, rows=[group.label for group in groups], label=label)
-    return figure("times", "Time of an epoch", says, keys, drawing, table(head, rows), "Times in figures")
+    drawing = pictures.element(pictures.epoch_times({group.label: group.values(_wall_s) for group in groups}), label)
+    return figure("times", "Time of an epoch", says, drawing, table(head, rows), "Times in figures")
 
 
 def _shares(comparison: Comparison) -> str:
     groups = comparison.groups
-    marks: list[str] = []
     rows: list[list[Cell]] = []
-    for k, group in enumerate(groups):
+    parts: dict[str, tuple[str, list[float]]] = {HOST: ("host", []), DEVICE: ("device", [])}
+    for group in groups:
         cpu, csd = (group.mean(_made(side)) for side in ("cpu", "csd"))
-        share = cpu / (cpu + csd) if cpu + csd else 0.0
-        for span, style in (((0.0, share), HOST), ((share, 1.0), DEVICE)):
-            if span[1] > span[0]:
-                marks.append(svg.boxes([span], 1.0, k * _LANE + _GAP / 2, _LANE - _GAP, f"box {style}"))
+        for side, made in ((HOST, cpu), (DEVICE, csd)):
+            parts[side][1].append(100 * made / (cpu + csd) if cpu + csd else 0.0)
         processor = [s / max(1, sum(one.analysis.batches.values())) for run in group.runs
                      for one, s in zip(run.epochs, run.host_cpu_s, strict=True)]  # fmt: skip
         rows.append([
             group.label, number(cpu), number(csd), percent(csd, cpu + csd), _parts_of_devices(group),
             seconds(statistics.fmean(processor)),
         ])  # fmt: skip
-    keys = [("box host", "host"), ("box device", "device")]
     label = "Who prepared what: " + ", ".join(f"{row[0]} {row[3]} by devices" for row in rows) + "."
-    drawing = svg.plot(marks, height=_LANE * len(groups), x=_PARTS, rows=[group.label for group in groups], label=label)
+    drawn = pictures.stacked([group.label for group in groups], parts, 100.0, "per cent of the batches")
     head = ["", "host batches", "device batches", "by devices", "rates, images/s", "host's processor time a batch"]
-    return figure("shares", "Who prepared what", "The part of each epoch's batches that host and devices made.", keys, drawing,
-                  table(head, rows), "Batches in figures")  # fmt: skip
+    return figure("shares", "Who prepared what", "The part of each epoch's batches that host and devices made.",
+                  pictures.element(drawn, label), table(head, rows), "Batches in figures")  # fmt: skip
 
 
 def _parts_of_devices(group: Group) -> str:
@@ -165,30 +152,24 @@ def _seconds(comparison: Comparison) -> str:
     groups = comparison.groups
     names = list(dict.fromkeys(name for run in comparison.runs for one in run.epochs for name in one.analysis.seconds))
     most = max(group.mean(_wall_s) for group in groups)
-    x = replace(svg.time_axis(most), title="seconds of an epoch")
-    marks: list[str] = []
     rows: list[list[Cell]] = []
-    kinds = (("training", TRAINING), ("transfer", TRANSFER), ("waiting", WAITING))
-    for k, group in enumerate(groups):
+    parts: dict[str, tuple[str, list[float]]] = {
+        "training": ("training", []), "transfer": ("transfer", []), "waiting": ("training waits (low)", []),
+    }  # fmt: skip
+    for group in groups:
         spent = {name: group.mean(_spent(name)) for name in names}
         waited = sum(s for name, s in spent.items() if name.startswith(WAITING))
-        at = 0.0
-        for style, name in kinds:
-            took = waited if name == WAITING else spent.get(name, 0.0)
-            # Waiting gets a low box: colours alone do not show it.
-            tall = (_LANE - _GAP) * (0.5 if name == WAITING else 1.0)
-            if took > 0:
-                bottom = (k + 1) * _LANE - _GAP / 2
-                marks.append(svg.boxes([(at, min(at + took, x.limit))], x.limit, bottom - tall, tall, f"box {style}"))
-            at = min(at + took, x.limit)
+        for style, took in (
+            ("training", spent.get(TRAINING, 0.0)), ("transfer", spent.get(TRANSFER, 0.0)), ("waiting", waited)
+        ):  # fmt: skip
+            parts[style][1].append(took)
         cells = [percent(spent[name], group.mean(_wall_s)) for name in names]
         rows.append([group.label, percent(waited, group.mean(_wall_s)), *cells])
-    keys = [("box training", "training"), ("box transfer", "transfer"), ("box waiting", "training waits (low)")]
     label = "Where each second went: " + ", ".join(f"{row[0]} waits {row[1]}" for row in rows) + "."
-    drawing = svg.plot(marks, height=_LANE * len(groups), x=x, rows=[group.label for group in groups], label=label)
+    drawing = pictures.element(pictures.stacked([group.label for group in groups], parts, most, "seconds of an epoch"), label)
     says = "Each second of an epoch once, as training saw it. What is missing is before the first batch and after the last."
     head = ["of the epoch", "waiting", *names]
-    return figure("seconds", "Waiting", says, keys, drawing, table(head, rows), "What was waited for")
+    return figure("seconds", "Waiting", says, drawing, table(head, rows), "What was waited for")
 
 
 def _side_by_side(comparison: Comparison) -> str:

@@ -1,24 +1,23 @@
-"""The plots of an epoch as HTML: title, what it shows in words, legend, drawing, and the figures as a table."""
+"""The plots of an epoch as HTML: title, what it shows in words, the picture, and the figures as a table."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from html import escape
 
 from ddlp.observe.analysis import Analysis
 from ddlp.observe.happened import happened
 from ddlp.observe.profile import Profile
-from ddlp.observe.report import series, svg
-from ddlp.observe.report.series import DEVICE, GPU, HOST, TRAINING, TRANSFER, UNUSED, Curve, Track
+from ddlp.observe.report import pictures, series
+from ddlp.observe.report.pictures import Level
+from ddlp.observe.report.series import DEVICE, GPU, HOST, TRAINING, TRANSFER, UNUSED, Curve
 from ddlp.observe.report.words import Cell, bar, number, percent, seconds, table
 from ddlp.observe.run import EpochTrace
+from ddlp.observe.spans import Span
 from ddlp.recording.events import Decided, Joined, Lost, Retires
 
-__all__ = [
-    "FAR", "KINDS", "NO_GPU", "QUOTA_FAR", "at_work", "buffers", "decisions", "engines", "prongs", "rates", "resources",
-    "timeline",
-]  # fmt: skip
+__all__ = ["NO_GPU", "at_work", "buffers", "decisions", "engines", "figure", "prongs", "rates", "resources", "timeline"]
 
 KINDS = {
     HOST: "host makes a batch",
@@ -27,23 +26,20 @@ KINDS = {
     TRAINING: "training",
     UNUSED: "work not used: taken back, made twice, failed",
 }
-_LINES = {
-    HOST: ("curve host", "host's workers"), DEVICE: ("curve device", "device's workers"),
-    GPU: ("curve gpu", "accelerator, by NVML"), TRAINING: ("curve got", "accelerator, by torch's profile"),
+_SIDES = {
+    HOST: "host's workers", DEVICE: "device's workers", GPU: "accelerator, by NVML",
+    TRAINING: "accelerator, by torch's profile",
 }  # fmt: skip
 NO_GPU = "No use of a GPU was recorded. That takes an NVIDIA GPU and nvidia-ml-py: pip install nvidia-ml-py."
-_LANE, _GAP, _HIGH, _WORK_HIGH = 22.0, 6.0, 220.0, 160.0  # pixels: of a lane, between two, of plots with an axis
-FAR, QUOTA_FAR = 3.0, 8.0  # a bound is not drawn above so many times the highest value
+_FAR, _QUOTA_FAR = 3.0, 8.0  # a bound is not drawn above so many times the highest value
 _CHANGES = 20  # of an engine, in the table
 _SAMPLES = 12  # moments in the tables under curves
 
 
-def figure(name: str, title: str, says: str, keys: Iterable[tuple[str, str]], drawing: str, figures: str, summary: str) -> str:
-    """One plot; ``keys`` are (class, meaning), ``figures`` the same as a table, called ``summary``."""
-    legend = "".join(f'<li><i class="key {style}"></i>{escape(text)}</li>' for style, text in keys)
+def figure(name: str, title: str, says: str, drawing: str, figures: str, summary: str) -> str:
+    """One plot; ``drawing`` is an element of the page, ``figures`` the same as a table, called ``summary``."""
     return (
-        f'<figure data-plot="{name}"><figcaption><h3>{escape(title)}</h3><p>{escape(says)}</p></figcaption>'
-        f'<ul class="legend">{legend}</ul>{drawing}'
+        f'<figure data-plot="{name}"><figcaption><h3>{escape(title)}</h3><p>{escape(says)}</p></figcaption>{drawing}'
         f"<details><summary>{escape(summary)}</summary>{figures}</details></figure>"
     )
 
@@ -55,9 +51,9 @@ def prongs(trace: EpochTrace) -> str:
     batches = max(trace.began.batches, last + 1)
     if not any(made.values()):
         return nothing("prongs", "Which batch was made when", "No batch was made in this epoch.")
-    x, y = svg.time_axis(trace.wall_s), svg.upwards("batch of the epoch", batches)
     sides = [side for side in (HOST, DEVICE) if made[side]]
-    marks = [svg.dots(made[side], x.limit, y.limit, _HIGH, f"dots {side}") for side in sides]
+    names = {side: KINDS[side].replace("makes", "made") for side in sides}
+    drawing = pictures.prongs(made, names, trace.wall_s, batches)
     rows: list[list[Cell]] = []
     for side in sides:
         times, positions = zip(*made[side], strict=True)
@@ -68,8 +64,7 @@ def prongs(trace: EpochTrace) -> str:
     )
     label = f"{says} {batches} batches over {seconds(trace.wall_s)}."
     return figure(
-        "prongs", "Which batch was made when", says, [(f"mark {side}", KINDS[side].replace("makes", "made")) for side in sides],
-        svg.plot(marks, height=_HIGH, x=x, y=y, label=label),
+        "prongs", "Which batch was made when", says, pictures.element(drawing, label),
         table(["made by", "lowest batch", "highest batch", "first at", "last at"], rows), "First and last batch of each side",
     )  # fmt: skip
 
@@ -77,18 +72,12 @@ def prongs(trace: EpochTrace) -> str:
 def timeline(trace: EpochTrace) -> str:
     """Who was at work when."""
     found = series.tracks(trace)
-    height = _LANE * len(found)
-    x = svg.time_axis(trace.wall_s)
-    marks = [mark for number, track in enumerate(found) for mark in _lane(track, x.limit, number * _LANE)]
     moments = [one.at for one in happened(trace) if one.kind in ("joined", "retires", "lost")]
-    marks += [svg.upright(at, x.limit, height, "moment") for at in moments]
     exact = not any(track.shares for track in found)
     says = "Each box is a piece of work; a lane that is empty waits or has nothing to do."
     if not exact:
         says = f"A lane's height is the part of each {seconds(trace.wall_s / series.BINS)} at work; what is missing is waiting."
     used = [kind for kind in KINDS if any(kind in track.pieces or kind in track.shares for track in found)]
-    keys = [(f"box {kind}", KINDS[kind]) for kind in used]
-    keys += [("moment", "a device joined, retires or was lost: see Events")] if moments else []
     rows: list[list[Cell]] = []
     for track in found:
         for kind in KINDS:
@@ -99,9 +88,9 @@ def timeline(trace: EpochTrace) -> str:
     if not used and not moments:
         return nothing("timeline", "Who was at work when", "Nobody had begun anything when this epoch ended.")
     label = f"Timeline of {len(found)} tracks over {seconds(trace.wall_s)}: {', '.join(track.name for track in found)}."
-    drawing = svg.plot(marks, height=height, x=x, rows=[track.name for track in found], label=label)
+    drawing = pictures.element(pictures.timeline(found, KINDS, trace.wall_s, moments), label)
     return figure(
-        "timeline", "Who was at work when", says, keys, drawing,
+        "timeline", "Who was at work when", says, drawing,
         table(["track", "doing", "time", "of the epoch"], rows), "Time at work of each track",
     )  # fmt: skip
 
@@ -111,23 +100,18 @@ def decisions(trace: EpochTrace) -> str:
     found = trace.of(Decided)
     if not found:
         return ""
-    x = svg.time_axis(trace.wall_s)
-    names = list(dict.fromkeys(one.about for one in found))
-    marks: list[str] = []
+    lanes: dict[str, list[Span]] = {}
     rows: list[list[Cell]] = []
-    for lane, about in enumerate(names):
+    for about in dict.fromkeys(one.about for one in found):
         of_it = [one for one in found if one.about == about]
         ends = [*(one.at for one in of_it[1:]), trace.wall_s]
-        for turn, (one, end) in enumerate(zip(of_it, ends, strict=True)):
-            style = f"box decision{' other' * (turn % 2)}"
-            marks.append(svg.boxes([(max(0.0, one.at), end)], x.limit, lane * _LANE + _GAP / 2, _LANE - _GAP, style))
+        lanes[about] = [(max(0.0, one.at), end) for one, end in zip(of_it, ends, strict=True)]
         rows += [[about, f"{max(0.0, one.at):.1f} s", one.text] for one in of_it[:_CHANGES]]
     says = "Each box is a decision, from when it was taken to the next one about the same."
-    label = f"{len(found)} decisions about {', '.join(names)}."
-    drawing = svg.plot(marks, height=_LANE * len(names), x=x, rows=names, label=label)
+    label = f"{len(found)} decisions about {', '.join(lanes)}."
+    drawing = pictures.element(pictures.lanes(lanes, trace.wall_s), label)
     told = table(["about", "from", "decision"], rows, "wrapped")
-    keys = [("box decision", "a decision"), ("box decision other", "the next one about the same")]
-    return figure("decisions", "What was decided when", says, keys, drawing, told, "Each decision in words")
+    return figure("decisions", "What was decided when", says, drawing, told, "Each decision in words")
 
 
 def at_work(
@@ -137,18 +121,16 @@ def at_work(
     found = [series.at_work(trace, until_s, profile) for trace, profile in runs]
     if not any(any(values) for one in found for values in one.values()):
         return nothing(name, title, "Nothing was at work in this epoch.")
-    sides = [side for side in _LINES if any(side in one for one in found)]
-    x, y = svg.time_axis(until_s), svg.upwards("per cent at work", 100.0)
-    marks: list[str] = []
+    sides = [side for side in _SIDES if any(side in one for one in found)]
+    curves: list[Curve] = []
     rows: list[list[Cell]] = []
     for side in sides:
         bins = list(zip(*(one[side] for one in found if side in one), strict=True))
         low, mean, high = ([100 * of(values) for values in bins] for of in (min, statistics.fmean, max))
-        marks.append(svg.band(low, high, y.limit, _WORK_HIGH, f"band {side}"))
-        marks.append(svg.line(mean, y.limit, _WORK_HIGH, _LINES[side][0]))
+        curves.append(Curve(_SIDES[side], low, mean, high))
         wall_s = statistics.fmean(trace.wall_s for (trace, _), one in zip(runs, found, strict=True) if side in one)
         busy_s = statistics.fmean(mean) / 100 * until_s
-        rows.append([f"{_LINES[side][1]} at work", percent(busy_s, wall_s), bar(busy_s, wall_s, side)])
+        rows.append([f"{_SIDES[side]} at work", percent(busy_s, wall_s), bar(busy_s, wall_s, side)])
     told = ", ".join(f"{row[0]} {row[1]}" for row in rows)
     of_gpus = [(gpu, sample) for trace, _ in runs for gpu, samples in series.gpus(trace).items() for sample in samples]
     for gpu in sorted({gpu for gpu, sample in of_gpus if sample.memory_bytes}):
@@ -160,23 +142,9 @@ def at_work(
     if len(runs) > 1:
         says += " Lines are means of the runs; the shade reaches from the least to the most."
     says += f" {note}" if note else ""
-    keys = [_LINES[side] for side in sides]
-    drawing = svg.plot(marks, height=_WORK_HIGH, x=x, y=y, label=f"{title}, at work over {seconds(until_s)}: {told}.")
-    return figure(name, title, says, keys, drawing, table(["", "part of the epoch, or memory", ""], rows), "In figures")
-
-
-def _lane(track: Track, limit: float, top: float) -> Iterator[str]:
-    height = _LANE - _GAP
-    yield svg.boxes([(0.0, limit)], limit, top + _LANE - _GAP / 2 - 0.5, 0.5, "floor")
-    below = [0.0] * series.BINS
-    for kind in KINDS:
-        if kind in track.pieces:
-            # Unused work gets a low box, used work a high one: colours alone do not show it.
-            part = 0.45 if kind == UNUSED else 0.7 if kind == TRANSFER and track.kind == TRAINING else 1.0
-            yield svg.boxes(track.pieces[kind], limit, top + _GAP / 2 + height * (1 - part), height * part, f"box {kind}")
-        elif kind in track.shares:
-            yield svg.area(track.shares[kind], below, top + _GAP / 2, height, f"box {kind}")
-            below = [a + b for a, b in zip(below, track.shares[kind], strict=True)]
+    drawn = pictures.curves(curves, sides, until_s, "per cent at work", most=102.0)
+    drawing = pictures.element(drawn, f"{title}, at work over {seconds(until_s)}: {told}.")
+    return figure(name, title, says, drawing, table(["", "part of the epoch, or memory", ""], rows), "In figures")
 
 
 def rates(trace: EpochTrace, analysis: Analysis) -> str:
@@ -194,25 +162,20 @@ def rates(trace: EpochTrace, analysis: Analysis) -> str:
     if not curves:
         return nothing("rates", title, "No batch was delivered in this epoch.", told)
     # A bound far above all curves would press them flat: such a bound is named, not drawn.
-    levels = [("both", "both sides together, r_cpu + r_csd", bounds.both_sides), ("train", "training alone", bounds.training)]
     top = max(max(curve.mean) for curve in curves)
-    known = [(style, name, rate) for style, name, rate in levels if rate]
-    shown = [one for one in known if one[2] <= FAR * top]
-    x, y = svg.time_axis(trace.wall_s), svg.upwards("images/s", max([top, *(rate for _, _, rate in shown)]))
-    styles = {"host makes": "curve host", "device makes": "curve device", "training gets": "curve got"}
-    marks = [svg.level(rate, y.limit, _HIGH, f"level {style}") for style, _, rate in shown]
-    marks += [svg.line(curve.mean, y.limit, _HIGH, styles[curve.name]) for curve in curves]
-    keys = [(styles[curve.name], curve.name) for curve in curves]
-    keys += [
-        (f"level {style}", f"bound: {name}, {number(rate)}") if (style, name, rate) in shown else
-        ("none", f"bound, above this plot: {name}, {number(rate)}") for style, name, rate in known
-    ]  # fmt: skip
+    levels = []
+    for name, rate in (("both sides together, r_cpu + r_csd", bounds.both_sides), ("training alone", bounds.training)):
+        if rate and rate <= _FAR * top:
+            levels.append(Level(f"bound: {name}, {number(rate)}", rate))
+        elif rate:
+            levels.append(Level(f"bound, above this plot: {name}, {number(rate)}", None))
+    styles = {"host makes": HOST, "device makes": DEVICE, "training gets": TRAINING}
     achieved, able = number(analysis.images_per_s), number(bounds.both_sides)
     label = f"Images a second over {seconds(trace.wall_s)}; {achieved} achieved, {able} the bound of both sides."
     says = "What each side made and training got, moment by moment, and the most that both sides can make together."
-    drawing = svg.plot(marks, height=_HIGH, x=x, y=y, label=label)
+    drawn = pictures.curves(curves, [styles[curve.name] for curve in curves], trace.wall_s, "images/s", levels)
     told += _curves_table(curves, trace.wall_s, "images/s")
-    return figure("rates", title, says, keys, drawing, told, "Rates in figures")
+    return figure("rates", title, says, pictures.element(drawn, label), told, "Rates in figures")
 
 
 def _values(analysis: Analysis) -> list[float | None]:
@@ -230,23 +193,16 @@ def buffers(trace: EpochTrace) -> str:
     if not curves:
         return nothing("buffers", title, "No batch was delivered in this epoch.")
     most = max([*(max(curve.high) for curve in curves), 1])
-    near = 0 < quota <= QUOTA_FAR * most
-    x, y = svg.time_axis(trace.wall_s), svg.upwards("batches", max(most, quota) if near else most)
-    styled = list(zip(["host", "device", "spool", "held"], curves, strict=False))
-    marks = [svg.band(curve.low, curve.high, y.limit, _HIGH, f"band {style}") for style, curve in styled]
-    marks += [svg.line(curve.mean, y.limit, _HIGH, f"curve {style}") for style, curve in styled]
-    keys = [(f"curve {style}", curve.name) for style, curve in styled]
-    if near:
-        marks.append(svg.level(quota, y.limit, _HIGH, "level quota"))
-    if quota:
-        where = "" if near else "above this plot: "
-        keys.append(("level quota" if near else "none", f"the spool's quota, {where}{quota} batches"))
+    near = quota <= _QUOTA_FAR * most
+    where = "" if near else "above this plot: "
+    levels = [Level(f"the spool's quota, {where}{quota} batches", quota if near else None)] if quota else []
+    drawn = pictures.curves(curves, [HOST, DEVICE, TRANSFER, "held"], trace.wall_s, "batches", levels)
     says = "Batches that wait for training. Where all are at 0, training waits; with the spool at its quota, the device does."
     if not trace.began.devices:
         says = "Batches that wait for training. Where none is ready, training waits."
     means = ", ".join(f"{curve.name} {sum(curve.mean) / len(curve.mean):.1f} on average" for curve in curves)
     return figure(
-        "buffers", title, says, keys, svg.plot(marks, height=_HIGH, x=x, y=y, label=f"Batches over time: {means}."),
+        "buffers", title, says, pictures.element(drawn, f"Batches over time: {means}."),
         _curves_table(curves, trace.wall_s, "batches"), "Figures over time",
     )  # fmt: skip
 
@@ -256,12 +212,7 @@ def engines(trace: EpochTrace, analysis: Analysis) -> str:
     curves = series.engines(trace)
     if not curves:
         return ""
-    most = max(max(curve.high) for curve in curves)
-    x, y = svg.time_axis(trace.wall_s), svg.upwards("engines", most)
-    styled = list(zip(["device", "held"], curves, strict=True))
-    marks = [svg.band(curve.low, curve.high, y.limit, _HIGH, f"band {style}") for style, curve in styled]
-    marks += [svg.line(curve.mean, y.limit, _HIGH, f"curve {style}") for style, curve in styled]
-    keys = [("curve device", "at work"), ("curve held", "retiring: they finish what they have")]
+    drawn = pictures.curves(curves, [DEVICE, "held"], trace.wall_s, "engines")
     nodes = {event.device: event.node for event in trace.of(Joined)}
     changes = series.changes(trace)
     rows: list[list[Cell]] = []
@@ -272,7 +223,7 @@ def engines(trace: EpochTrace, analysis: Analysis) -> str:
     means = ", ".join(f"{curve.name} {sum(curve.mean) / len(curve.mean):.1f} on average" for curve in curves)
     told_all = table(["engine", "node", "images/s", "came and went"], rows, "wrapped")
     return figure(
-        "engines", "Engines over time", says, keys, svg.plot(marks, height=_HIGH, x=x, y=y, label=f"Engines: {means}."),
+        "engines", "Engines over time", says, pictures.element(drawn, f"Engines: {means}."),
         told_all + _curves_table(curves, trace.wall_s, "engines"), "Each engine, and figures over time",
     )  # fmt: skip
 
@@ -297,31 +248,24 @@ def _curves_table(curves: Sequence[Curve], wall_s: float, unit: str) -> str:
 
 def resources(analysis: Analysis) -> str:
     """Busy, waiting, idle of each resource."""
-    height = _LANE * len(analysis.resources)
-    x = svg.Axis("part of its time", 1.0, tuple(svg.Tick(k / 4, f"{25 * k} %") for k in range(4)))
-    marks: list[str] = []
+    names = {
+        "busy": "busy (high)", "waiting": "waiting: it could have worked, others held it up (half)",
+        "idle": "idle: not there yet, or nothing left to do (low)",
+    }  # fmt: skip
+    parts = {
+        style: (name, [max(0.0, 100 * getattr(one, f"{style}_s") / max(one.wall_s, 1e-9)) for one in analysis.resources])
+        for style, name in names.items()
+    }
     rows: list[list[Cell]] = []
-    for number_, one in enumerate(analysis.resources):
-        wall_s, at, top = max(one.wall_s, 1e-9), 0.0, number_ * _LANE + _GAP / 2
-        parts = (("busy", one.busy_s, 1.0), ("waiting", one.waiting_s, 0.5), ("idle", one.idle_s, 0.15))
-        for style, part_s, part in parts:
-            share = min(1.0 - at, max(0.0, part_s / wall_s))
-            if share > 0:
-                tall = (_LANE - _GAP) * part
-                marks.append(svg.boxes([(at, at + share)], 1.0, top + _LANE - _GAP - tall, tall, f"box {style}"))
-            at += share
+    for one in analysis.resources:
         named = f"{one.name} x {one.lanes}" if one.lanes > 1 else one.name
         times = (one.busy_s, one.waiting_s, one.idle_s, one.unaccounted_s)
         rows.append([named, *(percent(part_s, one.wall_s) for part_s in times), seconds(one.wall_s)])
-    names = [str(row[0]) for row in rows]
-    keys = [
-        ("box busy", "busy (high)"), ("box waiting", "waiting: it could have worked, others held it up (half)"),
-        ("box idle", "idle: not there yet, or nothing left to do (low)"),
-    ]  # fmt: skip
+    drawn = pictures.stacked([str(row[0]) for row in rows], parts, 100.0, "per cent of its time")
     label = "; ".join(f"{row[0]}: {row[1]} busy, {row[2]} waiting, {row[3]} idle" for row in rows)
     says = "What each was at for the whole epoch. The one that is busy nearly always is the one to make faster."
     return figure(
-        "resources", "Busy, waiting, idle", says, keys, svg.plot(marks, height=height, x=x, rows=names, label=label + "."),
+        "resources", "Busy, waiting, idle", says, pictures.element(drawn, label + "."),
         table(["resource", "busy", "waiting", "idle", "unaccounted", "of"], rows), "Figures",
     )  # fmt: skip
 

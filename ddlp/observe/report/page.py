@@ -20,7 +20,7 @@ from ddlp.recording.events import Joined
 
 __all__ = ["document", "page", "tiles"]
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 _MOST_EVENTS = 100  # in the list; beyond that they are counted
 
 

@@ -1,17 +1,28 @@
-"""Writing a report: the page of a run, or of several."""
+"""Writing a report: the page of a run, or of several. matplotlib draws, and is imported when a page is made."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from ddlp.errors import DDLPError
 from ddlp.observe.report.comparison import Comparison
-from ddlp.observe.report.comparison_page import comparison_page
-from ddlp.observe.report.page import page
 from ddlp.observe.report.run import RunReport, read_report
 
-__all__ = ["place", "write_comparison", "write_page", "write_report"]
+__all__ = ["needs_matplotlib", "place", "write_comparison", "write_page", "write_report"]
+
+
+@contextlib.contextmanager
+def needs_matplotlib() -> Iterator[None]:
+    """Raise DDLPError, which says what to install, where an import inside needs matplotlib and it is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] != "matplotlib":
+            raise
+        raise DDLPError("matplotlib, which draws the pictures, is missing: pip install 'ddlp[report]' brings it") from None
 
 
 def place(run: str | os.PathLike[str], out: str | os.PathLike[str] | None, name: str = "report.html") -> Path:
@@ -25,6 +36,8 @@ def place(run: str | os.PathLike[str], out: str | os.PathLike[str] | None, name:
 
 def write_page(report: RunReport, path: Path) -> Path:
     """Write the page. Raises DDLPError where that can't be."""
+    with needs_matplotlib():
+        from ddlp.observe.report.page import page
     return write_text(page(report), path)
 
 
@@ -50,5 +63,7 @@ def write_comparison(comparison: Comparison, out: str | os.PathLike[str] | None 
 
     Raises DDLPError where that can't be.
     """
+    with needs_matplotlib():
+        from ddlp.observe.report.comparison_page import comparison_page
     above = os.path.commonpath([run.path.resolve().parent for run in comparison.runs])
     return write_text(comparison_page(comparison), place(above, out, "comparison.html"))

@@ -594,9 +594,10 @@ def load_here(loader: Any, resume: Resume) -> None:
         return
     before = capture(_torchs(), python=False)
     loader.dataset.load_state_dict(state["dataset"])
-    if "torch" in (resume.generators or {}) and capture(_torchs(), python=False) != before:
+    saved = resume.generators or {}
+    if "torch" in saved and capture(_torchs(), python=False) != before:
         untouched = before["torch"] == (resume.at_load or {}).get("torch")
-        put({"torch": resume.generators["torch"]} if untouched else before, _torchs())
+        put({"torch": saved["torch"]} if untouched else before, _torchs())
 
 
 def lasting(loader: Any) -> dict[str, Any] | None:

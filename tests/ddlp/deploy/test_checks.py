@@ -28,7 +28,7 @@ GOOD = Survey(
     system="Linux", machine="armv7l", os="Debian GNU/Linux 12", user="user", uid=1000, home="/home/user/.ddlp/csd0",
     cores=2, memory_bytes=GIB // 2, available_bytes=GIB // 3, clock_ahead_s=0.3, place_home=PLACE, place_spool=PLACE,
     claimed=False, foreign_home="", foreign="", roots=(dataclasses.replace(PLACE, path="/data"),), environment=None,
-    modules=modules(()), python=PYTHON, apt=True, root=None, systemd="user", cron=None, boot=False, current=None, whole=0,
+    modules=modules(()), python=PYTHON, apt=True, root=None, systemd="user", current=None, whole=0,
     builds=(), settings=None, server_key=None, clients={}, operators=(), supervisor=None, state="",
 )  # fmt: skip
 
@@ -47,7 +47,7 @@ def versions(**changes: str | None) -> dict[str, str | None]:
 
 
 def test_a_good_device() -> None:
-    assert found() == [] == found(systemd=None, cron="running")
+    assert found() == []
     assert all(one.what for one in checks.check(GOOD, GIB))
 
 
@@ -82,9 +82,7 @@ def test_a_good_device() -> None:
         (dict(environment=dataclasses.replace(SECRETS, mode=0o640)), "bad", "has mode 640", "chmod 600 '/etc/ddlp env'"),
         (dict(environment=dataclasses.replace(SECRETS, owner="root")), "bad", "belongs to root", "chown user '/etc/ddlp env'"),
         (dict(environment=SECRETS, user="root"), "bad", "belongs to user", "chown root"),
-        (dict(systemd=None), "warn", "no systemd and no cron", "ddlp start"),
-        (dict(systemd=None, cron="busybox"), "warn", "cron is busybox's", "See after a reboot"),
-        (dict(systemd=None, cron="installed"), "warn", "cron is there and does not run", "start cron at boot"),
+        (dict(systemd=None), "warn", "no systemd", "ddlp start"),
     ],
 )
 def test_each_fault_has_its_way_out(changes: dict[str, Any], level: str, what: str, way_out: str) -> None:

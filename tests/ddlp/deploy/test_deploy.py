@@ -191,18 +191,6 @@ def test_a_user_who_does_not_linger_is_told(make_device: Callable[..., Device], 
     assert "lingering of user stays on" in told and "loginctl disable-linger user" in told and not device.home.exists()
 
 
-def test_where_cron_may_not_be_used_the_engine_runs_all_the_same(make_device, tmp_path: Path, capsys) -> None:
-    refuses = programs(tmp_path / "bin", crontab="echo must be suid to work properly >&2; exit 1")
-    device = make_device(f"SetEnv HOME={tmp_path}/sshd0/home {python_path(refuses)}")
-    for words in ("is ready", "Nothing had to be changed"):
-        told = ddlp(capsys, *device.arguments())
-        assert words in told and "nothing starts the engine when the device boots" in told and "must be suid" in told
-        assert "after a reboot: ddlp start csd0" in told
-    assert epoch(device, csd="csd0", strategy="csd") and device.report.batches_csd
-    ddlp(capsys, "deploy", "--name", "csd0", "--uninstall")
-    assert everything(device.sshd.home) == []
-
-
 def test_where_no_unit_can_be_written_the_engine_runs_all_the_same(make_device, tmp_path: Path, capsys, monkeypatch) -> None:
     refuses = programs(tmp_path / "bin", **{**SYSTEMD, "systemctl": "echo Read-only file system >&2; exit 1\n"})
     device = make_device(f"SetEnv HOME={tmp_path}/sshd0/home {python_path(refuses)}")

@@ -1,10 +1,9 @@
-"""The systemd unit, checked by systemd; the crontab line, stored by a crontab; and which users linger."""
+"""The systemd unit, checked by systemd; and which users linger."""
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,21 +13,11 @@ import pytest
 
 from ddlp.deploy import account, spooldir
 from ddlp.deploy.sandbox import sandbox
-from ddlp.deploy.service import Service, supervisor_command, unit
+from ddlp.deploy.service import Service, unit
 from ddlp.deploy.shell import Shell
-from tests.ddlp.deploy.local_device import SYSTEMD, Device
-from tests.ddlp.deploy.sshd import Sshd, programs, python_path
+from tests.ddlp.deploy.local_device import SYSTEMD
+from tests.ddlp.deploy.sshd import Sshd, programs
 from tests.needs import need
-
-# Keeps the table in a file of the test. A real crontab would change this user's own.
-CRONTAB = """\
-case $1 in
-  -l) [ -e "$HOME/table" ] || { echo "no crontab" >&2; exit 1; }; cat "$HOME/table" ;;
-  -r) rm "$HOME/table" ;;
-  -) cat > "$HOME/table" ;;
-esac
-"""
-
 
 LIMIT = {"account": 1.8, "root": 2.1, "user": 6.4}  # of 10, as systemd 252 rates it; docs/security.md has the numbers
 
@@ -99,7 +88,7 @@ def test_an_old_systemd_gets_no_list_of_system_calls(
     with Shell("board", server.options) as shell:
         service = make(shell, f"{home}/csd0", systemd=True)
         (home / "csd0").mkdir()
-        assert service.enable(cron=False) and not service.enable(cron=False)
+        assert service.enable() and not service.enable()
     text = (home / ".config/systemd/user/ddlp-csd0.service").read_text()
     assert ("\nSystemCallFilter=" in text) is filters
     assert "\nNoNewPrivileges=yes\n" in text and text.endswith("\n[Install]\nWantedBy=default.target\n")
@@ -131,47 +120,6 @@ def test_an_empty_cache_is_given_to_the_engines_user(tmp_path: Path, holds: str)
     assert done.stdout == ("" if holds else f"ddlp-engine: {tmp_path}/a cache\n")
 
 
-def test_the_crontab_keeps_one_line_of_ours_and_all_others(make_sshd: Callable[..., Sshd], tmp_path: Path) -> None:
-    programs(tmp_path / "bin", crontab=CRONTAB)
-    home = tmp_path / "home"
-    home.mkdir()
-    server = make_sshd(f"SetEnv HOME={home} PATH={tmp_path}/bin:/usr/bin:/bin")
-    table = home / "table"
-    with Shell("board", server.options) as shell:
-        service = make(shell, "/home/us er/.ddlp/csd0", systemd=False)
-        other = make(shell, "/home/us er/.ddlp/csd00", systemd=False, name="csd00")
-        assert service.enable(cron=True)
-        line = table.read_text()
-        assert line.startswith("@reboot ") and line.count("\n") == 1
-        assert line.endswith(f"; {supervisor_command('/usr/bin/python3', '/home/us er/.ddlp/csd0')} --detach\n")
-        assert not service.enable(cron=True) and table.read_text() == line
-        service.disable()
-        assert not table.exists()
-        table.write_text("# mine\n5 * * * * date\n")
-        assert service.enable(cron=True) and other.enable(cron=True)
-        moved = make(shell, "/home/us er/.ddlp/csd0", "/opt/python", systemd=False)
-        assert moved.enable(cron=True) and table.read_text().count("@reboot") == 2 and "/opt/python" in table.read_text()
-        moved.disable()
-        other.disable()
-        assert table.read_text() == "# mine\n5 * * * * date\n"
-        table.unlink()
-        assert not service.enable(cron=False) and not table.exists()
-
-
-def test_at_boot_a_disk_that_is_mounted_a_little_later_is_waited_for(make_sshd: Callable[..., Sshd], tmp_path: Path) -> None:
-    """Run as cron's shell runs the line. HOME appears during the first sleep."""
-    home = tmp_path / "a home"
-    mount = f'mkdir -p "{home}/current" && echo "$*" >> {tmp_path}/slept\n'
-    path = f"PATH={programs(tmp_path / 'bin', crontab=CRONTAB, sleep=mount, python=f'echo $* > {tmp_path}/ran')}:/usr/bin:/bin"
-    server = make_sshd(f"SetEnv HOME={tmp_path} {path}")
-    with Shell("board", server.options) as shell:
-        assert make(shell, str(home), "python", systemd=False).enable(cron=True)
-        line = (tmp_path / "table").read_text().removeprefix("@reboot ")
-        assert shell.run(line, timeout_s=60).status == 0
-    assert (tmp_path / "slept").read_text() == "5\n"
-    assert (tmp_path / "ran").read_text() == f"-m csd_engine.supervisor {home} --detach\n"
-
-
 @pytest.mark.parametrize(
     ("may", "before", "lingers", "ours"),
     [
@@ -191,25 +139,10 @@ def test_an_ordinary_user_is_made_to_linger_or_it_is_told(
     with Shell("board", server.options) as shell:
         service = make(shell, f"{home}/csd 0", systemd=True)
         for changed in (True, False):
-            assert service.enable(cron=False) is changed
+            assert service.enable() is changed
             assert service.not_lingering() == ("" if lingers else "user")
             assert service.made_linger() == ("user" if ours else "")
             assert (home / "lingers").exists() is lingers
         assert make(shell, f"{home}/csd 0", systemd=False).not_lingering() == ""
         (home / "lingers").unlink(missing_ok=True)
         assert service.made_linger() == ""
-
-
-def test_a_cron_that_is_there_and_one_that_runs(make_device: Callable[..., Device], tmp_path: Path) -> None:
-    device = make_device(f"SetEnv HOME={tmp_path}/sshd0/home {python_path(programs(tmp_path / 'bin', crontab=CRONTAB))}")
-    names = {path.read_text().strip() for path in Path("/proc").glob("[0-9]*/comm")}
-    assert device.look().cron == ("running" if names & {"cron", "crond"} else "installed")
-    crond = shutil.copy(shutil.which("sleep") or "", tmp_path / "crond")
-    with subprocess.Popen([crond, "60"]) as process:
-        try:
-            assert device.look().cron == "running"
-            (tmp_path / "bin" / "crontab").rename(tmp_path / "bin" / "busybox")
-            (tmp_path / "bin" / "crontab").symlink_to("busybox")
-            assert device.look().cron == "busybox"
-        finally:
-            process.kill()

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 from html.parser import HTMLParser
 from pathlib import Path
 
 
 class Page(HTMLParser):
-    """A parsed page: tables (rows of texts) by the heading before them, texts, path data by plot and class."""
+    """A parsed page: tables (rows of texts) by the heading before them, texts, PNG pictures by plot."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.tables: dict[str, list[list[str]]] = {}
-        self.paths: dict[tuple[str, str], str] = {}
+        self.pictures: dict[str, bytes] = {}
         self.tiles: dict[str, str] = {}
         self._at: list[str] = []
         self._texts: list[str] = []
@@ -23,7 +24,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         attributes = {name: value or "" for name, value in attrs}
-        if tag not in ("meta", "path", "img"):
+        if tag not in ("meta", "img"):
             self._at.append(tag)
         if tag in ("h1", "h2", "h3"):
             self._heading = ""
@@ -33,9 +34,9 @@ class Page(HTMLParser):
             self.tables[self._heading][-1].append("")
         elif tag == "figure":
             self._plot = attributes["data-plot"]
-        elif tag == "path":
-            self.paths.setdefault((self._plot, attributes["class"]), "")
-            self.paths[self._plot, attributes["class"]] += attributes["d"]
+        elif tag == "img":
+            encoded = attributes["src"].removeprefix("data:image/png;base64,")
+            self.pictures[self._plot] = base64.b64decode(encoded, validate=True)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.handle_starttag(tag, attrs)

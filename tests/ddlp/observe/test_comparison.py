@@ -16,8 +16,11 @@ from ddlp.observe import Analysis, analyse, read_run
 from ddlp.observe.energy import load
 from ddlp.observe.report import read_comparison, write_comparison
 from tests.ddlp.observe.by_hand import BEGAN, TWO_SIDES, WITH_GPUS, written
+from tests.ddlp.observe.drawings import Drawings, drawings
 from tests.ddlp.observe.html_page import Page
 from tests.ddlp.observe.test_report import figure, near, part, seconds
+
+__all__ = ["drawings"]
 
 NAMES = ("dataloader", "wrr-seed0", "wrr-seed1")
 
@@ -59,7 +62,6 @@ def test_times_and_their_spread(page: Page, counted: dict[str, list[Analysis]]) 
         assert float(line["times dataloader"]) == pytest.approx(rates[name] / rates["dataloader"], abs=0.006)
     assert found["dataloader"]["deviation"] == "-"
     assert seconds(found["wrr"]["deviation"]) == near(statistics.stdev(one.wall_s for one in counted["wrr"]))
-    assert len(re.findall("M", page.paths["times", "dots host"])) == 3  # a mark for each run
 
 
 def test_who_prepared_what(page: Page, counted: dict[str, list[Analysis]]) -> None:
@@ -70,7 +72,6 @@ def test_who_prepared_what(page: Page, counted: dict[str, list[Analysis]]) -> No
         assert float(found[name]["device batches"]) == pytest.approx(csd, rel=0.01)
         assert seconds(found[name]["host's processor time a batch"]) >= 0
     assert "host" in found["wrr"]["rates, images/s"] and found["dataloader"]["by devices"] == "0.0 %"
-    assert page.paths["shares", "box device"] and page.paths["shares", "box host"]
 
 
 def test_waiting_by_cause(page: Page, counted: dict[str, list[Analysis]]) -> None:
@@ -107,18 +108,21 @@ def test_energy_says_that_it_is_modelled(page: Page, three_runs: Path) -> None:
     assert found["wrr"]["J a batch"].endswith("(modelled)") and found["dataloader"]["times dataloader"] == "1.00"
 
 
-def test_work_over_time_has_a_line_for_each_side(page: Page) -> None:
-    """The mean of the line is the part of the time at work."""
-    assert page.paths["work-0", "curve host"] and ("work-0", "curve device") not in page.paths
+def test_its_drawings(three_runs: Path, tmp_path: Path, drawings: Drawings) -> None:
+    """The mean of a line is the part of the time at work."""
+    write_comparison(read_comparison([three_runs / name for name in NAMES]), tmp_path)
+    assert drawings.dots("dots host") == 3  # a mark for each run
+    by_host, by_device = ([bar.get_width() for bar in drawings.artists(f"box {side}", "Who prepared")] for side in
+                          ("host", "device"))  # fmt: skip
+    assert by_host[0] == 100 and by_device[0] == 0 and by_host[1] + by_device[1] == pytest.approx(100)
+    assert drawings.artists("curve host", "dataloader") and not drawings.artists("curve device", "dataloader")
     for side in ("host", "device"):
-        numbers = re.findall(r"[\d.]+ ([\d.]+)", page.paths["work-1", f"curve {side}"])
-        assert len(numbers) == 60 and all(0 <= float(y) <= 160 for y in numbers)
-        shown = 1 - statistics.fmean(float(y) for y in numbers) / 160
-        assert shown > 0.2, side
-    assert ("work-1", "band host") in page.paths and ("work-0", "band host") not in page.paths  # of two seeds and of one
+        heights = drawings.curve(f"curve {side}", "wrr")
+        assert len(heights) == 60 and all(0 <= y <= 100 for y in heights) and statistics.fmean(heights) > 20, side
+    assert drawings.artists("band host", "wrr") and not drawings.artists("band host", "dataloader")  # of two seeds and of one
 
 
-def test_the_accelerator_has_a_line_where_torch_was_profiled(tmp_path: Path) -> None:
+def test_the_accelerator_has_a_line_where_torch_was_profiled(tmp_path: Path, drawings: Drawings) -> None:
     """Its operators take the first third of an epoch of 18 s, which began at 1000 s on the wall clock."""
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
@@ -126,22 +130,20 @@ def test_the_accelerator_has_a_line_where_torch_was_profiled(tmp_path: Path) -> 
     ran = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "tid": 1, "ts": 0, "dur": 6e6}
     (tmp_path / "a" / "torch.json").write_text(json.dumps({"baseTimeNanoseconds": int(1000e9), "traceEvents": [ran]}))
     page = Page(write_comparison(read_comparison([tmp_path / "a", tmp_path / "b"])))
-    heights = [float(y) for y in re.findall(r"[\d.]+ ([\d.]+)", page.paths["work-0", "curve got"])]
-    assert heights == [0.0] * 20 + [160.0] * 40
-    assert "accelerator" in page.text and ("work-1", "curve got") not in page.paths
+    assert drawings.curve("curve training", "a, at work") == pytest.approx([100.0] * 20 + [0.0] * 40)
+    assert "accelerator" in page.text and not drawings.artists("curve training", "b, at work")
 
 
-def test_gpus_have_a_line_where_nvml_was_sampled(tmp_path: Path) -> None:
+def test_gpus_have_a_line_where_nvml_was_sampled(tmp_path: Path, drawings: Drawings) -> None:
     """Of two seeds and of a strategy without figures: what is missing is said once, with its name."""
     busier = [one._replace(busy_percent=100) if getattr(one, "busy_percent", 0) == 50 else one for one in WITH_GPUS]
     for name, events in {"a-0": WITH_GPUS, "a-1": busier, "b": TWO_SIDES}.items():
         (tmp_path / name).mkdir()
         written(tmp_path / name / "0000.jsonl", events, BEGAN._replace(strategy=name[0]))
     page = Page(write_comparison(read_comparison([tmp_path / "a-0", tmp_path / "a-1", tmp_path / "b"])))
-    heights = [float(y) for y in re.findall(r"[\d.]+ ([\d.]+)", page.paths["work-0", "curve gpu"])]
-    assert heights == [40.0] * 30 + [0.0] * 30
-    assert ("work-0", "band gpu") in page.paths and ("work-1", "curve gpu") not in page.paths
-    assert page.paths["work-0", "curve host"] and page.paths["work-0", "curve device"]
+    assert drawings.curve("curve gpu", "a, at work") == pytest.approx([75.0] * 30 + [100.0] * 30)
+    assert drawings.artists("band gpu", "a, at work") and not drawings.artists("curve gpu", "b, at work")
+    assert drawings.artists("curve host", "a, at work") and drawings.artists("curve device", "a, at work")
     found = rows(page, "a")
     assert found["accelerator, by NVML at work"]["part of the epoch, or memory"] == "87.5 %"
     assert found["memory of gpu0 H100 in use: at most 30 of 80 GB"]["part of the epoch, or memory"] == "37.5 %"
@@ -154,7 +156,7 @@ def test_runs_and_headline(page: Page, counted: dict[str, list[Analysis]], three
     assert {line["epochs"] for line in found.values()} == {"1"}
     rates = {name: statistics.fmean(one.images_per_s for one in those) for name, those in counted.items()}
     assert f"wrr was the fastest: {rates['wrr'] / rates['dataloader']:.2f} times dataloader" in page.text
-    assert not re.search(r"<script|<link|<img|https?:|\ssrc=", page.source)
+    assert not re.search(r"<script|<link|https?:|\ssrc=(?!\"data:image/png;)", page.source)
 
 
 def test_which_epochs_count(three_runs: Path) -> None:

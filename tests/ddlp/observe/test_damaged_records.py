@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterator
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +17,10 @@ from ddlp.errors import DDLPError
 from ddlp.observe.analysis import analyse
 from ddlp.observe.analysis_command import table
 from ddlp.observe.energy.result import EnergyResult, PartEnergy, save
+from ddlp.observe.report import pictures
 from ddlp.observe.report.page import page
 from ddlp.observe.report.run import read_report
+from ddlp.observe.report.series import Curve, Track
 from ddlp.observe.run import read_epoch
 from ddlp.observe.trace import chrome_trace
 from ddlp.recording.events import Lost
@@ -28,9 +33,32 @@ def records(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
+def numbers_in(drawn: Any) -> Iterator[float]:
+    """All numbers in what is to be drawn."""
+    if isinstance(drawn, (int, float)):
+        yield drawn
+    elif isinstance(drawn, (Track, Curve)):
+        yield from numbers_in(vars(drawn))
+    elif isinstance(drawn, (dict, list, tuple)):
+        for one in drawn.values() if isinstance(drawn, dict) else drawn:
+            yield from numbers_in(one)
+
+
+@pytest.fixture
+def unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages have no pictures, whose painting takes seconds, but all numbers that would be drawn have a place."""
+
+    def drawn(*series: Any, **more: Any) -> None:
+        assert all(map(math.isfinite, numbers_in([*series, more])))
+
+    for name in ("prongs", "timeline", "lanes", "curves", "stacked"):
+        monkeypatch.setattr(pictures, name, drawn)
+    monkeypatch.setattr(pictures, "element", lambda _, label: f'<img alt="{escape(label)}">')
+
+
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_one_value_is_another(tmp_path, data):
+def test_one_value_is_another(tmp_path, unpainted, data):
     file = tmp_path / "0000.jsonl"
     lines = records(file)
     number = data.draw(st.integers(0, len(lines) - 1))
@@ -50,17 +78,18 @@ def test_one_value_is_another(tmp_path, data):
     json.dumps(chrome_trace(trace), allow_nan=False)
 
 
-_MOMENTS = st.sampled_from([-1e10, -5.0, -1e-9, 0.0, 5e-324, 1e-300, 1e-9, 1.0, 5.0, 1e10])
+_MOMENTS = (-1e10, -5.0, -1e-9, 0.0, 5e-324, 1e-300, 1e-9, 1.0, 5.0, 1e10)
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_few_points_at_any_moments(tmp_path, data):
+def test_few_points_at_any_moments(tmp_path, unpainted, data):
     """A recording of a point or two, which may lie before the epoch, after it, or together."""
     file = tmp_path / "0000.jsonl"
     whole = records(file)
     lines = [whole[0], *data.draw(st.lists(st.sampled_from(whole[1:]), max_size=3))]
-    lines = [{k: data.draw(_MOMENTS) if k == "at" or k.endswith("_at") else v for k, v in line.items()} for line in lines]
+    moments = st.sampled_from(_MOMENTS)
+    lines = [{k: data.draw(moments) if k == "at" or k.endswith("_at") else v for k, v in line.items()} for line in lines]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     try:
         trace = read_epoch(file)
@@ -72,9 +101,22 @@ def test_few_points_at_any_moments(tmp_path, data):
     json.dumps(chrome_trace(trace), allow_nan=False)
 
 
+@pytest.mark.parametrize("moment", _MOMENTS)
+def test_all_points_at_one_moment_are_painted(tmp_path, moment):
+    file = tmp_path / "0000.jsonl"
+    lines = [{k: moment if k == "at" or k.endswith("_at") else v for k, v in line.items()} for line in records(file)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    try:
+        report = read_report(tmp_path)
+    except DDLPError as error:
+        assert str(file) in str(error)
+        return
+    assert page(report)
+
+
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_energy_that_is_another(tmp_path, data):
+def test_energy_that_is_another(tmp_path, unpainted, data):
     written(tmp_path / "0000.jsonl", TWO_SIDES)
     part = PartEnergy("cpu", 5.0, False, ("rapl",))
     result = EnergyResult("run", "wrr", 0, 2.0, 4, 8, 1, (part,), 1.0, 2.0, notes=("a note",), absent=("gpu",))

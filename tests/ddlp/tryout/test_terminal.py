@@ -107,8 +107,7 @@ def test_the_picture(found: Comparison, tmp_path: Path) -> None:
     draw(found, tmp_path / "it.png")
     with Image.open(tmp_path / "it.png") as image:
         colours = {colour: count for count, colour in image.convert("RGB").getcolors(1 << 20) or []}
-    torch, host, engine = (colours[bytes.fromhex(colour)[0], bytes.fromhex(colour)[1], bytes.fromhex(colour)[2]] for colour in
-                           ("818b98", "0969da", "bc4c00"))  # fmt: skip
+    torch, host, engine = (colours[tuple(bytes.fromhex(colour))] for colour in ("818b98", "0969da", "bc4c00"))
     assert abs(host / engine - 1) < 0.1 and abs(host / torch - (1000 + 950 + 1000) / 750) < 0.3
 
 
