@@ -17,9 +17,7 @@ from matplotlib.figure import Figure
 from ddlp.observe.report.series import BINS, DEVICE, GPU, HOST, TRAINING, TRANSFER, UNUSED, Curve, Track
 from ddlp.observe.spans import Span
 
-__all__ = [
-    "COLOURS", "Level", "curves", "element", "epoch_times", "lanes", "over_engines", "prongs", "stacked", "timeline",
-]  # fmt: skip
+__all__ = ["COLOURS", "Level", "curves", "element", "epoch_times", "lanes", "prongs", "stacked", "timeline"]
 
 COLOURS = {
     HOST: "#0969da", DEVICE: "#bc4c00", TRANSFER: "#1a7f6b", GPU: "#1a7f6b", TRAINING: "#6e50b0", UNUSED: "#57606a",
@@ -180,15 +178,4 @@ def epoch_times(found: Mapping[str, Sequence[float]]) -> Figure:
         axes.scatter(times, [row] * len(times), s=22, color=COLOURS[HOST], zorder=3, label="a run", gid="dots host")
     _rows(axes, list(found))
     axes.set_xlim(left=0)
-    return _legend(figure)
-
-
-def over_engines(numbers: Sequence[int], played: Sequence[float], bounds: Sequence[float], training_s: float, x: str) -> Figure:
-    """Draw the seconds of an epoch over the number of engines: as played, at best by the rates, and of training alone."""
-    figure, axes = _axes(3.6, x, "seconds an epoch")
-    axes.plot(numbers, played, "o-", color=COLOURS[HOST], label="simulated", gid="curve host")
-    axes.plot(numbers, bounds, "--", color=COLOURS[DEVICE], label="at best, by the rates alone", gid="curve device")
-    axes.axhline(training_s, color=COLOURS[TRAINING], linestyle=":", label="training alone", gid="level")
-    axes.set_xticks(list(numbers))
-    axes.set_ylim(bottom=0)
     return _legend(figure)

@@ -315,10 +315,7 @@ def test_the_command(tmp_path: Path, capsys: Any) -> None:
     assert len(read_report(tmp_path, every=True).detailed) == 3
 
 
-PLAN = ["plan", "--step-s", "0.1", "--host-rate", "4", "--batches", "100", "--html", "RUN/x.html"]
-
-
-@pytest.mark.parametrize("command", (["report", "RUN"], ["report", "RUN", "RUN/0000.jsonl"], PLAN))
+@pytest.mark.parametrize("command", (["report", "RUN"], ["report", "RUN", "RUN/0000.jsonl"]))
 def test_without_matplotlib_it_says_what_to_install(tmp_path: Path, command: list[str]) -> None:
     written(tmp_path / "0000.jsonl", TWO_SIDES)
     hidden = "import sys; sys.modules['matplotlib'] = None; from ddlp.cli import main; sys.exit(main(sys.argv[1:]))"

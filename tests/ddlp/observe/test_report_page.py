@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from ddlp.cli import main
 from ddlp.observe.report import read_comparison, write_comparison, write_report
 from tests.ddlp.observe.browser import Browser
 from tests.ddlp.observe.by_hand import A_POOL, DECIDED, WITH_GPUS, written
@@ -49,16 +48,6 @@ def test_pools_gpus_and_decisions_can_be_read(browser: Browser, tmp_path: Path, 
 def test_a_comparison_can_be_read(browser: Browser, three_runs: Path, tmp_path: Path) -> None:
     runs = [three_runs / name for name in ("dataloader", "wrr-seed0", "wrr-seed1")]
     page = write_comparison(read_comparison(runs), tmp_path)
-    for width in (1280, 400):
-        for scheme in ("light", "dark"):
-            assert browser.look(page, width, scheme) == [], (width, scheme)
-
-
-@pytest.mark.parametrize("engines", [["csd0=2,spool", "csd1=1"], []])
-def test_a_plan_can_be_read(browser: Browser, tmp_path: Path, engines: list[str]) -> None:
-    page = tmp_path / "plan.html"
-    described = ["--step-s", "0.1", "--host-rate", "4", "--batches", "100", "--host-watts", "80:250", "--engine-watts", "9"]
-    assert main(["plan", *described, *(f"--engine={one}" for one in engines), "--html", str(page)]) == 0
     for width in (1280, 400):
         for scheme in ("light", "dark"):
             assert browser.look(page, width, scheme) == [], (width, scheme)
