@@ -71,10 +71,9 @@ def first_difference(kernel: Kernel) -> str:
     """Return "" if all values agree, else a line about the first difference."""
     context = kernel.context()
     for name, data in jpegs():
-        whole = Image.open(io.BytesIO(data), formats=("JPEG",))
+        whole = Image.open(io.BytesIO(data), formats=("JPEG",)).convert("RGB")
         if context.take(data) != whole.size:
             return f"a {name} JPEG was refused: {context.why()}"
-        whole = whole.convert("RGB")
         cases, orders = (_CASES, (0, 1)) if name == "4:2:0" else ((_REGION,), (0,))
         for left, top, width, height, out_width, out_height, number in cases:
             crop = whole.crop((left, top, left + width, top + height))
