@@ -187,11 +187,15 @@ def _loader(work: Mapping[str, Any]) -> Any:
 
 def turn(work: Mapping[str, Any]) -> None:
     """Run a training program, which the parent watches."""
-    batches = iter(_loader(work))
+    loader = _loader(work)
+    batches = iter(loader)
     for step in range(work["steps"]):
         batch = next(batches)
         if step == 0:
             print("first batch", flush=True)
+            limit = time.monotonic() + 60
+            while STRATEGIES.get(work["name"]) == "wrr" and not loader.live().ready_csd and time.monotonic() < limit:
+                time.sleep(0.1)  # its engine and that one's worker are to be among the processes
         time.sleep(work["step_s"])
         del batch
     print("done", flush=True)

@@ -6,7 +6,7 @@ from tests.benchmarks.bench import bench
 
 
 def test_memory(capsys, small_sets):
-    arguments = ["--data", str(small_sets), "--batch", "4", "--workers", "1", "--steps", "3", "--step-s", "1.5"]
+    arguments = ["--data", str(small_sets), "--batch", "4", "--workers", "1", "--steps", "3", "--step-s", "0.4"]
     assert bench(["memory", *arguments, "--rounds", "1", "--json"]) == 0
     lines = {line["name"]: line for line in json.loads(capsys.readouterr().out)["lines"]}
     assert [line["processes"] for line in lines.values()] == [2, 1, 3]  # one worker; no worker; the engine and its worker
