@@ -40,7 +40,7 @@ setup_venv() {
   PY=$VENV/bin/python
   constraints=${DDLP_CONSTRAINTS-$root/constraints.txt}
   [ ! -e "$PY" ] || [ -e "$VENV/.ddlp-made" ] || constraints="" # an environment of the user's keeps the versions that it has
-  stamp=$(cat ${constraints:+"$constraints"} "$root/setup.cfg" "$root/setup.py" "$root/pyproject.toml" "$root"/scripts/build_backend.py "$root"/csd_engine/kernels/{build.py,compilers.py,src/*} <(echo "$root") | sha256sum | cut -c1-16)
+  stamp=$(cat ${constraints:+"$constraints"} "$root/setup.cfg" "$root/setup.py" "$root/pyproject.toml" "$root"/scripts/build_backend.py "$root"/csd_engine/kernels/{build.py,compilers.py} "$root"/csd_engine/kernels/src/{*.?,*/*} <(echo "$root") | sha256sum | cut -c1-16)
   if [ -e "$PY" ] && ! "$PY" -c 'import pip' 2>/dev/null; then
     # An upgrade has removed its interpreter, or an earlier attempt was interrupted. Make it again only if this script made it.
     [ -z "${DDLP_VENV:-}" ] || [ -e "$VENV/.ddlp-made" ] ||
