@@ -343,8 +343,6 @@ class Case(NamedTuple):
 def _is_there(what: str, strategy: str, workers: int, resume: str, order: str) -> bool:
     if what == "IterableDataset":  # has neither indices nor ranks, and its workers' shares follow from their number
         return strategy in ("cpu", "wrr", "ordered") and order == "shuffled" and resume != "begun elsewhere"
-    if order == "repeating" and resume != "whole" and what in ("own data set", "TensorDataset"):
-        return False  # the epoch after a resumed one has another order than without the resume
     return what in PIPELINES or what in _TRAVELS or strategy != "csd"
 
 

@@ -286,15 +286,31 @@ class EpochIterator(_BaseDataLoaderIter):
         order: States | None
         if self._whole:
             order = resume.order_of(loader)
-            with resume.order_restored(loader):
-                at_once = given.leases or given.hooks.wants_whole
-                self._plan = EpochPlan(
+            at_once = given.leases or given.hooks.wants_whole
+
+            def drawn() -> EpochPlan:
+                return EpochPlan(
                     self._index_sampler, dataset, whole=True, batched=self._auto_collation, at_once=at_once, views=views
                 )
-                delivered = RangeSet([(0, len(self._plan))]) if resume.finished else resume.delivered
-                self._asked += len(delivered)
-                self._plan.read_as_far_as(self._asked)
-                self._plan.forget(delivered.first_missing())
+
+            with resume.order_restored(loader) as caught_up:
+                plan = drawn()
+                delivered = RangeSet([(0, len(plan))]) if resume.finished else resume.delivered
+                asked = len(delivered)
+                self._asked += asked
+                plan.read_as_far_as(asked)
+                while not caught_up() and asked <= len(plan):
+                    asked += 1
+                    plan.read_as_far_as(asked)
+                if caught_up():
+                    self._asked = max(self._asked, asked)
+                else:  # others have drawn from it as well
+                    with resume.order_restored(loader):
+                        plan = drawn()
+                        plan.read_as_far_as(self._asked)
+                plan.forget(delivered.first_missing())
+            plan.read_as_far_as(self._asked)
+            self._plan = plan
         else:
             order = start.order
             self._plan = EpochPlan(

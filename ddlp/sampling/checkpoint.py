@@ -12,7 +12,7 @@ import contextlib
 import copy
 import itertools
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -236,15 +236,21 @@ class Resume:
         return _order_state(loader) if self.order is None else self.order
 
     @contextlib.contextmanager
-    def order_restored(self, loader: DataLoader | OrderSource) -> Iterator[None]:
-        """Give the generators, while the order is drawn, the states that they had then. Afterwards they are put back."""
+    def order_restored(self, loader: DataLoader | OrderSource) -> Iterator[Callable[[], bool]]:
+        """Give the generators, while the order is drawn, the states that they had then. Afterwards they are put back.
+
+        Yields a function. It tells whether the draws have come to the states that are put back: from there on they may go on
+        in the generators themselves. That is where the saved run was, if nobody else has drawn from them.
+        """
         if self.order is None:
-            yield
+            yield lambda: True
             return
         if self.order["sampler_epoch"] is not None:
             set_epoch(loader, self.order["sampler_epoch"])
-        with restored(self.order, _generators(loader)):
-            yield
+        generators = _generators(loader)
+        before = {name: generator.get_state() for name, generator in generators.items()}
+        with restored(self.order, generators):
+            yield lambda: all(torch.equal(generator.get_state(), before[name]) for name, generator in generators.items())
 
     def prepend(self, plan: EpochPlan) -> None:
         """Begin the plan with the undelivered batches that had been read, of a sampler that is read as it goes."""

@@ -199,13 +199,18 @@ class KeyedView:
             self._start.keep_order()
         if resume.order is None or self._batches is None:
             return items
-        # Not the last batch, unless it had been read as well: with it a RandomSampler draws once more from the user's
-        # generator, and the next epoch's order depends on that draw.
-        given = self._batches if resume.finished else len(self._done)
-        read = max(given + self._prefetch_batches, self._batches - 1, 1)
-        with resume.order_restored(source):
+        delivered = self._batches if resume.finished else len(self._done)
+        with resume.order_restored(source) as caught_up:
             items = iter(source._index_sampler)
-            head = list(itertools.islice(items, read))
+            head = list(itertools.islice(items, max(delivered, 1)))
+            # torch draws some orders piece by piece, and a RandomSampler once more at its end.
+            while not caught_up() and (item := next(items, None)) is not None:
+                head.append(item)
+            if not caught_up():  # others have drawn from it as well: only the draw at the end is still to come
+                read = max(delivered + self._prefetch_batches, self._batches - 1, 1)
+                with resume.order_restored(source):
+                    items = iter(source._index_sampler)
+                    head = list(itertools.islice(items, read))
         return itertools.chain(head, items)
 
     def read(self, position: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset, RandomSampler, get_worker_info
 from torchvision import transforms
 
 from ddlp import DDLPLoader
@@ -152,3 +153,37 @@ def test_a_run_that_goes_on_is_the_unbroken_one(
     found = [trained(loader), trained(loader), trained(loader)]
     same = 3 if restored or own_generator else 1
     assert found[:same] == expected[:same]
+
+
+@pytest.mark.parametrize("batches", [0, 10, 11, 33, 34])
+@pytest.mark.parametrize(("workers", "workers_then"), [(0, 0), (0, 2), (2, 0)])
+@pytest.mark.parametrize(("kind", "strategy"), [("images", "ordered"), ("own", "cpu")])
+def test_an_order_that_is_drawn_piece_by_piece(paths, engine, kind, strategy, workers, workers_then, batches):
+    """A RandomSampler with replacement draws 32 indices at a time from the user's generator. Two resumes."""
+
+    def make(workers: int) -> DDLPLoader:
+        data = numbered(paths, RANDOM) if kind == "images" else Own()
+        sampler = RandomSampler(data, True, 100, torch.Generator().manual_seed(3))
+        spool = None if strategy == "cpu" else engine
+        return DDLPLoader(data, 3, sampler=sampler, num_workers=workers, strategy=strategy, spool=spool)
+
+    def order(batches: Any) -> list[int]:
+        return [int(index) for batch in batches for index in batch[1]]
+
+    def resumed(state: str) -> DDLPLoader:
+        loader = make(workers_then)
+        loader.load_state_dict(json.loads(state))
+        return loader
+
+    loader = make(workers)
+    iterator = iter(loader)
+    order(itertools.islice(iterator, batches))
+    state = json.dumps(loader.state_dict())
+    expected = [order(iterator), order(loader), order(loader)]
+    loader = resumed(state)
+    iterator = iter(loader)
+    first = order(itertools.islice(iterator, min(3, 34 - batches)))
+    state = json.dumps(loader.state_dict())
+    assert [first + order(iterator), order(loader), order(loader)] == expected
+    loader = resumed(state)
+    assert [first + order(loader), order(loader), order(loader)] == expected
