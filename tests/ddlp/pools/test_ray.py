@@ -24,15 +24,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torchvision import transforms as T
 
 from csd_engine.cache.shelves import Shelves
 from csd_engine.kernels.build import LIBRARY
 from csd_engine.protocol.keys import load_pair
-from ddlp import Cache, DDLPLoader, RayPool
+from ddlp import Cache, DDLPLoader, ImageFiles, RayPool
 from ddlp.pools.given import pool_of
 from ddlp.process.pauses import next_pause_s
 from ddlp.sources.engine.carded import own_pair
-from tests.ddlp.faults.scene import REPOSITORY, make_loader, processes, train, until
+from tests.ddlp.faults.scene import REPOSITORY, Truth, make_loader, processes, train, until
 from tests.ddlp.pools.test_local import have_published, there
 from tests.engine_process import alive
 from tests.ray_cluster import RayCluster
@@ -111,7 +112,11 @@ def wait_for(names: set[str], seen: Callable[[DDLPLoader], set[str]], loader: DD
 
 
 @with_ray
-def test_an_engine_on_a_cluster_of_one_node(spool, monkeypatch, paths, data, truth, told):
+def test_an_engine_on_a_cluster_of_one_node(spool, monkeypatch, paths, told):
+    """Its cache keeps pixels, which have one size before the first random step."""
+    transform = T.Compose([T.Resize((40, 40)), T.RandomCrop(32), T.RandomHorizontalFlip(), T.ToTensor()])
+    data = ImageFiles(paths, list(range(len(paths))), transform)
+    truth = Truth(data)
     monkeypatch.setenv("DDLP_HOME", str(spool / "home"))
     monkeypatch.setenv("DDLP_ENGINE_SLOWDOWN", "25")
     with ended(RayCluster(cpus=1)) as cluster:
