@@ -248,9 +248,11 @@ class Resume:
         if self.order["sampler_epoch"] is not None:
             set_epoch(loader, self.order["sampler_epoch"])
         generators = _generators(loader)
-        before = {name: generator.get_state() for name, generator in generators.items()}
+        # Of torch's default generator a built-in sampler draws before its first index, and never again.
+        own = [generator for generator in generators.values() if generator is not torch.default_generator]
+        before = [generator.get_state() for generator in own]
         with restored(self.order, generators):
-            yield lambda: all(torch.equal(generator.get_state(), before[name]) for name, generator in generators.items())
+            yield lambda: all(torch.equal(generator.get_state(), state) for generator, state in zip(own, before, strict=True))
 
     def prepend(self, plan: EpochPlan) -> None:
         """Begin the plan with the undelivered batches that had been read, of a sampler that is read as it goes."""
