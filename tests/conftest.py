@@ -1,14 +1,9 @@
-"""For all tests. Tests that kill, stop and race real processes are repeated visibly before they count as failed.
-
-On a busy machine a signal or a heartbeat is late now and then. A fault of ours fails each time. A test that needed a second
-try is printed as RERUN.
-"""
+"""For all tests: fixtures, and how pytest-xdist shares them out among its processes."""
 
 from __future__ import annotations
 
 import faulthandler
 import gc
-import importlib.util
 import multiprocessing.util
 import os
 import signal
@@ -29,11 +24,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Python makes one directory for its sockets per process, and removes it at the end. It must not be inside a test's directory.
 multiprocessing.util.get_temp_dir()
 
-REAL_PROCESSES = (
-    "ddlp/faults/", "ddlp/dropin/", "benchmarks/", "ddlp/deploy/", "ddlp/observe/", "ddlp/ranks/", "ddlp/pools/",
-    "ddlp/epoch/", "ddlp/sources/", "ddlp/test_evaluation", "ddlp/tryout/", "csd_engine/service/", "csd_engine/test_supervisor",
-    "csd_engine/machine/test_sensors", "board/", "templates/", "scripts/", "chaos/", "recipes/",
-)  # fmt: skip
+# In this order they begin; the rest comes last. What takes longest begins first, so that no process waits for it at the end.
+FIRST = ("board", "ddlp/faults", "ddlp/dropin", "ddlp/deploy", "csd_engine/service", "templates", "recipes")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -97,12 +89,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """List the tests that needed a second try, and why; write down those that were skipped for what this machine lacks."""
-    needs.write_lacking(terminalreporter.stats.get("skipped", []))
-    for report in terminalreporter.stats.get("rerun", []):
-        crash = getattr(report.longrepr, "reprcrash", None)
-        why = f"{crash.path}:{crash.lineno}: {crash.message}" if crash is not None else report.longreprtext.strip()[-300:]
-        terminalreporter.write_line(f"RERUN {report.nodeid} ({report.when}) - {why:.300}")
+    needs.report(terminalreporter)
 
 
 def pytest_sessionfinish() -> None:
@@ -110,11 +97,12 @@ def pytest_sessionfinish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    gone = [part for part in REAL_PROCESSES if not any(Path(__file__).parent.glob(f"{part}*"))]
-    if gone:
-        raise pytest.UsageError(f"tests/conftest.py: REAL_PROCESSES has {gone}, and there is no such file")
+    """Order the tests, and keep the tests of a file in one process: they share what they made. The boards are shared by files."""
+    roots = [Path(__file__).parent / part for part in FIRST]
+
+    def number(item: pytest.Item) -> int:
+        return next((place for place, root in enumerate(roots) if root in item.path.parents), len(roots))
+
+    items.sort(key=number)
     for item in items:
-        if any(f"tests/{part}" in item.nodeid for part in REAL_PROCESSES):
-            item.add_marker(pytest.mark.real_processes)
-            if importlib.util.find_spec("pytest_rerunfailures") is not None:
-                item.add_marker(pytest.mark.flaky(reruns=2))
+        item.add_marker(pytest.mark.xdist_group("boards" if roots[0] in item.path.parents else str(item.path)))

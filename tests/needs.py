@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-from collections.abc import Iterable
+from collections import Counter
 from typing import NoReturn
 
 import pytest
@@ -79,9 +79,13 @@ def c_compiler() -> list[str]:
     return [*shlex.split(command), "-O2"]  # without, zig adds checks of its own
 
 
-def write_lacking(skipped: Iterable[pytest.TestReport]) -> None:
-    """Add the tests that were skipped for what is missing to the file that DDLP_LACKING names."""
+def report(terminal: pytest.TerminalReporter) -> None:
+    """Print what to install for the tests that were skipped for what is missing, and add them to the file of DDLP_LACKING."""
+    skipped = [(test.nodeid, test.longrepr[2]) for test in terminal.stats.get("skipped", []) if isinstance(test.longrepr, tuple)]
+    lacking = [(reason.partition(_INSTALL)[2], test) for test, reason in skipped if _LACKS in reason]
     if path := os.environ.get("DDLP_LACKING"):
-        reasons = [(report.nodeid, report.longrepr[2]) for report in skipped if isinstance(report.longrepr, tuple)]
         with open(path, "a") as file:
-            file.writelines(f"{reason.partition(_INSTALL)[2]}\t{test}\n" for test, reason in reasons if _LACKS in reason)
+            file.writelines(f"{packages}\t{test}\n" for packages, test in lacking)
+    for packages, count in sorted(Counter(packages for packages, _ in lacking).items()):
+        install = f"{_INSTALL}{packages}" if packages else "see SKIPPED above"
+        terminal.write_line(f"skipped for what this machine lacks: {count:3} ({install})")

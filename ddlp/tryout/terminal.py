@@ -11,6 +11,7 @@ from typing import NamedTuple, TextIO
 
 from ddlp.observe.report.words import number
 from ddlp.tryout.comparison import Comparison, Row
+from ddlp.tryout.rounds import ratios
 
 __all__ = ["names", "parts", "place", "sentences", "setting", "text"]
 
@@ -87,6 +88,15 @@ def checked(found: Comparison) -> str:
     return f"Checked in each turn, on which cores processes ran{engine}: {'; '.join(rows)}."
 
 
+def spread(found: Comparison) -> str:
+    """How far the rounds' gains lie apart: the median of ratios is not the ratio of the medians beside it."""
+    rows = []
+    for row in found.rows[1:]:
+        gains = ratios(row.rates, found.rows[0].rates)
+        rows.append(f"{row.name} {min(gains):.1f} to {max(gains):.1f}")
+    return f"A gain is the median of the rounds', each beside the first row's of the same round: {'; '.join(rows)}."
+
+
 def text(found: Comparison, stream: TextIO) -> str:
     """The whole comparison as it fits that stream: its width, its characters, colours on a terminal."""
     width = max(_NARROWEST, min(_WIDEST, shutil.get_terminal_size((80, 24)).columns))
@@ -121,7 +131,8 @@ def text(found: Comparison, stream: TextIO) -> str:
         lines.append(f"{row.name:10}  {at:{wide}}  {bold(figures)}  {drawn}")
     used = {part.by for row in found.rows for part in parts(row)}
     legend = "   ".join(f"{paint(marks[by], by)} {name}" for by, name in names(found).items() if by in used)
-    lines += ["", legend, *(wrapped(f"- {note}", rest="  ") for note in [*found.notes, checked(found)])]
+    notes = [*found.notes, *([spread(found)] if len(found.rows[0].rates) > 1 else []), checked(found)]
+    lines += ["", legend, *(wrapped(f"- {note}", rest="  ") for note in notes)]
     lines += ["", bold("What this means for your own job")]
     lines += [wrapped(sentence, f"{k}. ", "   ") for k, sentence in enumerate(sentences(found), 1)]
     return "\n".join(lines)

@@ -63,6 +63,17 @@ def test_bars_are_as_long_as_the_rates_say(found: Comparison, monkeypatch: pytes
     assert re.search(r"wrr +cores 0\+1 +2,000 +8\.0x +50%", printed)
 
 
+def test_how_far_the_rounds_lie_apart(found: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gain is no quotient of the rates beside it, so the reader sees from where to where it goes."""
+    monkeypatch.setenv("COLUMNS", "110")
+    found.rows[0].rates, found.rows[3].rates = [200.0, 150.0, 250.0], [800.0, 900.0, 1000.0]
+    printed = text(found, Terminal())
+    assert re.search(r"csd +core 1 +900 +4\.0x", printed) and "csd 4.0 to 6.0;" in printed
+    for row in found.rows:
+        del row.rates[1:]
+    assert "to 4.0;" not in text(found, Terminal()), "one round has no spread"
+
+
 def test_colours_only_on_a_terminal_that_wants_them(found: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
