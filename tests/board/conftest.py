@@ -15,7 +15,7 @@ from tests.ddlp.deploy.quick import quicken
 from tests.needs import lacks
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def quick() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         quicken(patch)

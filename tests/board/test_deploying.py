@@ -106,7 +106,7 @@ def test_from_nothing_to_nothing(board: Any, images: list[Path], ddlp: Callable[
 
     # A training script needs only the name, and the bits are the host's.
     expected, _ = epoch(images, strategy="cpu")
-    for strategy in ("csd", "mte"):  # test_training.py has wrr
+    for strategy in ("csd", "mte"):  # test_two_boards.py has wrr
         got, report = epoch(images, csd="csd0", strategy=strategy)
         assert all(torch.equal(got[k], expected[k]) for k in expected)
         assert report.batches_csd or strategy != "csd"

@@ -33,6 +33,7 @@ def check(images: list[Path], ddlp: Callable[..., str]) -> Callable[[str], None]
     return run
 
 
+@pytest.mark.slow  # of test_two_boards.py's boards one has zig's kernel, the other none
 def test_gccs_kernel(board: Any, ddlp: Callable[..., str], check: Callable[[str], None]) -> None:  # noqa: F811
     need(COMPILER)
     told = ddlp(*arguments(board, "--kernel", "auto"))
@@ -42,7 +43,7 @@ def test_gccs_kernel(board: Any, ddlp: Callable[..., str], check: Callable[[str]
     ddlp("deploy", "--name", "csd0", "--uninstall")
 
 
-@pytest.mark.slow  # of test_training.py's boards one has zig's kernel, the other none
+@pytest.mark.slow  # of test_two_boards.py's boards one has zig's kernel, the other none
 def test_no_compiler_then_zig(
     board: Any,
     ddlp: Callable[..., str],  # noqa: F811

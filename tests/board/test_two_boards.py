@@ -1,4 +1,8 @@
-"""Epochs with two emulated boards: one has no shared spool, the other is killed in mid-epoch and comes back."""
+"""Two emulated boards: the doctor, the table of operators, and epochs.
+
+One has no shared spool, the other is killed in mid-epoch and comes back. The boards' Pillow and numpy have other versions than
+this host's.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +18,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL
 import pytest
 import torch
 from PIL import Image
 from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, ToTensor
 
 from ddlp import DDLPLoader, ImageFiles, cli
-from ddlp.devices import address_book as book
 from tests.board.boards import Board, path_without_cross_compilers, raise_board
+from tests.ddlp.deploy.quick import every_operator
 from tests.engine_process import until
 from tests.needs import need_zig
 
+TABLE = Path(__file__).resolve().parents[2] / "docs" / "parity.md"
 IMAGES, BATCH = 240, 4
 SAID: dict[str, str] = {}  # the output of ddlp deploy, by the board's name
 STEP_S = 0.15  # of a training step: an epoch of 60 batches takes at least 9 s
@@ -45,7 +51,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def boards(needs_boards: None, images: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Board]]:
     """Two boards that see the same directory of images, deployed as csd0 and csd1.
 
-    csd0 has no shared spool, and a kernel that zig compiled. csd1 shares its spool with the host, and has no kernel.
+    csd0 has no shared spool, and no kernel. csd1 shares its spool with the host, and has a kernel that zig compiled.
     """
     need_zig()
     patch = pytest.MonkeyPatch()
@@ -62,7 +68,7 @@ def boards(needs_boards: None, images: Path, tmp_path_factory: pytest.TempPathFa
                 status = cli.main([
                     "deploy", f"ddlp@{board.name}", "--name", name, "-F", str(board.ssh_config), "--root", board.data_there,
                     "--host-root", str(images), "--spool", board.spool_there, *shared,
-                    "--reserve-bytes", "10M", "--quota-batches", "8", "--kernel", "auto" if name == "csd0" else "none",
+                    "--reserve-bytes", "10M", "--quota-batches", "8", "--kernel", "auto" if name == "csd1" else "none",
                 ])  # fmt: skip
             SAID[name] = said.getvalue()
             assert status == 0, SAID[name]
@@ -106,14 +112,56 @@ def rates(loader: DDLPLoader) -> dict[str, Any]:
     return loader._life.rates.devices
 
 
+def doctor(capsys: pytest.CaptureFixture[str], *arguments: str, status: int) -> list[dict[str, Any]]:
+    """What the doctor finds of csd1."""
+    capsys.readouterr()
+    got = cli.main(["doctor", "csd1", "--json", *arguments])
+    out = capsys.readouterr().out
+    assert got == status, out
+    return json.loads(out)["checks"]
+
+
+def test_a_healthy_board(boards: dict[str, Board], capsys: pytest.CaptureFixture[str]) -> None:
+    said = {check["check"]: check["what"] for check in doctor(capsys, "--verify", status=0)}
+    assert said["engine"].endswith("as here") and "both see the same" in said["spool"] and said["device"]
+    assert f"names, sizes and contents of all {IMAGES} files" in said["data"] and "make the same pixels" in said["pixels"]
+    assert f"pillow 9.4.0 there, {PIL.__version__} here" in said["pixels"] and "give the same bits" in said["images"]
+    assert said["kernel"].startswith("kernel of csd1: neon, cross-compiled with zig")
+    assert cli.main(["status", "csd1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["status"]["versions"]["kernel"] == "neon"
+
+
+def test_the_committed_table_of_operators_is_what_the_board_makes(
+    boards: dict[str, Board], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the table's Pillow on the host, all figures agree. Otherwise it has the same operators, all without difference."""
+    every_operator(monkeypatch)
+    capsys.readouterr()
+    assert cli.main(["parity", "csd1", "--table"]) == 0
+    made = capsys.readouterr().out
+    committed = TABLE.read_text().split("## ddlp beside torchvision")[0]
+    assert "pillow 9.4.0, machine armv7l" in committed and "pillow 9.4.0, machine armv7l" in made
+    rows = [[line for line in text.splitlines() if line.startswith("| ")] for text in (made, committed)]
+    if f"Host: {made.split('Host: ')[1].split('.  ')[0]}" in committed:
+        assert rows[0] == rows[1]
+    assert [row.split("|")[1] for row in rows[0]] == [row.split("|")[1] for row in rows[1]]
+
+
+def test_the_cable_is_out(boards: dict[str, Board], capsys: pytest.CaptureFixture[str]) -> None:
+    boards["csd1"].cable(False)
+    try:
+        checks = [check for check in doctor(capsys, status=1) if check["check"] != "this host"]
+    finally:
+        boards["csd1"].cable(True)
+    assert checks[0]["check"] == "ssh" and "no SSH connection comes about" in checks[0]["what"]
+    assert all(check["level"] == "bad" for check in checks) and "switched on" in checks[0]["way_out"]
+
+
 def test_one_without_a_shared_spool(boards: dict[str, Board], images: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["deploy", "--name", "csd0", "--reserve-bytes", "1G"]) == 1
     told = "".join(capsys.readouterr())
     assert "MB free for the spool /spool" in told and "so it would make no batch" in told
     assert "not shared: batches travel over the network" in SAID["csd0"]
-    assert "neon, cross-compiled with zig" in book.load("csd0").kernel
-    assert cli.main(["status", "csd0", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)[0]["status"]["versions"]["kernel"] == "neon"
     dataset = pictures(images)
     loader = make_loader(dataset, "csd", csd="csd0")
     assert same(train(loader, step_s=0), train(make_loader(dataset, "cpu"), step_s=0)) and loader.report().batches_csd
