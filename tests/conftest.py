@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests import huge_pages, needs
+from tests.board import boards
 from tests.forks import Forks
 
 # A shell makes its background processes ignore Ctrl-C, and so the processes that our tests interrupt.
@@ -92,12 +93,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     needs.report(terminalreporter)
 
 
+def pytest_unconfigure() -> None:
+    boards.take_down()  # of processes that had no time for it
+
+
 def pytest_sessionfinish() -> None:
     gc.unfreeze()  # the interpreter needs all of them at its end
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order the tests, and keep the tests of a file in one process: they share what they made. The boards are shared by files."""
+    """Order the tests. A file's tests, which share what they made, stay in one process, and all that are on boards."""
     roots = [Path(__file__).parent / part for part in FIRST]
 
     def number(item: pytest.Item) -> int:

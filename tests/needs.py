@@ -80,12 +80,14 @@ def c_compiler() -> list[str]:
 
 
 def report(terminal: pytest.TerminalReporter) -> None:
-    """Print what to install for the tests that were skipped for what is missing, and add them to the file of DDLP_LACKING."""
-    skipped = [(test.nodeid, test.longrepr[2]) for test in terminal.stats.get("skipped", []) if isinstance(test.longrepr, tuple)]
-    lacking = [(reason.partition(_INSTALL)[2], test) for test, reason in skipped if _LACKS in reason]
+    """Print what to install for the tests that were skipped for what is missing; add them to the file of DDLP_LACKING."""
+    skipped = [test for test in terminal.stats.get("skipped", []) if isinstance(test.longrepr, tuple)]
+    # pytest-xdist adds the test's group to its name.
+    reasons = [(test.longrepr[2], test.nodeid.rpartition("@")[0] if hasattr(test, "node") else test.nodeid) for test in skipped]
+    lacking = [(reason.partition(_INSTALL)[2], name) for reason, name in reasons if _LACKS in reason]
     if path := os.environ.get("DDLP_LACKING"):
         with open(path, "a") as file:
-            file.writelines(f"{packages}\t{test}\n" for packages, test in lacking)
+            file.writelines(f"{packages}\t{name}\n" for packages, name in lacking)
     for packages, count in sorted(Counter(packages for packages, _ in lacking).items()):
         install = f"{_INSTALL}{packages}" if packages else "see SKIPPED above"
         terminal.write_line(f"skipped for what this machine lacks: {count:3} ({install})")

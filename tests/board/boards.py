@@ -78,11 +78,9 @@ class Board:
         emulator("down", "--name", self.name)
 
 
-RAISED: list[str] = []  # the names of all boards that this process tried to make
-
-
-def raise_board(name: str, *options: str) -> Board:
-    RAISED.append(name)
+def raise_board(word: str, *options: str) -> Board:
+    """Make a board. Its name has this process's id and the word, of at most two letters."""
+    name = f"t{os.getpid()}-{word}"
     emulator("up", "--name", name, *options)
     # The record consists of shell assignments, quoted as by the shell.
     record = dict(word.split("=", 1) for word in shlex.split((state() / name / "record").read_text()))
@@ -97,6 +95,14 @@ def raise_board(name: str, *options: str) -> Board:
         spool=Path(record["spool"]) if record["spool"] else None,
         debs=Path(record["base"]).parent / "debs",
     )
+
+
+def take_down(of_process: int | None = None) -> None:
+    """Take down what a process has left of its boards; None: all of processes that have ended. Ctrl-C leaves them no time."""
+    for board in state().glob("t*-*"):
+        pid = board.name[1:].partition("-")[0]
+        if pid == str(of_process) if of_process else not Path("/proc", pid).exists():
+            emulator("down", "--name", board.name, check=False)
 
 
 def path_without_cross_compilers(programs: Path) -> str:

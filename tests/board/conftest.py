@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.board.boards import RAISED, Board, emulator, raise_board, state, why_not
+from tests.board.boards import Board, emulator, raise_board, state, take_down, why_not
 from tests.ddlp.deploy.quick import quicken
 from tests.needs import lacks
 
@@ -28,18 +28,13 @@ def needs_boards() -> Iterator[None]:
     if reason is not None:
         lacks("emulated boards", reason)
     yield
-    # After Ctrl-C during `up` or `down`: Python leaves those a quarter of a second before it kills them.
-    for name in RAISED:
-        if (state() / name).exists():
-            emulator("down", "--name", name, check=False)
+    take_down(os.getpid())
 
 
 @pytest.fixture(scope="session")
-def board(needs_boards: None) -> Iterator[Board]:
+def board(needs_boards: None) -> Board:
     """One ready armhf board (Python, numpy, Pillow, pyzmq) for all tests of the session. Tests leave it as they found it."""
-    made = raise_board(f"s{os.getpid()}")
-    yield made
-    emulator("down", "--name", made.name, check=False)
+    return raise_board("s")
 
 
 @pytest.fixture
@@ -48,8 +43,9 @@ def make_board(needs_boards: None) -> Iterator[Callable[..., Board]]:
     names: list[str] = []
 
     def make(*options: str) -> Board:
-        names.append(f"t{os.getpid()}-{len(names)}")
-        return raise_board(names[-1], *options)
+        board = raise_board(str(len(names)), *options)
+        names.append(board.name)
+        return board
 
     yield make
     for name in names:

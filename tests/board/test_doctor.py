@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,7 +40,7 @@ class Patient:
 def patient(needs_boards: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Patient]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DDLP_HOME", str(tmp_path_factory.mktemp("book")))
-        board = raise_board(f"d{os.getpid()}", "--disk", "100M")
+        board = raise_board("d", "--disk", "100M")
         try:
             here = tmp_path_factory.mktemp("images")
             paths = make_jpegs(here, np.random.default_rng(5))

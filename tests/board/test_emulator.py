@@ -184,7 +184,7 @@ def leave_orphan(board: Board) -> None:
 
 def test_nothing_is_left_after_down(own_state: Path) -> None:
     entries = set(BINFMT.iterdir()) if BINFMT.exists() else set()
-    board = raise_board(f"d{os.getpid()}")
+    board = raise_board("d")
     own = namespaces_of(board)
     leave_orphan(board)
     assert len(own) == 5 and len(traces(board.name, own)) > 8
@@ -281,7 +281,7 @@ def test_nothing_is_left_of_an_interrupted_up(board: Board, own_state: Path, fil
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_down_that_is_interrupted_ends_what_it_began(own_state: Path, number: signal.Signals) -> None:
-    board = raise_board(f"e{os.getpid()}", "--bare")
+    board = raise_board("e", "--bare")
     process = subprocess.Popen([str(SCRIPT), "down", "--name", board.name], start_new_session=True, stderr=subprocess.DEVNULL)
     while (own_state / board.name / "keeper").exists():
         time.sleep(0.001)

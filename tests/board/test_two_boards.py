@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 import threading
 import time
 import warnings
@@ -61,7 +60,7 @@ def boards(needs_boards: None, images: Path, tmp_path_factory: pytest.TempPathFa
     try:
         for name in ("csd0", "csd1"):
             own = ("--no-shared-spool", "--disk", "300M") if name == "csd0" else ()
-            board = made[name] = raise_board(f"{name}-{os.getpid()}", "--data", str(images), "--cores", "1", *own)
+            board = made[name] = raise_board(name[3:], "--data", str(images), "--cores", "1", *own)
             shared = [] if board.spool is None else ["--host-spool", str(board.spool)]
             with contextlib.redirect_stdout(io.StringIO()) as said, pytest.MonkeyPatch.context() as without:
                 without.setenv("PATH", no_gcc)
