@@ -41,7 +41,7 @@ trap end EXIT
 trap 'exit 130' INT TERM
 status=0
 # Three processes keep two cores busy: most tests wait for others. Each file's tests stay in one of them.
-"$PY" -m pytest -n 3 --dist loadgroup --no-loadscope-reorder --durations=25 "${chosen[@]}" || status=1
+"$PY" -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=25 "${chosen[@]}" || status=1
 wait "$checking" || status=1
 cat "$said"
 exit "$status"

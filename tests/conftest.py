@@ -101,14 +101,22 @@ def pytest_sessionfinish() -> None:
     gc.unfreeze()  # the interpreter needs all of them at its end
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order the tests. A file's tests, which share what they made, stay in one process, and all that are on boards."""
+    """Order the tests."""
     roots = [Path(__file__).parent / part for part in FIRST]
+    items.sort(key=lambda item: next((k for k, root in enumerate(roots) if root in item.path.parents), len(roots)))
 
-    def number(item: pytest.Item) -> int:
-        return next((place for place, root in enumerate(roots) if root in item.path.parents), len(roots))
 
-    items.sort(key=number)
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("boards" if roots[0] in item.path.parents else str(item.path)))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A file's tests, which share what they made, stay in one process, and so do all that are on boards.
+
+    The marks of ``--dist loadgroup`` have no effect with pytest 9.2 and pytest-xdist 3.8.
+    """
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "boards" if nodeid.startswith("tests/board/") else super()._split_scope(nodeid)
+
+    return Scheduling(config, log)

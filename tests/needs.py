@@ -82,8 +82,7 @@ def c_compiler() -> list[str]:
 def report(terminal: pytest.TerminalReporter) -> None:
     """Print what to install for the tests that were skipped for what is missing; add them to the file of DDLP_LACKING."""
     skipped = [test for test in terminal.stats.get("skipped", []) if isinstance(test.longrepr, tuple)]
-    # pytest-xdist adds the test's group to its name.
-    reasons = [(test.longrepr[2], test.nodeid.rpartition("@")[0] if hasattr(test, "node") else test.nodeid) for test in skipped]
+    reasons = [(test.longrepr[2], test.nodeid) for test in skipped]
     lacking = [(reason.partition(_INSTALL)[2], name) for reason, name in reasons if _LACKS in reason]
     if path := os.environ.get("DDLP_LACKING"):
         with open(path, "a") as file:

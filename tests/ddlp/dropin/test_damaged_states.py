@@ -85,7 +85,9 @@ def test_one_value_is_another(paths, kind, data):
 
 
 @pytest.mark.parametrize("kind", ["files", "own code"])
-@pytest.mark.parametrize("value", [torch.tensor([1, 2]), np.array([1.0, 2.0]), np.int64(1), object()], ids=["tensor", "array", "number", "object"])
+@pytest.mark.parametrize(
+    "value", [torch.tensor([1, 2]), np.array([1.0, 2.0]), np.int64(1), object()], ids=["tensor", "array", "number", "object"]
+)
 def test_a_value_of_a_type_that_no_file_has(paths, kind, value):
     """Some of these can't be compared, or are equal to nothing."""
     whole = state_of(make(paths, kind), 3)
