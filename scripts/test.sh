@@ -35,13 +35,14 @@ checking=$!
 renice -n 10 -g "$checking" >/dev/null
 end() {
   kill -- "-$checking" 2>/dev/null || true
+  while kill -0 -- "-$checking" 2>/dev/null; do sleep 0.1; done
   rm -f "$said"
 }
 trap end EXIT
 trap 'exit 130' INT TERM
 status=0
-# Three processes keep two cores busy: most tests wait for others. Each file's tests stay in one of them.
-"$PY" -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=25 "${chosen[@]}" || status=1
+# Four processes keep two cores busy, as most tests wait for others. A file's tests stay in one of them.
+"$PY" -m pytest -n 4 --dist loadfile --no-loadscope-reorder --durations=25 "${chosen[@]}" || status=1
 wait "$checking" || status=1
 cat "$said"
 exit "$status"

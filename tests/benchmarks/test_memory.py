@@ -2,9 +2,12 @@
 
 import json
 
+import pytest
+
 from tests.benchmarks.bench import bench
 
 
+@pytest.mark.slow  # it watches whole training programs
 def test_memory(capsys, small_sets):
     arguments = ["--data", str(small_sets), "--batch", "4", "--workers", "1", "--steps", "3", "--step-s", "0.4"]
     assert bench(["memory", *arguments, "--rounds", "1", "--json"]) == 0

@@ -5,12 +5,15 @@ import re
 import sys
 from argparse import Namespace
 
+import pytest
+
 from benchmarks import overhead
 from benchmarks.overhead import Line, Result, aims, rules, run, table
 from ddlp.schedule.strategies import STRATEGIES
 from tests.benchmarks.bench import bench
 
 
+@pytest.mark.slow  # test_host.py has a short run in each
 def test_a_short_run(capsys, monkeypatch):
     monkeypatch.setattr(overhead, "_IDLE_S", 0.3)
     command = ["overhead", "--batches", "60", "--rounds", "1", "--json"]

@@ -75,6 +75,7 @@ def test_what_is_lapacks_is_called_lapacks():
     assert found.right and found.largest <= 1 and set(found.whose) <= {"LAPACK"}
 
 
+@pytest.mark.slow  # the rows by themselves are tested above
 def test_the_command(capsys):
     assert bench(["torchvision_rows", "--draws", "2", "--rows", "Invert", "decode BMP"]) == 0
     said = capsys.readouterr().out

@@ -19,7 +19,7 @@ def steps(project: Path, lacking: str, *, user: int = 0, ci: str = "", status: i
     scripts = {
         ".ci/run": SCRIPT.read_text(),
         "scripts/test.sh": "#!/bin/sh\n"
-        f'if [ -n "$1" ]; then sed "s/^/again CI=$CI /" "${{1#@}}" >>{log}; exit {status}; fi\n'
+        f'if [ -n "$1" ]; then for one; do :; done; sed "s/^/again CI=$CI /" "${{one#@}}" >>{log}; exit {status}; fi\n'
         f'echo test.sh >>{log}; printf "{lacking}" >>"$DDLP_LACKING"\n',
         "scripts/quickstart.sh": f"#!/bin/sh\necho quickstart >>{log}\n",
         "bin/apt-get": f'#!/bin/sh\necho "apt-get $*" >>{log}\n',

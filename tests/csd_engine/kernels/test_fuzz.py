@@ -9,13 +9,13 @@ import pytest
 from tests.fuzz.kernel import build, compare, fuzz, pillows_libjpeg
 
 
-@pytest.mark.parametrize("driver, rounds", [("wild_steps.c", 6000), ("wild_pixels.c", 4000)])
+@pytest.mark.parametrize("driver, rounds", [("wild_steps.c", 2000), ("wild_pixels.c", 2000)])
 def test_wild_numbers_make_no_byte_go_astray(sanitized, tmp_path, driver, rounds):
     program = build(Path(__file__).with_name(driver), sanitized, tmp_path)
     done = subprocess.run([str(program), "3", str(rounds)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, done.stdout[-6000:]
     found = re.search(r"(\d+) done, (\d+) refused", done.stdout)
-    assert found and min(map(int, found.groups())) > 900
+    assert found and min(map(int, found.groups())) > 300
 
 
 def test_damaged_files_make_no_byte_go_astray(sanitized, tmp_path):

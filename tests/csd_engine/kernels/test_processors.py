@@ -19,7 +19,7 @@ PARTS = (  # the parts that know nothing of JPEG
     "axis", "draws", "keyed", "passes_*", "plan", "processor", "resample", "sum", "table*", "planes", "variant", "windows"
 )  # fmt: skip
 SCANS = ("progressive", "scan*", "huffman", "header", "processor", "variant")  # the parts that need no libjpeg
-ROUNDS = "120"
+ROUNDS = "60"
 BOARDS = [
     ("arm-linux-gnueabihf-gcc", "qemu-arm-static", "max", {"c", "neon"}),
     ("arm-linux-gnueabihf-gcc", "qemu-arm-static", "cortex-a9,neon=off", {"c"}),

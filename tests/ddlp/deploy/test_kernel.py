@@ -113,6 +113,7 @@ def test_compiled_there_taken_away_compiled_here(needs_a_compiler: None, make_de
     assert "cross-compiled with cc" in ddlp(capsys, "deploy", "--name", "csd0") and status(capsys) != "none"
 
 
+@pytest.mark.slow  # tests/board/test_two_boards.py has a device without a compiler
 def test_no_compiler_there(
     needs_a_compiler: None, make_device: Callable[..., Device], no_compiler: str, tmp_path: Path, capsys, monkeypatch
 ) -> None:

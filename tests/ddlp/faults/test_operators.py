@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -166,6 +167,7 @@ def test_a_file_that_the_device_cannot_import(engines, paths, images, directory,
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "wave.py").write_text("host = True\n")
     monkeypatch.syspath_prepend(str(tmp_path / "here"))
+    monkeypatch.delitem(sys.modules, "wave", raising=False)  # Python's own, which other code may have imported
     mine = tmp_path / "mine.py"
     ops = write(mine, "import sys, wave\nfrom wave import host\ndef f(image): return image\n")
     copy_to(directory, mine)
