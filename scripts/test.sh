@@ -24,15 +24,15 @@ unset PYTHONDONTWRITEBYTECODE # the tests start hundreds of processes, and each 
 unset CI # what tests lack is skipped here, and no failure; .ci/run brings it and runs them again
 
 said=$(mktemp)
-checks() {
+checks() { # beside the tests, in the processor time that they leave
+  renice -n 10 "$BASHPID" >/dev/null
   "$PY" -m ruff check . && "$PY" -m mypy && # ruff knows the syntax of Python 3.8, vermin its library
     "$VENV/bin/vermin" --quiet --no-tips --target=3.8- csd_engine && "$VENV/bin/codespell"
 }
 set -m # a process group of its own
-checks >"$said" 2>&1 & # beside the tests, in the processor time that they leave
+checks >"$said" 2>&1 &
 set +m
 checking=$!
-renice -n 10 -g "$checking" >/dev/null
 end() {
   kill -- "-$checking" 2>/dev/null || true
   while kill -0 -- "-$checking" 2>/dev/null; do sleep 0.1; done
