@@ -149,9 +149,8 @@ def test_breaking_off_does_not_wait_for_a_batch_on_its_way(engines, data, images
             next(iterator)
         (place,) = loader._connections._places.values()
         until(lambda: place.link.sealed._job if sealed else place.link.stream._under_way)
-        began = time.monotonic()
+        place.link._heartbeat_timeout_s = 3600.0  # it is not lost: whoever waits for it hangs until the test's limit
         iterator._shutdown_workers()
-        assert time.monotonic() - began < 2
     finally:
         engine.process.send_signal(signal.SIGCONT)
 

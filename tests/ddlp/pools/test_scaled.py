@@ -107,7 +107,7 @@ def test_no_engine_is_begun_before_one_is_asked_for(leaves_nothing, sleeps, monk
 
 
 def come_and_go(loader: DDLPLoader, pool: Any, most: int, sleeps: Path, wait_s: float = 0.0) -> None:
-    """Training takes no time at first: it asks for all that there may be; then twice that of the host: for none.
+    """Training takes no time at first: it asks for all that there may be; then four times that of the host: for none.
 
     ``wait_s``: so long training stands still for engines that were asked for.
     """
@@ -118,7 +118,7 @@ def come_and_go(loader: DDLPLoader, pool: Any, most: int, sleeps: Path, wait_s: 
             until(lambda: len(there(loader)) == int(asked[-1].split()[0]), wait_s, asked[-1])
         together = max(together, len(there(loader)))
         if together == most and not shrunk:
-            time.sleep(2 * HOST_S)
+            time.sleep(4 * HOST_S)
             if shrunk := not pool.engines() and not there(loader):
                 quick(sleeps)
     assert seen == dict.fromkeys(range(IMAGES), len(loader) // IMAGES)
@@ -142,6 +142,6 @@ def test_an_engine_with_a_card_is_used_while_training_waits_and_let_go_when_it_d
     monkeypatch.setenv("DDLP_HOME", str(tmp_path / "home"))
     with Bed(tmp_path, 1, HOST_S) as bed:
         pool = CardPool(bed.cards, max=1)
-        come_and_go(loader_of(pool, 480), pool, 1, sleeps)
+        come_and_go(loader_of(pool, 480), pool, 1, sleeps, 60)
         assert len(CardPool(bed.cards).engines()) == 1, "it goes on without this loader"
     assert not len(told), list(told)

@@ -68,7 +68,7 @@ class Job:
     def close(self) -> None:
         for process in self.processes:
             process.terminate()  # torchrun ends its ranks
-            process.wait(60)
+            process.wait(300)
         self.engine.end()
 
 
@@ -142,6 +142,6 @@ def test_ranks_that_are_killed_hold_nobody_up(start):
     job.processes[0].kill()
     job.until_text("1.told", "rank 1 decides by itself from now on which devices take part: the ranks' store does not answer")
     (job.out / "stop").touch()
-    assert job.processes[1].wait(60) == 0, job.log
+    assert job.processes[1].wait(300) == 0, job.log
     said = json.loads((job.out / "kill.1.json").read_text())
     assert len(said["told"]) == 1 and not said["threads"]

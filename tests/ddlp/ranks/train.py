@@ -87,10 +87,10 @@ def main() -> None:
         for step, (x, y) in enumerate(loader):
             run = loader._last.executor
             if step == 0:
-                until(partial(engine_of, loader), 20)
+                until(partial(engine_of, loader), 120)
                 pid = engine_of(loader)
             if phase in ("wrr", "mte") and step == 2:
-                until(partial(offered, run, phase == "mte"), 20)
+                until(partial(offered, run, phase == "mte"), 120)
             if phase.endswith("-engine") and step == 2:
                 torch.distributed.barrier()
                 if rank == 0:
