@@ -6,10 +6,10 @@ import faulthandler
 import gc
 import multiprocessing.util
 import os
+import random
 import signal
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,10 +101,20 @@ def pytest_sessionfinish() -> None:
     gc.unfreeze()  # the interpreter needs all of them at its end
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order the tests."""
-    roots = [Path(__file__).parent / part for part in FIRST]
-    items.sort(key=lambda item: next((k for k, root in enumerate(roots) if root in item.path.parents), len(roots)))
+    """Order the tests. Of one that is marked with `some`, mark all combinations but so many as slow: each time the same."""
+    firsts = [f"tests/{part}/" for part in FIRST]
+    items.sort(key=lambda item: next((k for k, first in enumerate(firsts) if item.nodeid.startswith(first)), len(firsts)))
+    combinations: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("some") is not None:
+            combinations.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for name, several in combinations.items():
+        quick = [item for item in several if item.get_closest_marker("slow") is None]
+        (count,) = quick[0].get_closest_marker("some").args if quick else (0,)  # type: ignore[union-attr]
+        for item in set(quick).difference(random.Random(name).sample(quick, min(count, len(quick)))):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.hookimpl(optionalhook=True)

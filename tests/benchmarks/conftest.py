@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from benchmarks.common import user_environment
+from ddlp.process import cores
 from ddlp.sampledata import make_cifar10
 from tests.jpegkinds import encode_kind, picture
 
@@ -24,6 +26,13 @@ def small_sets(tmp_path_factory):
     (root / "110kb" / "dataset.json").write_text("{}")
     make_cifar10(root / "cifar10", 100, 10)
     return root
+
+
+@pytest.fixture(autouse=True)
+def only_its_own_processes(monkeypatch):
+    """The benches run in this process and check its children's cores: those of other tests' fixtures are none of theirs."""
+    family, before = cores.family, set(cores.family(os.getpid())) - {os.getpid()}
+    monkeypatch.setattr(cores, "family", lambda pid: [one for one in family(pid) if one not in before])
 
 
 @pytest.fixture

@@ -50,6 +50,7 @@ def test_the_middle_of_a_cycle_holds_each_image_once():
 
 
 @pytest.mark.parametrize("name", [OURS, OURS_UINT8, BASELINES[0], BARE, FLOOR, "torchvision.io + v2 on tensors"])
+@pytest.mark.some(3)
 def test_contender(small_sets, name):
     for pipeline, directory in (("imagenet1", "110kb"), ("imagenet3", "110kb"), ("cifar10", "cifar10")):
         if pipeline not in CONTENDERS[name].pipelines:

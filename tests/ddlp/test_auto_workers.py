@@ -126,6 +126,7 @@ def test_own_steps_get_more_as_well(how: str) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"persistent_workers": True}, {"seed": 3, "persistent_workers": True}])
+@pytest.mark.some(2)
 def test_batches_are_the_same_as_with_any_number(options: dict[str, Any]) -> None:
     def epochs(workers: Any) -> tuple[list[Any], int]:
         torch.manual_seed(5)

@@ -93,6 +93,7 @@ def trial(recipe: Recipe, root: Path, photos: Sequence[Path]) -> None:
 @pytest.mark.parametrize(
     "recipe", [pytest.param(one, id=one.name, marks=() if one.name in QUICK else pytest.mark.slow) for one in RECIPES]
 )
+@pytest.mark.some(3)
 def test_a_recipe(recipe: Recipe, photos: list[Path], tmp_path: Path, need_kernel: None) -> None:
     missing = [package for package in recipe.needs if importlib.util.find_spec(package) is None]
     if missing:

@@ -80,6 +80,7 @@ took 9,000 s, … it
         ("# hello.py", "# hello", "One: a Python block that is no file"),
     ],
 )
+@pytest.mark.some(2)
 def test_what_is_wrong_in_a_tour_is_seen(tmp_path: Path, change: str, to: str, says: str | None) -> None:
     (chapter,) = chapters(WRITTEN.replace(change, to))
     day = Day(tmp_path)

@@ -45,6 +45,7 @@ def by_pillow(jpeg: bytes):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.some(5)
 def test_every_kind_has_torchvisions_bits(context, kind):
     rng, generator, tally = random.Random(kind), np.random.default_rng(len(kind)), Tally()
     for _ in range(6):

@@ -96,6 +96,7 @@ def for_board(tmp_path_factory):
 
 
 @pytest.mark.parametrize("board", BOARDS, ids=NAMES, indirect=True)
+@pytest.mark.some(2)
 def test_boards_compute_the_same(board, here, for_board):
     compiler, emulator, cpu, variants = board
     found = run(for_board(compiler, HASHES, PARTS), ROUNDS, emulator=[emulator, "-cpu", cpu])

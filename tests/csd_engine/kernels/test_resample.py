@@ -70,6 +70,7 @@ def draw_job(draw, most):
 
 
 @pytest.mark.parametrize("most, examples", [(70, 150), (900, 25)])
+@pytest.mark.some(3)
 def test_any_job_gives_pillows_values(kernel, variant, most, examples):
     @settings(max_examples=examples, deadline=None, derandomize=True)
     @given(st.data())

@@ -45,6 +45,7 @@ def spread(rows):
 
 @pytest.mark.parametrize("layout", [np.ascontiguousarray, as_planes, spread])
 @pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "symmetric"])
+@pytest.mark.some(3)
 def test_windows_are_numpys(kernel, mode, layout):
     @settings(max_examples=80, deadline=None, derandomize=True)
     @given(st.data())

@@ -143,6 +143,7 @@ def test_an_engine_tells_what_its_sensors_say_now(start, recipe, tmp_path):
 
 
 @pytest.mark.parametrize("said", ("-5", str(10**40), str(10**400), "nan"), ids=("-5", "1e40", "1e400", "nan"))
+@pytest.mark.some(2)
 def test_what_no_sensor_can_measure_is_no_value(start, recipe, tmp_path, said):
     odd = {"class/hwmon/hwmon5/name": "xe", "class/hwmon/hwmon5/energy1_input": said}
     engine = start("--root", str(recipe.root), "--sys", str(write(tmp_path / "sys", {**JETSON, **odd})))

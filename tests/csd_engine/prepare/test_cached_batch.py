@@ -166,6 +166,7 @@ def plain(reader: Reader, found: Pipeline) -> tuple[BatchMaker, tuple[int, int, 
 
 @pytest.mark.parametrize("name", PIPELINES)
 @pytest.mark.parametrize("room", ("all", "some"))
+@pytest.mark.some(12)
 def test_the_bits_are_those_without_a_cache(
     folder: Path, cached: Callable[..., CachedBatchMaker], way: str, name: str, room: str
 ) -> None:

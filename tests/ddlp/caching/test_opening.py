@@ -81,6 +81,7 @@ def counted(loader: DDLPLoader) -> tuple[int, int]:
 
 @pytest.mark.parametrize("transform", (EVALUATION, BYTES, CROPS, OWN_STEP), ids=("evaluation", "bytes", "crops", "own step"))
 @pytest.mark.parametrize("workers", (0, 2))
+@pytest.mark.some(3)
 def test_epochs_are_those_without_it(files: list[str], tmp_path: Path, transform: Any, workers: int) -> None:
     plain = make(files, transform, num_workers=workers, own_steps="threads")
     cache = Cache(tmp_path / "cache", "1G")

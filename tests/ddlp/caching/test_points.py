@@ -60,6 +60,7 @@ def own(calls: Path, by: int = 40, point: CachePoint | None = None) -> Any:
 
 @pytest.mark.parametrize("workers", (0, 2))
 @pytest.mark.parametrize("compose", (v1.Compose, v2.Compose))
+@pytest.mark.some(2)
 def test_own_code_runs_once(files: list[str], tmp_path: Path, calls: Path, workers: int, compose: Any) -> None:
     transform = compose([Sharpen(calls), CachePoint(key="sharpen"), *AFTER])
     cache = Cache(tmp_path / "cache", "1G")

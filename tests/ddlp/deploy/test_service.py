@@ -127,6 +127,7 @@ def test_an_empty_cache_is_given_to_the_engines_user(tmp_path: Path, holds: str)
         ("polkit", True, True, False), ("nothing", True, True, False),
     ],
 )  # fmt: skip
+@pytest.mark.some(3)
 def test_an_ordinary_user_is_made_to_linger_or_it_is_told(
     make_sshd: Callable[..., Sshd], tmp_path: Path, may: str, before: bool, lingers: bool, ours: bool
 ) -> None:

@@ -84,6 +84,7 @@ def check(dataset: Any, arguments: Callable[[], dict[str, Any]], workers: int = 
 
 @pytest.mark.parametrize("kind", SAMPLERS)
 @pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.some(5)
 def test_one_bad_index(paths, transform, kind):
     for dataset in sets(paths, transform):
         for bad in (*BAD, *ODD):
@@ -92,6 +93,7 @@ def test_one_bad_index(paths, transform, kind):
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.some(2)
 def test_in_workers(paths, transform):
     for dataset in sets(paths, transform):
         assert check(dataset, lambda: dict(sampler=Given([3, 99, 4])), 2) == ["batch", "IndexError", "batch"]
@@ -104,6 +106,7 @@ SUBSETS = [[3, 99, 4], [3, None, 4], [3, "1", 4], [3, 1.5, 4], ["1", "2"], [True
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.some(2)
 def test_a_subset_with_bad_indices(paths, transform):
     for dataset in sets(paths, transform):
         for indices in SUBSETS:

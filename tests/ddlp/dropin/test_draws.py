@@ -66,6 +66,7 @@ def states() -> list[Any]:
 
 @pytest.mark.parametrize("names", [("torch", "numpy"), ("numpy", "random"), ("random", "torch")])
 @pytest.mark.parametrize("kind", [Rare, RareInBatches])
+@pytest.mark.some(3)
 def test_a_sample_in_many_that_draws_is_keyed(kind, names):
     found, before = [], states()
     for workers in (0, 1, 2):

@@ -86,6 +86,7 @@ def operators(module):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("module", (transforms, v2))
 @pytest.mark.parametrize("number", range(len(operators(v2))))
+@pytest.mark.some(12)
 def test_an_image_that_an_operator_refuses(odd, module, number, way):
     operator = operators(module)[number]
     steps = [operator, module.Resize((8, 8)), module.ToTensor()]
@@ -242,6 +243,7 @@ def test_a_data_set_of_ones_own(function):
 
 
 @pytest.mark.parametrize("function", FACTS)
+@pytest.mark.some(2)
 def test_from_a_worker_as_from_dataloaders(odd, function):
     odd.transform = transforms.Compose([transforms.Resize((8, 8)), transforms.Lambda(function), transforms.ToTensor()])
     found = []

@@ -195,7 +195,8 @@ def test_construction_has_no_side_effects(paths, tmp_path, strategy):
         DDLPLoader(numbered(paths), batch_size=4, shuffle=True, num_workers=2, strategy=strategy, spool=str(tmp_path))
         for _ in range(3)
     ]
-    assert _handles() == before
+    files, threads, children = _handles()  # what tests before had may end meanwhile
+    assert files <= before[0] and threads <= before[1] and set(children) <= set(before[2])
     assert os.listdir(tmp_path) == []
     assert torch.equal(torch.get_rng_state(), state)
     assert len(loaders[0]) == 11

@@ -35,6 +35,7 @@ SHAPES = [(shuffle, drop_last, size) for shuffle in (False, True) for drop_last 
 
 @pytest.mark.parametrize(("shuffle", "drop_last", "batch_size"), [*SHAPES, (True, False, 1)])
 @pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.some(12)
 def test_every_sample_once_with_the_same_bits(paths, engine, reference, strategy, shuffle, drop_last, batch_size):
     arguments = dict(batch_size=batch_size, shuffle=shuffle, drop_last=drop_last)
     expected = order(run(DataLoader(numbered(paths), **arguments)))

@@ -183,6 +183,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("how", ENDS)
+@pytest.mark.some(2)
 def test_the_interpreter_ends_though_requests_hang(served, forks, how, hard_limit):
     code, status, last = ENDS[how]
     served.hanging = set(sorted(served.objects)[8:41])

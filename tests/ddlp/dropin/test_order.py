@@ -75,6 +75,7 @@ def targets(loader: DataLoader) -> list[Any]:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.some(12)
 def test_the_order_and_the_generators_are_dataloaders(paths, name, workers):
     seen = []
     for kind in KINDS:

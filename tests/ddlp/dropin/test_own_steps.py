@@ -109,6 +109,7 @@ DETERMINISTIC = {
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("name", DETERMINISTIC)
+@pytest.mark.some(12)
 def test_the_samples_of_dataloader(paths, name, way):
     data = numbered(paths, DETERMINISTIC[name])
     equal(cut(DDLPLoader(data, 6, **way)), DataLoader(data, 6))
@@ -197,6 +198,7 @@ RANDOM = random_steps()
 
 
 @pytest.mark.parametrize("name", RANDOM)
+@pytest.mark.some(2)
 def test_draws_follow_from_the_seed_alone(paths, name):
     found = []
     ways = [{"num_workers": 0}, {"num_workers": 1}, {"num_workers": 3, "prefetch_factor": 1}]
@@ -216,6 +218,7 @@ def test_draws_follow_from_the_seed_alone(paths, name):
 
 
 @pytest.mark.parametrize("name", RANDOM)
+@pytest.mark.some(2)
 def test_a_device_and_the_host_give_the_same_samples_each_once(paths, name):
     data = numbered(paths, v1.Compose([*KNOWN, RANDOM[name]()]))
     alone = by_target(list(DDLPLoader(data, 4, seed=5)))

@@ -105,6 +105,7 @@ def given(kind: type[DataLoader], dataset: Any, setting: str, when: str, **argum
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("when", ["before", "between", "at iter"])
+@pytest.mark.some(5)
 def test_torchs_settings(paths, setting, when):
     """A setting that ends with iter() still holds in worker processes: they have what held when they began."""
     for name, transform in TRANSFORMS.items():

@@ -204,6 +204,7 @@ time.sleep(60)
     ],
     ids=["Ctrl-C", "SIGTERM handled", "SIGTERM"],
 )
+@pytest.mark.some(2)
 def test_signals_are_the_scripts(folder: Path, tmp_path: Path, script: str, number: int, status: int, last: str) -> None:
     (tmp_path / "train.py").write_text(script.format(folder=str(folder)))
     command = [*RUN, "--no-compare", "--", str(tmp_path / "train.py")]

@@ -49,6 +49,7 @@ def images() -> ImageArrays:
 
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("strategy", ["cpu", "mte", "ordered", "wrr"])
+@pytest.mark.some(3)
 def test_the_same_batches(images, engine, lengths, strategy, workers):
     spool = None if strategy == "cpu" else engine
     loader = DDLPLoader(images, 2, shuffle=True, seed=3, num_workers=workers, strategy=strategy, spool=spool, timeout=20)

@@ -117,6 +117,7 @@ def test_a_length_that_follows_from_the_epoch(paths, user_code):
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize(("before", "after"), [(False, False), (True, True), (False, True), (True, False)])
+@pytest.mark.some(5)
 def test_where_nothing_was_delivered_any_loader_will_do(paths, before, after, sampler, workers):
     first = make(paths, before, **SAMPLERS[sampler](), num_workers=workers)
     states = [first.state_dict(), broken_off(first, 0)[1]]
@@ -151,6 +152,7 @@ def test_from_one_mode_to_the_other(paths, before, workers):
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("user_code", [False, True])
+@pytest.mark.some(3)
 def test_an_epoch_is_over_once_its_iterator_says_so(paths, user_code, sampler, workers):
     loader = make(paths, user_code, **SAMPLERS[sampler](), num_workers=workers)
     for _ in loader:

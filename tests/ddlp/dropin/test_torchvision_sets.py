@@ -329,6 +329,7 @@ def unchecked(monkeypatch):
 
 
 @pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.some(5)
 def test_every_sample_is_that_of_the_class(unchecked, tmp_path, name):
     for dataset in MAKERS[name](tmp_path, Pictures()):
         assert type(dataset).__name__ == name

@@ -122,6 +122,7 @@ ALL = [{"num_workers": 0}, {"num_workers": 1}, {"num_workers": 1, "persistent_wo
 
 
 @pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.some(5)
 def test_targets_behind_own_steps(paths, target):
     check(files(paths, TRANSFORMS["own steps"], TARGETS[target]), ALL if target == "str" else ONE)
 
@@ -134,11 +135,13 @@ def test_targets(paths, transform):
 
 
 @pytest.mark.parametrize("image", IMAGES)
+@pytest.mark.some(3)
 def test_images_of_own_steps(paths, image):
     check(files(paths, v1.Compose([*SIZED, v1.ToTensor(), v1.Lambda(IMAGES[image])]), str), ONE)
 
 
 @pytest.mark.parametrize("collate", COLLATES)
+@pytest.mark.some(3)
 def test_own_collate(paths, collate):
     for transform in TRANSFORMS.values():
         check(files(paths, transform, mixed), ONE, COLLATES[collate])

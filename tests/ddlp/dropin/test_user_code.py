@@ -118,6 +118,7 @@ def test_subset_of_a_data_set_with_getitems():
         dict(transform=DETERMINISTIC, collate_fn=lambda samples: samples),
     ],
 )
+@pytest.mark.some(3)
 def test_what_is_delivered_is_dataloaders(paths, given, workers):
     given = dict(given)
     dataset = numbered(paths, given.pop("transform"))

@@ -97,6 +97,7 @@ def counted(loader: DDLPLoader) -> tuple[int, int]:
 
 @pytest.mark.parametrize("shuffle", (True, False))
 @pytest.mark.parametrize("name", POINTS)
+@pytest.mark.some(3)
 def test_the_same_bits_and_draws(paths, tmp_path, monkeypatch, name, shuffle):
     (transform, keeps), homes = POINTS[name], iter(("without", "with", "with"))
     found: list[tuple[int, int]] = []

@@ -148,6 +148,7 @@ def epochs(loader: DDLPLoader, replays: bool) -> list[Any]:
 
 @pytest.mark.parametrize("kind", LOADERS)
 @pytest.mark.filterwarnings("ignore:ddlp")
+@pytest.mark.some(5)
 def test_epochs_are_the_same_as_without_it(images: ImageFiles, kind: str) -> None:
     without, with_it = (epochs(LOADERS[kind](images), replays) for replays in (False, True))
     assert len(without) == len(with_it) > 3

@@ -151,6 +151,7 @@ def compare(
 
 
 @pytest.mark.parametrize("name", LOADERS)
+@pytest.mark.some(3)
 def test_the_same_bits_and_draws(paths, monkeypatch, name):
     counts = compare(monkeypatch, lambda: LOADERS[name](numbered(paths, RANDOM)))
     room = ROOM if "drop_last" not in name and name != "without workers" else 3
@@ -209,6 +210,7 @@ CHANGES: dict[str, Callable[[DDLPLoader], Any]] = {
 
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.filterwarnings("ignore:ddlp")
+@pytest.mark.some(3)
 def test_what_the_user_changes_between_epochs_counts(paths, monkeypatch, name):
     def change(loader: DDLPLoader, epoch: int) -> None:
         if epoch == 1:
@@ -477,6 +479,7 @@ def slowly(make: Callable[..., Any], *arguments: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", SHARED)
+@pytest.mark.some(3)
 def test_the_same_bits_with_a_device(paths, engine, monkeypatch, name):
     """Each sample comes once, with the bits of the host alone, and in its order where the strategy promises that."""
     files = [path for path in paths for _ in range(3)]

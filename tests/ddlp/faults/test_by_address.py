@@ -26,6 +26,7 @@ TCP = "tcp://127.0.0.1:0"
 
 
 @pytest.mark.parametrize("strategy", ("csd", "mte", "wrr", "ordered"))
+@pytest.mark.some(2)
 def test_roots_under_another_name(engines, data, truth, told, images, tmp_path, strategy):
     elsewhere = tmp_path / "device"
     shutil.copytree(images, elsewhere)

@@ -92,6 +92,7 @@ class Vandal:
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.some(3)
 def test_damaged_files(leaves_nothing, data, truth, told, way):
     """mte leaves the device's batches in the spool until the host's are used."""
     loader = make_loader(data, "mte", ratio=RATIO)
@@ -218,6 +219,7 @@ if any("csd_engine" in word for word in sys.orig_argv):
         ("mask", r"What differs is RandomErasing\(p=0\.5, "),
     ],
 )
+@pytest.mark.some(2)
 def test_the_operator_that_differs_is_named(leaves_nothing, data, tmp_path, monkeypatch, step, named):
     (tmp_path / "sitecustomize.py").write_text(ONE_WRONG.format(step=step))
     monkeypatch.setenv("DDLP_KERNEL", "off")  # with a kernel the altered operator would not run

@@ -19,6 +19,7 @@ def options(strategy):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.some(2)
 def test_killed_engine(leaves_nothing, data, truth, told, strategy, monkeypatch):
     monkeypatch.setenv("DDLP_ENGINE_SLOWDOWN", "25")  # otherwise it may have done its part by the sixth step
     loader = make_loader(data, strategy, shuffle=strategy != "ordered", **options(strategy))

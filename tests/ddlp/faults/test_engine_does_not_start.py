@@ -71,6 +71,7 @@ def test_an_interpreter_that_ends_at_once(data, truth, told, interpreter, strate
     ],
     ids=["garbage", "garbage without end", "killed", "no memory"],
 )
+@pytest.mark.some(2)
 def test_an_interpreter_that_goes_wrong(data, truth, told, interpreter, script, because):
     interpreter(script)
     check(make_loader(data, "wrr"), truth, told, because)
@@ -103,6 +104,7 @@ def test_a_quota_smaller_than_a_batch(data, truth, told):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.some(2)
 def test_killed_when_it_is_about_to_join(data, truth, told, monkeypatch, strategy):
     """The engine is killed after it has told its address. The next one joins the same epoch."""
     await_ready = EmbeddedEngine._await_ready

@@ -147,6 +147,7 @@ def test_a_cache_keeps_no_image_above_the_limit(folder, tmp_path, monkeypatch, c
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.some(2)
 def test_a_crop_above_the_limit(folder, monkeypatch, way):
     """Pillow judges crops, too."""
     for size, action in ((90, "error"), (90, "always"), (140, "always")):

@@ -51,6 +51,7 @@ def on_cpu(batches):
 
 
 @pytest.mark.parametrize("transfer", [None, "pinned", "mmap", "stream"])
+@pytest.mark.some(3)
 def test_every_way(leaves_nothing, data, truth, told, lands, transfer):
     if transfer in (None, "mmap") and not may_map(leaves_nothing):
         pytest.skip(f"{leaves_nothing} is on no file system that is mapped, or in a chroot, where that can't be told")
@@ -66,6 +67,7 @@ def test_every_way(leaves_nothing, data, truth, told, lands, transfer):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("strategy", ["cpu", "mte", "wrr", "ordered"])
+@pytest.mark.some(5)
 def test_every_strategy(leaves_nothing, data, truth, told, lands, strategy, workers):
     loader = make_loader(data, strategy, num_workers=workers, **lands())
     took_part = False
@@ -80,6 +82,7 @@ def test_every_strategy(leaves_nothing, data, truth, told, lands, strategy, work
 
 
 @pytest.mark.parametrize("way", DAMAGES, ids=lambda way: way.__name__)
+@pytest.mark.some(3)
 def test_damaged_files(leaves_nothing, data, truth, told, lands, way):
     loader = make_loader(data, "mte", ratio=RATIO, **lands("pinned"))
     vandal = Vandal(leaves_nothing, way, 4)

@@ -86,6 +86,7 @@ def small(paths, operator):
 
 @pytest.mark.parametrize("workers", (0, 2))
 @pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.some(3)
 def test_one_machine_needs_no_step(leaves_nothing, own, told, strategy, workers):
     data, truth = own
     options = {"ratio": 0.5} if strategy == "mte" else {}
@@ -203,6 +204,7 @@ def test_a_function_with_draws_of_its_own_is_found_by_the_probe(leaves_nothing, 
 
 
 @pytest.mark.parametrize("strategy", ("cpu", "csd", "wrr", "ordered"))
+@pytest.mark.some(2)
 def test_a_function_that_raises_is_reported_in_its_batchs_place(leaves_nothing, ops, paths, told, strategy):
     """The host raises the user's own exception, with a note of file, line and function. All other batches come."""
     data = small(paths, ops.moody())

@@ -29,6 +29,7 @@ def small_disk(spool):
 
 @root_only
 @pytest.mark.parametrize("strategy", ("csd", "mte", "wrr"))
+@pytest.mark.some(2)
 def test_a_full_disk(data, truth, told, small_disk, strategy):
     loader = make_loader(data, strategy)
     truth.check(train(loader, 0.01))
@@ -59,6 +60,7 @@ def test_a_quota_smaller_than_a_batch(leaves_nothing, data):
 
 
 @pytest.mark.parametrize("strategy", ("csd", "mte", "wrr", "ordered"))
+@pytest.mark.some(2)
 def test_a_quota_of_one_batch(leaves_nothing, data, truth, told, strategy):
     loader = make_loader(data, strategy, spool_bytes=FILE_BYTES)
     truth.check(train(loader, 0.01))

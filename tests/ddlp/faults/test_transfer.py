@@ -32,6 +32,7 @@ def apart(engine, tmp_path, **options):
 
 
 @pytest.mark.parametrize("strategy", ("csd", "mte", "wrr", "ordered"))
+@pytest.mark.some(2)
 def test_without_a_shared_spool(engines, data, truth, told, images, tmp_path, strategy):
     engine = engines("--root", str(images), "--slowdown", "2")
     loader = make_loader(data, strategy, csd=apart(engine, tmp_path))

@@ -174,6 +174,7 @@ def test_objects_without_versions_are_not_kept(theirs, start, root, tmp_path):
 
 
 @pytest.mark.parametrize("allowed", ["s3://bucket/tr/", "s3://bucket/train/class0/", "s3://other/train/", "/"])
+@pytest.mark.some(2)
 def test_other_objects_come_from_the_host(server, theirs, start, root, allowed):
     engine = start("--root", allowed)
     loader = loader_of(objects(server), engine)

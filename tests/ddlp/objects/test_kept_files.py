@@ -185,6 +185,7 @@ def test_what_is_not_kept(server: ObjectServer, tmp_path: Path) -> None:
      (0.2, None, "files as they are stored"), (0.2, 10, "files as they are stored"),
      (0.2, 1, "nothing is kept: it would not save time in 1 epochs")),
 )  # fmt: skip
+@pytest.mark.some(3)
 def test_what_is_chosen(server: ObjectServer, tmp_path: Path, room: float, epochs: int | None, wanted: str) -> None:
     """``room``: for this part of the decoded pixels. Where all fit, nothing is requested to measure it."""
     server.rate = 100.0

@@ -102,6 +102,7 @@ def test_few_points_at_any_moments(tmp_path, unpainted, data):
 
 
 @pytest.mark.parametrize("moment", _MOMENTS)
+@pytest.mark.some(3)
 def test_all_points_at_one_moment_are_painted(tmp_path, moment):
     file = tmp_path / "0000.jsonl"
     lines = [{k: moment if k == "at" or k.endswith("_at") else v for k, v in line.items()} for line in records(file)]

@@ -61,6 +61,7 @@ def test_every_stage_at_once(delays, tmp_path):
     ],
     ids=["read", "cpu", "csd", "transfer", "training"],
 )
+@pytest.mark.some(3)
 def test_the_stage_that_limits(delays, tmp_path, limit, step_s, options):
     found = analysed(delays, tmp_path / "run", step_s, 30, **options)
     adds_up(found)

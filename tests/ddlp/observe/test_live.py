@@ -39,6 +39,7 @@ def small(n: int = 24, batch: int = 2, **options) -> DDLPLoader:
     ("strategy", "slow", "cause"),
     [("cpu", "host_s", "host"), ("csd", "device_s", "csd"), ("csd", "fetch_s", "transfer")],
 )
+@pytest.mark.some(2)
 def test_waiting_is_told_by_what_came_late(delays, strategy, slow, cause):
     if strategy == "csd":
         delays.warm()

@@ -63,6 +63,7 @@ def figure(text: str) -> float:
 
 
 @pytest.mark.parametrize("run", RUNS)
+@pytest.mark.some(3)
 def test_its_figures_are_those_of_the_analysis(recorded: Path, tmp_path: Path, capsys: Any, run: str) -> None:
     page = Page(write_report(recorded / run, tmp_path))
     assert main(["analyse", str(recorded / run), "--json"]) == 0
@@ -99,6 +100,7 @@ def test_its_figures_are_those_of_the_analysis(recorded: Path, tmp_path: Path, c
 
 
 @pytest.mark.parametrize("run", RUNS)
+@pytest.mark.some(3)
 def test_its_drawings_are_of_the_events(recorded: Path, tmp_path: Path, drawings: Drawings, run: str) -> None:
     write_report(recorded / run, tmp_path)
     trace = read_run(recorded / run)[-1]

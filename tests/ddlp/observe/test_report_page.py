@@ -26,6 +26,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 @pytest.mark.parametrize("run", RUNS)
+@pytest.mark.some(3)
 def test_it_can_be_read(browser: Browser, recorded: Path, tmp_path: Path, run: str) -> None:
     page = write_report(recorded / run, tmp_path)
     for width in (1280, 400):
@@ -36,6 +37,7 @@ def test_it_can_be_read(browser: Browser, recorded: Path, tmp_path: Path, run: s
 @pytest.mark.parametrize(("events", "shown"), [
     (A_POOL, 'data-plot="engines"'), (WITH_GPUS, 'class="bar gpu"'), (DECIDED, 'data-plot="decisions"'),
 ])  # fmt: skip
+@pytest.mark.some(2)
 def test_pools_gpus_and_decisions_can_be_read(browser: Browser, tmp_path: Path, events: list, shown: str) -> None:
     written(tmp_path / "0000.jsonl", events)
     page = write_report(tmp_path, tmp_path)
@@ -68,6 +70,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.some(3)
 def test_a_fault_is_seen(browser: Browser, recorded: Path, tmp_path: Path, fault: str) -> None:
     """`Browser.look` finds the planted fault."""
     page = write_report(recorded / "wrr", tmp_path)

@@ -78,6 +78,7 @@ def faults(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("run", ["wrr", "mte", "alone", "taken back", "lost", "broken off", "empty"])
+@pytest.mark.some(3)
 def test_recorded_runs_keep_to_the_format(recorded: Path, tmp_path: Path, run: str) -> None:
     assert main(["trace", str(recorded / run), "-o", str(tmp_path / "trace.json")]) == 0
     text = (tmp_path / "trace.json").read_text()

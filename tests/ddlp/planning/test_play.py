@@ -30,6 +30,7 @@ def test_the_host_alone_makes_one_batch_after_the_other():
 
 
 @pytest.mark.parametrize("name", [name for name, one in STRATEGIES.items() if one.uses_device])
+@pytest.mark.some(3)
 def test_no_strategy_is_faster_than_the_bound_and_none_far_from_it(name):
     for rate in (0.5, 2.0, 4.0, 7.0):
         path = OffloadPath("csd", alone_batches_per_s=rate, host_cpu_s_per_batch=0.05, workers=2)

@@ -123,6 +123,7 @@ def out(loader: DDLPLoader) -> None:
 
 
 @pytest.mark.parametrize("strategy", ("ordered", "wrr", "csd", "mte", "auto"))
+@pytest.mark.some(3)
 def test_each_batch_once_with_the_hosts_bits(limited, pool, told, strategy):
     more = {"ratio": 0.5} if strategy == "mte" else {}
     loader = make_loader(Records(), strategy, pool=pool, **more)
@@ -142,6 +143,7 @@ def test_each_batch_once_with_the_hosts_bits(limited, pool, told, strategy):
     ],
     ids=lambda options: "-".join(options),
 )  # fmt: skip
+@pytest.mark.some(3)
 def test_dataloaders_arguments_mean_the_same(limited, pool, options):
     def loader(**more: Any) -> DDLPLoader:
         given = dict(options, generator=torch.Generator().manual_seed(0)) if "generator" in options else dict(options)
@@ -268,6 +270,7 @@ def test_a_bad_sample_raises_its_own_error_in_its_batchs_place(limited, pool):
         (Records(), lambda batch: [one["x"].to_sparse() for one in batch], r"sent: the batch\[0\] is a tensor .*sparse"),
     ],
 )
+@pytest.mark.some(2)
 def test_what_a_node_would_make_otherwise_stays_on_the_host_with_a_reason(limited, pool, told, dataset, collate, said):
     pool.want(1)
     loader = make_loader(dataset, "wrr", pool=pool, collate_fn=collate)

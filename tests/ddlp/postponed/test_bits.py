@@ -94,6 +94,7 @@ def run(chain_seed: int, image: Image.Image) -> list[Any]:
 
 @pytest.mark.parametrize("how", ["path", "bytes", "file object"])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.some(12)
 def test_chains_give_the_bits_of_pillow(kind, how, tmp_path, installed):
     draw = random.Random(f"{kind} {how}")
     put_off = 0

@@ -85,6 +85,7 @@ def parts(batch: Any) -> Any:
     {"num_workers": 2, "generator": None, "drop_last": True, "prefetch_factor": 1}, {"batch_size": None, "num_workers": 1},
 ])  # fmt: skip
 @pytest.mark.parametrize("dataset", [Draws, Stream])
+@pytest.mark.some(3)
 def test_it_is_torchs_own_to_the_bit(dataset: type, options: Any) -> None:
     given = {name: value for name, value in options.items() if name != "worker_init_fn" or dataset is Draws}
     assert epochs(MeasuredDataLoader, dataset(), **given) == epochs(DataLoader, dataset(), **given)

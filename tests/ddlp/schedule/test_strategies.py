@@ -20,6 +20,7 @@ SCHEDULES = pytest.mark.parametrize("schedules", [500, pytest.param(2500, marks=
 
 @SCHEDULES
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
+@pytest.mark.some(3)
 def test_every_batch_exactly_once_whatever_happens(name, schedules):
     @settings(max_examples=schedules, deadline=None, suppress_health_check=list(HealthCheck))
     @given(seed=st.integers(0, 2**40))
@@ -57,6 +58,7 @@ def test_the_host_begins_at_the_head_where_the_strategy_says_so(name):
 
 @pytest.mark.parametrize("schedules", [60, pytest.param(2000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", sorted(name for name, one in STRATEGIES.items() if one.uses_device))
+@pytest.mark.some(3)
 def test_every_batch_exactly_once_while_a_pools_engines_join_and_leave(name, schedules):
     found = []
 
@@ -100,6 +102,7 @@ class InRuns(Watched):
 
 @SCHEDULES
 @pytest.mark.parametrize("name", sorted(name for name, one in STRATEGIES.items() if not one.needs_device))
+@pytest.mark.some(3)
 def test_every_batch_exactly_once_where_the_host_makes_several_at_a_time(name, schedules):
     """Also if the claims become shorter, and so the host's slots fewer, while the slots are full."""
 
@@ -275,6 +278,7 @@ REGIMES = [
 
 
 @pytest.mark.parametrize("name, workers, device_workers, known", REGIMES)
+@pytest.mark.some(5)
 def test_the_limit_is_reached_in_every_regime(name, workers, device_workers, known):
     """The host is 1 to 10 times as fast as the device; a step takes from almost nothing to longer than all else; times vary."""
     n, jitter = 1000, 0.1

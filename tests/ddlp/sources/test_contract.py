@@ -124,6 +124,7 @@ def scene_of_its_own(scene: Scene, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.some(3)
 def test_each_sample_once_with_the_hosts_bits(scene, truth, strategy):
     loader = scene.loader(strategy)
     for epoch in range(2):
@@ -142,6 +143,7 @@ def test_each_sample_once_with_the_hosts_bits(scene, truth, strategy):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.some(3)
 def test_lost_and_back_in_mid_epoch(scene_of_its_own, truth, strategy):
     scene = scene_of_its_own
     contract, loader = scene.contract, scene.loader(strategy)
@@ -178,6 +180,7 @@ def test_late(scene, truth, strategy):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.some(3)
 def test_slow(scene, truth, strategy):
     """Meanwhile the host could make each batch many times. Some batches are made twice, none is delivered twice."""
     scene.contract.faults.publish_s = 0.05

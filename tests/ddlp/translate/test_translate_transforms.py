@@ -85,6 +85,7 @@ if hasattr(v2, "RGB"):  # torchvision 0.20 and newer
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("number", range(len(DETERMINISTIC)))
+@pytest.mark.some(5)
 def test_deterministic_transforms_are_torchvisions_bit_for_bit(number):
     transform = DETERMINISTIC[number]
     translation = translate(transform)

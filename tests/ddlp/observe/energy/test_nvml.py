@@ -90,6 +90,7 @@ def test_a_meter_of_yours_counts_them_instead(measure, tmp_path):
      ({"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, False), ({"CUDA_VISIBLE_DEVICES": "GPU-1111"}, False),
      ({"CUDA_VISIBLE_DEVICES": "1,0"}, False), ({}, False), ({"CUDA_VISIBLE_DEVICES": "1", "FAKE_NVML_NAME": "A"}, False)],
 )  # fmt: skip
+@pytest.mark.some(3)
 def test_numbers_of_gpus_that_differ_may_not_be_cudas(measure, monkeypatch, environment, told):
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

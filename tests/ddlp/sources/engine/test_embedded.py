@@ -107,6 +107,7 @@ def host(spool: Path, then: str) -> tuple[subprocess.Popen, int]:
     ],
     ids=["killed", "interrupted", "ends", "raises", "exits-hard", "forks"],
 )
+@pytest.mark.some(3)
 def test_it_ends_with_its_host(tmp_path, then, number):
     process, engine = host(tmp_path, then)
     workers = until(lambda: children(engine)) if number else children(engine)

@@ -125,6 +125,7 @@ def leaves_nothing() -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.some(5)
 def test_any_batch_comes_as_from_dataloader(kind):
     if kind in ("sparse", "nested") and not hasattr(reductions, f"reduce_{kind}_tensor"):
         pytest.skip(f"this torch sends no {kind} tensor to another process")

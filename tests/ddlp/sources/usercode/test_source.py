@@ -142,6 +142,7 @@ def test_each_batch_once(contract, strategy):
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("how", ("dies", "pulled out"))
 @pytest.mark.filterwarnings("ignore:ddlp")
+@pytest.mark.some(3)
 def test_lost_and_back_in_mid_epoch(contract, strategy, how):
     loader = make_loader(strategy, Pool(dies_after=4) if how == "dies" else None)
     contract.faults.publish_s = 0.02
