@@ -71,7 +71,7 @@ print(*sorted({os.path.dirname(os.path.dirname(path)) for path in found}), sep="
   install() { "${pip[@]}" install --quiet --retries 1 ${DDLP_WHEELS:+--no-index --find-links "$DDLP_WHEELS"} "$@"; }
   needed=()
   for pair in zmq:pyzmq tqdm:tqdm pytest:pytest hypothesis:hypothesis psutil:psutil safetensors:safetensors pynvml:nvidia-ml-py \
-    pytest_rerunfailures:pytest-rerunfailures sklearn:scikit-learn skimage:scikit-image scipy:scipy \
+    xdist:pytest-xdist sklearn:scikit-learn skimage:scikit-image scipy:scipy \
     nvidia.dali:nvidia-dali-cuda120; do
     "$PY" -c "import ${pair%%:*}" 2>/dev/null || needed+=("${pair#*:}")
   done
