@@ -54,9 +54,13 @@ class Comparison:
         """The first row of this name, with so many cores; None if it could not take part."""
         return next((row for row in self.rows if row.name == name and cores in (None, row.cores)), None)
 
+    def gains(self, row: Row) -> list[float]:
+        """How many times as fast as DataLoader on one core, in each round."""
+        return ratios(row.rates, self.rows[0].rates)
+
     def times(self, row: Row) -> float:
-        """How many times as fast as DataLoader on one core: the median of the rounds' ratios."""
-        return statistics.median(ratios(row.rates, self.rows[0].rates))
+        """How many times as fast as DataLoader on one core: the median of the rounds' gains."""
+        return statistics.median(self.gains(row))
 
     def of_both(self, row: Row) -> float:
         """Its rate as a part of what ``cpu`` and ``csd`` made together: the median of the rounds' ratios."""

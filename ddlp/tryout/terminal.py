@@ -11,7 +11,6 @@ from typing import NamedTuple, TextIO
 
 from ddlp.observe.report.words import number
 from ddlp.tryout.comparison import Comparison, Row
-from ddlp.tryout.rounds import ratios
 
 __all__ = ["names", "parts", "place", "sentences", "setting", "text"]
 
@@ -90,10 +89,7 @@ def checked(found: Comparison) -> str:
 
 def spread(found: Comparison) -> str:
     """How far the rounds' gains lie apart: the median of ratios is not the ratio of the medians beside it."""
-    rows = []
-    for row in found.rows[1:]:
-        gains = ratios(row.rates, found.rows[0].rates)
-        rows.append(f"{row.name} {min(gains):.1f} to {max(gains):.1f}")
+    rows = [f"{row.name} {min(gains):.1f} to {max(gains):.1f}" for row in found.rows[1:] if (gains := found.gains(row))]
     return f"A gain is the median of the rounds', each beside the first row's of the same round: {'; '.join(rows)}."
 
 

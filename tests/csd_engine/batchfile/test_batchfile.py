@@ -91,7 +91,6 @@ def test_a_batch_without_boxes_is_read_by_one_call(need_kernel, tmp_path, monkey
 
 
 @pytest.mark.parametrize("layout", [LAYOUTS[0], Layout(2, 4, 5, 3), Layout(2, 2, 3, 3, bad_rows=True)])
-@pytest.mark.some(3)
 def test_any_flipped_bit_is_found(way, tmp_path, layout):
     path, *_ = fill(tmp_path, layout)
     raw = bytearray(path.read_bytes())

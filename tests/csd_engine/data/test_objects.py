@@ -201,7 +201,6 @@ NOT_BELOW = (
 
 
 @pytest.mark.parametrize("tail", [*BELOW, *NOT_BELOW])
-@pytest.mark.some(12)
 def test_what_is_requested_of_a_server_lies_below_its_root(tail):
     with _Web() as web:
         roots = Roots.parse([web.url])

@@ -117,7 +117,6 @@ def test_changed_between_job_and_worker_is_not_run_either(start, recipe, operato
         ("def f(image): return image", "f", {"strength": 1}, "strength"),
     ],
 )
-@pytest.mark.some(3)
 def test_what_its_worker_cannot_load_is_refused_with_the_line(start, recipe, operators, text, function, parameters, match):
     engine = start("--root", str(recipe.root), "--operators", str(operators))
     file = SimpleNamespace(source=text.encode(), hash=content_hash(text.encode()))
@@ -206,7 +205,6 @@ def test_one_that_fails_on_a_sample_fails_its_lease_only(start, recipe, operator
 
 
 @pytest.mark.parametrize("where", ["below a root", "below the spool", "writable", "missing"])
-@pytest.mark.some(2)
 def test_an_engine_does_not_start_with_an_unsafe_directory(home, recipe, tmp_path, where):
     directory = {"below a root": recipe.root / "operators", "below the spool": home / "spool" / "operators"}.get(
         where, tmp_path / "operators"

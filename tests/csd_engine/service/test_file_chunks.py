@@ -84,7 +84,6 @@ def flip(path):
     ],
     ids=["flipped bit", "other content", "cut", "longer", "gone", "fifo", "link"],
 )
-@pytest.mark.some(3)
 def test_what_is_not_the_batch_is_found(published, recipe, harm, said):
     _, _, job, number, items, path = published
     harm(path)

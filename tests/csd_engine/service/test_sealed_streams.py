@@ -265,7 +265,6 @@ def test_damage_and_unknown_leases_are_told(published, parts):
 
 
 @pytest.mark.parametrize("what", ["killed", "stopped", "closed"])
-@pytest.mark.some(2)
 def test_nobody_waits_for_an_engine_or_a_job_that_is_gone(published, what):
     assert published.sealed() is not None
     process = published.engine.process

@@ -69,7 +69,6 @@ def told(request: Any, tmp_path_factory: pytest.TempPathFactory) -> list[dict[st
 
 
 @pytest.mark.parametrize("how", ["shuffled", "in order", "one by one", "persistent"])
-@pytest.mark.some(2)
 def test_each_sample_comes_once_and_the_loader_stays(told: list[dict[str, Any]], how: str) -> None:
     for epoch in (0, 1):
         first, second = (one[how]["epochs"][epoch] for one in told)

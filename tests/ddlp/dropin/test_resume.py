@@ -154,7 +154,6 @@ def test_any_order_goes_on(paths, name, user_code):
 
 
 @pytest.mark.parametrize(("before", "after", "workers"), covering(STRATEGIES, STRATEGIES, [0, 2]))
-@pytest.mark.some(5)
 def test_any_strategy_goes_on_after_any(paths, engine, before, after, workers):
     """A quick run has each pair of these values, a slow one all combinations."""
 
@@ -246,7 +245,6 @@ def trained(batches: Any, count: int | None = None) -> list[Any]:
 @pytest.mark.parametrize(
     ("user_code", "name", "workers", "take"), covering([False, True], AFTER, ["none", "two", "one that stays"], [1, 9, 10, 11])
 )
-@pytest.mark.some(5)
 def test_the_epochs_after_a_resumed_one_are_the_same(paths, user_code, name, workers, take):
     """The generators are restored once, as a checkpoint of a whole training run does it.
 

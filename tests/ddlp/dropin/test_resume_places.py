@@ -118,7 +118,6 @@ def restore(loader: DDLPLoader, states: list[Any]) -> None:
         ),
     ),
 )  # fmt: skip
-@pytest.mark.some(5)
 def test_a_run_that_goes_on_is_the_unbroken_one(
     paths, engine, kind, strategy, workers, shuffle, seed, own_generator, place, restored
 ):

@@ -211,7 +211,6 @@ def test_no_sample_is_asked_for_twice():
     ("workers", "in_order", "size", "drop_last", "take"),
     covering([0, 2, 3], [True, False], [None, 3, 4], [False, True], [0, 1, 5, 8], where=lambda *one: one[2] or not one[3]),
 )
-@pytest.mark.some(5)
 def test_a_stream_without_a_state_goes_on(caplog, workers, in_order, size, drop_last, take):
     """What it has delivered is made again and dropped, which is said; also if the workers' batches came in any order."""
 

@@ -49,7 +49,6 @@ def epochs(ranks: Ranks, name: str) -> list[list[int]]:
 @pytest.mark.parametrize(
     "name", ["accelerate, cpu", "accelerate, wrr", "accelerate, mte", "accelerate, user code", "Trainer", "Lightning"]
 )
-@pytest.mark.some(3)
 def test_each_sample_comes_once(ranks, name):
     first, second = epochs(ranks, name)
     assert sorted(first) == sorted(second) == list(range(EVEN))

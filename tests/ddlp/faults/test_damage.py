@@ -92,7 +92,6 @@ class Vandal:
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-@pytest.mark.some(3)
 def test_damaged_files(leaves_nothing, data, truth, told, way):
     """mte leaves the device's batches in the spool until the host's are used."""
     loader = make_loader(data, "mte", ratio=RATIO)

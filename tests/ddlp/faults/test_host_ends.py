@@ -129,7 +129,6 @@ ENDS = {
 
 
 @pytest.mark.parametrize("how", ENDS)
-@pytest.mark.some(3)
 def test_ends(script, how):
     then, expected, last = ENDS[how]
     one = script(AT_WORK + "    " + then, **SLOW)

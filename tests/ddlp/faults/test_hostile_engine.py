@@ -165,7 +165,6 @@ SCENES = [("csd", lie) for lie in LIES] + [(next(OTHERS), lie) for lie in LIES i
 
 
 @pytest.mark.parametrize(("strategy", "lie"), SCENES)
-@pytest.mark.some(12)
 def test_a_lie_costs_speed_and_no_sample(lying, data, truth, told, monkeypatch, strategy, lie):
     monkeypatch.setattr(part_stream, "SILENT_S", 0.2)
     monkeypatch.setattr(base, "STALLED_AT_LEAST_S", 0.2)

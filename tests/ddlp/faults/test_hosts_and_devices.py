@@ -47,7 +47,6 @@ def job_directories(engine: EngineProcess) -> list[object]:
 
 @pytest.mark.parametrize("transfer", ["shared", "stream"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.some(2)
 def test_a_host_that_vanishes(engines, script, images, number, transfer):
     """The engine stops working for it and frees its space. The host may come back."""
     engine = engines("--root", str(images), "--lease-timeout", "1", "--slowdown", "3")

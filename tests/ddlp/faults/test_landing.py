@@ -82,7 +82,6 @@ def test_every_strategy(leaves_nothing, data, truth, told, lands, strategy, work
 
 
 @pytest.mark.parametrize("way", DAMAGES, ids=lambda way: way.__name__)
-@pytest.mark.some(3)
 def test_damaged_files(leaves_nothing, data, truth, told, lands, way):
     loader = make_loader(data, "mte", ratio=RATIO, **lands("pinned"))
     vandal = Vandal(leaves_nothing, way, 4)
