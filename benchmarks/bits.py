@@ -26,9 +26,9 @@ from csd_engine.kernels.files import FilePlan
 from csd_engine.keyed import Keyed
 from csd_engine.prepare.file_batch import FileBatch
 from csd_engine.prepare.sample import prepare_sample
-from csd_engine.transforms import Pipeline
 from csd_engine.transforms.colour_steps import AutoContrast, Blur, Enhance, Equalize, Hue, Table
 from csd_engine.transforms.fileplan import file_plan
+from csd_engine.transforms.pipeline import Pipeline
 from csd_engine.transforms.primitives import Crop, Flip, Gray, Primitive, Resize
 from csd_engine.transforms.warp_steps import Turn, Warp
 from ddlp.datasets import ImageFiles

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision import transforms as T
 from torchvision.datasets import CIFAR10, ImageFolder
 
+from ddlp import decode
 from ddlp.transforms import Views
 
 ROOT = Path("data/bench")
@@ -84,7 +85,7 @@ def dataset(directory: Path, pipeline: str) -> Dataset:
 
 def loader(directory: Path, pipeline: str, batch: int, **options: Any) -> DataLoader:
     """Return a plain DataLoader over this data set."""
-    return DataLoader(dataset(directory, pipeline), batch, **options)
+    return DataLoader(dataset(directory, pipeline), batch, worker_init_fn=decode.not_here, **options)
 
 
 def ensure_data(root: Path, pipeline: str = "imagenet1", mean_kb: float = MEANS_KB[0]) -> Path:

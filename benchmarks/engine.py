@@ -30,7 +30,7 @@ from csd_engine.data.base import fingerprint
 from csd_engine.data.files import FileSet
 from csd_engine.data.manifest import write_manifest
 from csd_engine.service.worker_process import child_environment
-from csd_engine.transforms import Pipeline
+from csd_engine.transforms.pipeline import Pipeline
 from csd_engine.transforms.resample import native_order
 from ddlp.deploy.place import engine_module
 from ddlp.deploy.prove import some_images

@@ -30,6 +30,7 @@ from benchmarks import data
 from benchmarks.bare import Bare, Timed, both_at_once, delivered_as
 from benchmarks.common import Aim, BenchFailed, add_output, command, emit, say, spread, two_cpus
 from benchmarks.metronome import Metronome
+from ddlp import decode
 from ddlp.loader import DDLPLoader
 from ddlp.process.cores import pinned
 from ddlp.schedule.strategies import STRATEGIES
@@ -245,8 +246,9 @@ def contender(name: str, options: argparse.Namespace, engine: Bare, slowdown: fl
                 workers = PEERS.index(name)
                 ahead: dict[str, Any] = {"prefetch_factor": 4} if workers else {}
                 loader = DataLoader(
-                    dataset, options.batch, shuffle=True, num_workers=workers, pin_memory=data.pin_memory(), **ahead
-                )
+                    dataset, options.batch, shuffle=True, num_workers=workers, pin_memory=data.pin_memory(),
+                    worker_init_fn=decode.not_here, **ahead,
+                )  # fmt: skip
                 return Timed.of(n, *epoch(loader, accelerator_s)), 0
         finally:
             engine.result()

@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader, Subset
 
 from benchmarks import data
 from benchmarks.common import Aim, BenchFailed, add_output, command, emit, say, spread
+from ddlp import decode
 from ddlp.loader import DDLPLoader
 from ddlp.process.cores import pinned
 from ddlp.schedule.strategies import called
@@ -203,7 +204,9 @@ def _baseline(options: argparse.Namespace, workers: int, batches: int) -> DataLo
     pinned = options.device != "cpu"
     ahead: dict[str, Any] = {"prefetch_factor": _AHEAD, "persistent_workers": True} if workers else {}
     dataset = _dataset(options, batches)
-    return DataLoader(dataset, options.batch, shuffle=True, num_workers=workers, pin_memory=pinned, **ahead)
+    return DataLoader(
+        dataset, options.batch, shuffle=True, num_workers=workers, pin_memory=pinned, worker_init_fn=decode.not_here, **ahead
+    )
 
 
 def _ours(options: argparse.Namespace, strategy: str, workers: int) -> DDLPLoader:

@@ -21,7 +21,7 @@ import PIL
 from csd_engine.data.image_files import pillow_open
 from csd_engine.errors import EngineError
 from csd_engine.keyed import Keyed
-from csd_engine.transforms import Pipeline
+from csd_engine.transforms.pipeline import Pipeline
 from csd_engine.transforms.primitives import Crop, Resize
 from csd_engine.transforms.resample import FILTERS
 

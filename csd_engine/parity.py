@@ -37,7 +37,8 @@ from csd_engine.kernels import kernel
 from csd_engine.keyed import Keyed
 from csd_engine.machine.versions import libjpeg
 from csd_engine.prepare.sample import prepare_sample, sample_digest
-from csd_engine.transforms import Pipeline, native_order
+from csd_engine.transforms.pipeline import Pipeline
+from csd_engine.transforms.resample import native_order
 
 __all__ = ["Case", "Result", "pack_cases", "read_results", "run_cases", "versions"]
 

@@ -61,7 +61,7 @@ class LoaderConfig:
         allow_different_bits: a device is used even if its Pillow makes other pixels than this host's.
         record: directory of the recording, or a `ddlp.observe.Recorder`; None: nothing is recorded.
         snapshot_every_n_steps: for user code: after how many batches the data sets' states are taken; 0: never.
-        postpone_decoding: for user code in worker processes: `PIL.Image.open` gives JPEGs that are decoded as late as possible.
+        postpone_decoding: while user code makes batches, `PIL.Image.open` gives JPEGs that are decoded as late as possible.
         on_error: what happens to a sample whose image is bad, one of `ON_ERROR`.
         max_replaced: with ``on_error="replace"``: the largest share of an epoch's samples that may be replaced, 0 to 1.
     """

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from ddlp import postponed
+from ddlp import decode
 from ddlp.errors import Untranslatable
 from ddlp.process.platforms import OtherSystem
 from ddlp.sampling.epoch_plan import is_built_in
@@ -203,16 +203,16 @@ def _capacity(source: OwnSource) -> str:
 
 
 def _postponed(loader: Any, found: Untranslatable) -> list[str]:
-    """Return the line about what `Image.open` gives in worker processes. Without num_workers there are no such processes."""
-    if not loader.num_workers or isinstance(found, OtherSystem):
+    """Return the line about what `Image.open` gives to the user's code."""
+    if isinstance(found, OtherSystem):
         return []
-    why = postponed.why_not() if loader.postpone_decoding else "postpone_decoding=False"
-    return [f"decoding   by Pillow, in worker processes too: {why}" if why else POSTPONED]
+    why = decode.why_not() if loader.postpone_decoding else "postpone_decoding=False"
+    return [f"decoding   by Pillow at once: {why}" if why else POSTPONED]
 
 
 POSTPONED = (
-    "decoding   put off in worker processes: JPEGs that PIL.Image.open gives there are decoded, cropped, resized and flipped "
-    "in one call of ddlp's kernel, with Pillow's pixels; postpone_decoding=False turns it off"
+    "decoding   put off while your code makes a batch: JPEGs that PIL.Image.open gives it are decoded, cropped, resized and "
+    "flipped in one call of ddlp's kernel, with Pillow's pixels; postpone_decoding=False turns it off"
 )
 def _sizes(sizes: tuple[tuple[int, int], ...]) -> str:
     """Heights and widths in their order, each run of equal ones once: "2 x (224, 224) and 6 x (96, 96)"."""

@@ -63,7 +63,7 @@ from ddlp.sources.host import stateful_workers as stateful
 from ddlp.sources.host.dali import Graphs
 from ddlp.sources.host.keyed_samples import KeyedSamples
 from ddlp.sources.host.own_steps import WorkerProcesses
-from ddlp.sources.host.torch_workers import KeyedView, UserCodeIterator
+from ddlp.sources.host.torch_workers import KeyedView, UserCodeIterator, postpone_in_workers
 from ddlp.sources.usercode.host import UserCodeHost, indexed, why_at_home
 from ddlp.sources.usercode.nodes import Nodes
 from ddlp.sources.usercode.source import UserCodeSource
@@ -150,7 +150,7 @@ class DDLPLoader(DataLoader):
         snapshot_every_n_steps: for user code: after so many batches the workers send the state of a data set that has
             ``state_dict`` and ``load_state_dict``, as torchdata's StatefulDataLoader asks. Batches after that state are made
             again on a resume. It changes nothing for other data sets, nor for those that can travel.
-        postpone_decoding: for user code in worker processes: JPEGs from `PIL.Image.open` are decoded when their pixels are
+        postpone_decoding: while user code makes batches, JPEGs from `PIL.Image.open` are decoded when their pixels are
             needed. One call of ddlp's kernel then does the decoding and the crop, resize and flips that the code has asked for.
             The pixels are the same. False: Pillow decodes them.
         on_error: what happens to a sample that is missing, can't be decoded, or does not suit the transform's known operators.
@@ -289,6 +289,8 @@ class DDLPLoader(DataLoader):
         self._warned: set[str] = set()
         self._compared = False
         self._otherwise: Callable[[], Untranslatable] | None = None
+        if postpone_decoding:
+            postpone_in_workers()
         config = LoaderConfig.of(self)
         pool_of(pool)  # raises if it is none
         config.check(self._wanted_strategy(config), self._index_sampler, self._auto_collation)

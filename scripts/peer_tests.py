@@ -57,7 +57,7 @@ SUITES = (
     ),
     Suite(
         "Pillow", "Tests", "Tests/conftest.py",
-        "import ddlp.postponed\nif not ddlp.postponed.install():\n    raise SystemExit(ddlp.postponed.why_not())\n", True,
+        "import ddlp.decode\nif not ddlp.decode.install():\n    raise SystemExit(ddlp.decode.why_not())\n", True,
     ),
 )  # fmt: skip
 

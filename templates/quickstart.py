@@ -31,7 +31,7 @@ from torchvision import models, transforms
 from torchvision.datasets import ImageFolder
 
 from csd_engine.errors import EngineError
-from ddlp import DDLPError, DDLPLoader
+from ddlp import DDLPError, DDLPLoader, decode
 from ddlp.observe import progress
 from ddlp.process.output_file import new_directory
 from ddlp.sampledata import SampleDataError, make_imagefolder
@@ -150,7 +150,7 @@ def make_loader(strategy: str, train: ImageFolder, options: argparse.Namespace) 
         "pin_memory": torch.device(options.device).type == "cuda",
     }
     if strategy == "dataloader":
-        return DataLoader(train, **ordinary)
+        return DataLoader(train, **ordinary, worker_init_fn=decode.not_here)  # as it is where ddlp is not used
     csd = options.csd if STRATEGIES[strategy].uses_device else None
     return DDLPLoader(train, **ordinary, strategy=strategy, csd=csd, seed=0)
 

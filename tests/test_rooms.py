@@ -27,7 +27,7 @@ FLOORS = (
     ("csd_engine.service", "csd_engine.parity"),
     ("csd_engine.__main__", "csd_engine.supervisor"),
     (
-        "ddlp.errors", "ddlp.schema", "ddlp.cache_directory", "ddlp.datasets", "ddlp.transforms", "ddlp.postponed",
+        "ddlp.errors", "ddlp.schema", "ddlp.cache_directory", "ddlp.datasets", "ddlp.transforms", "ddlp.decode",
         "ddlp.schedule",
     ),
     (

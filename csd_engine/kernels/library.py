@@ -27,7 +27,6 @@ _REFUSALS = {
     4: "damaged",
     5: "the job does not fit the image",
     6: "a step does not fit the image",
-    8: "the index is damaged, or another file's",
 }
 _JOB_NUMBERS = (
     "left",

@@ -17,9 +17,9 @@ from csd_engine.prepare.file_batch import FileBatch
 from csd_engine.prepare.kernel_batch import KernelBatch
 from csd_engine.prepare.pixel_batch import PixelBatch
 from csd_engine.prepare.sample import prepare_sample
-from csd_engine.transforms import Pipeline
 from csd_engine.transforms.bulk import Bulk
 from csd_engine.transforms.fileplan import file_plan
+from csd_engine.transforms.pipeline import Pipeline
 
 __all__ = ["BatchMaker", "ByKernel", "Destination", "FinishedPlace", "OneByOne", "StartedBatch"]
 

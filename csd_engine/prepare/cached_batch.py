@@ -32,8 +32,8 @@ from csd_engine.machine.versions import libjpeg
 from csd_engine.prepare.batch_maker import BatchMaker, ByKernel, Destination, FinishedPlace, OneByOne, StartedBatch
 from csd_engine.prepare.kernel_batch import KernelBatch
 from csd_engine.prepare.sample import ABOVE_LIMIT, prepare_any_size, prepare_sample
-from csd_engine.transforms import Pipeline
 from csd_engine.transforms.fileplan import file_plan
+from csd_engine.transforms.pipeline import Pipeline
 from csd_engine.transforms.prefix import CachePoint
 
 __all__ = ["CachedBatchMaker", "Kept", "RowReader", "SampleCache", "channels_of", "shelf_key"]

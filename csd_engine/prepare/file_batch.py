@@ -13,7 +13,7 @@ from csd_engine.data.readahead import AHEAD
 from csd_engine.kernels.files import FilePlan, Files
 from csd_engine.prepare.kernel_batch import KernelBatch
 from csd_engine.prepare.sample import prepare_by_pillow
-from csd_engine.transforms import Pipeline
+from csd_engine.transforms.pipeline import Pipeline
 
 __all__ = ["FileBatch"]
 

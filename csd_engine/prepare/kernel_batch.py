@@ -15,7 +15,7 @@ from csd_engine.kernels.files import FilePlan, Files
 from csd_engine.kernels.pixels import PixelSamples
 from csd_engine.prepare.read_time import READING
 from csd_engine.prepare.sample import prepare_sample
-from csd_engine.transforms import Pipeline
+from csd_engine.transforms.pipeline import Pipeline
 
 __all__ = ["KernelBatch"]
 

@@ -11,7 +11,7 @@ from csd_engine.data.image_files import is_above_limit
 from csd_engine.kernels.files import FilePlan
 from csd_engine.kernels.pixels import PixelSamples
 from csd_engine.prepare.kernel_batch import KernelBatch
-from csd_engine.transforms import Pipeline
+from csd_engine.transforms.pipeline import Pipeline
 
 __all__ = ["PixelBatch"]
 

@@ -38,10 +38,9 @@ from csd_engine.keyed import Keyed
 from csd_engine.prepare.decode_time import in_small_steps, stream_of
 from csd_engine.prepare.file_info import FileInfo, Header
 from csd_engine.prepare.read_time import READING
-from csd_engine.transforms import Pipeline
 from csd_engine.transforms.compiled import Compiled, compile_plan
-from csd_engine.transforms.pipeline import CHANNELS, SamplePlan, row_shape
-from csd_engine.transforms.primitives import Crop, UserCall, kernel_steps
+from csd_engine.transforms.pipeline import Pipeline, SamplePlan, row_shape
+from csd_engine.transforms.primitives import CHANNELS, Crop, UserCall, kernel_steps
 
 __all__ = ["ABOVE_LIMIT", "is_bad_image", "prepare_any_size", "prepare_by_pillow", "prepare_sample", "sample_digest"]
 

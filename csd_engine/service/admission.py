@@ -12,7 +12,7 @@ from csd_engine.errors import DatasetError, EngineError, OperatorFileError, Pipe
 from csd_engine.machine.sizes import size_text
 from csd_engine.prepare.operator_file import OperatorDirectory
 from csd_engine.service.spool import Spool
-from csd_engine.transforms import Pipeline
+from csd_engine.transforms.pipeline import Pipeline
 
 __all__ = ["check_job"]
 

@@ -55,7 +55,7 @@ from csd_engine.prepare.sample import is_bad_image, sample_digest
 from csd_engine.service.channel import WorkerChannel
 from csd_engine.service.lease_fetches import LeaseFetches
 from csd_engine.service.worker_shelves import WorkerShelves
-from csd_engine.transforms import Pipeline
+from csd_engine.transforms.pipeline import Pipeline
 
 __all__ = ["Slowdown", "Worker", "WrittenRows", "main"]
 

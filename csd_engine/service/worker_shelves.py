@@ -27,7 +27,7 @@ from csd_engine.errors import CacheRefused
 from csd_engine.prepare.batch_maker import BatchMaker
 from csd_engine.prepare.cached_batch import Kept, SampleCache, channels_of, shelf_key
 from csd_engine.protocol.printable import printable
-from csd_engine.transforms import Pipeline
+from csd_engine.transforms.pipeline import Pipeline
 from csd_engine.transforms.prefix import cache_point
 
 __all__ = ["WorkerShelves"]

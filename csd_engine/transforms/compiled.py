@@ -5,12 +5,14 @@ It is pure: nothing is decoded here, and no kernel is needed.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, NamedTuple, Optional, Tuple
 
 from csd_engine.kernels.library import Job
-from csd_engine.transforms.pipeline import CHANNELS, Pipeline, SamplePlan
-from csd_engine.transforms.primitives import Crop, Flip, Primitive, Resize, kernel_steps
+from csd_engine.transforms.primitives import CHANNELS, Crop, Flip, Primitive, Resize, kernel_steps
 from csd_engine.transforms.resample import FILTERS, vertical_first
+
+if TYPE_CHECKING:  # `ddlp.decode` needs a part of this module alone, in a few milliseconds
+    from csd_engine.transforms.pipeline import Pipeline, SamplePlan
 
 __all__ = ["RESAMPLED", "Compiled", "compile_plan", "compile_steps"]
 

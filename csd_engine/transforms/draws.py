@@ -18,7 +18,8 @@ from csd_engine import keyed as keyed_numbers
 from csd_engine.keyed import KeyedRows
 from csd_engine.transforms import masks, operators
 from csd_engine.transforms.checks import MAX_PIXELS, MAX_SIDE
-from csd_engine.transforms.pipeline import CHANNELS, Pipeline
+from csd_engine.transforms.pipeline import Pipeline
+from csd_engine.transforms.primitives import CHANNELS
 
 __all__ = ["DrawKind", "NotInBulk", "Parameters", "Program", "Step", "drawn", "program_of"]
 

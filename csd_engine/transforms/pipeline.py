@@ -17,7 +17,7 @@ from csd_engine.transforms import checks
 from csd_engine.transforms.containers import Group, SizedViews, group_out, leaves, row_size
 from csd_engine.transforms.operators import Box, Canvas, Shape
 from csd_engine.transforms.parse import parse_ops, require_keys
-from csd_engine.transforms.primitives import Crop, Primitive, Resize, UserCall, apply_primitive
+from csd_engine.transforms.primitives import CHANNELS, Crop, Primitive, Resize, UserCall, apply_primitive
 from csd_engine.transforms.reduced import DECODES, draft, is_jpeg, reduced
 from csd_engine.transforms.resample import ORDERS, crop_resize
 from csd_engine.transforms.user import Calls, User
@@ -25,7 +25,6 @@ from csd_engine.transforms.user import Calls, User
 __all__ = ["Pipeline", "SamplePlan", "row_shape"]
 
 FORMAT = 1
-CHANNELS = {"RGB": 3, "L": 1}
 
 
 class SamplePlan(NamedTuple):

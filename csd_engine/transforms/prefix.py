@@ -7,7 +7,8 @@ from typing import Iterable, NamedTuple, Optional, Tuple
 
 from csd_engine.transforms.containers import group_out, leaves
 from csd_engine.transforms.operators import CenterCrop, Grayscale, Operator, Pad, RandomResizedCrop, Resize, Shape
-from csd_engine.transforms.pipeline import CHANNELS, Pipeline
+from csd_engine.transforms.pipeline import Pipeline
+from csd_engine.transforms.primitives import CHANNELS
 
 __all__ = ["CachePoint", "cache_point", "draw_nothing"]
 

@@ -15,8 +15,9 @@ from PIL import Image
 from csd_engine.kernels.steps import KernelStep, StepKind
 from csd_engine.transforms import resample
 
-__all__ = ["Crop", "Flip", "Gray", "Pad", "Primitive", "Resize", "UserCall", "apply_primitive", "kernel_steps"]
+__all__ = ["CHANNELS", "Crop", "Flip", "Gray", "Pad", "Primitive", "Resize", "UserCall", "apply_primitive", "kernel_steps"]
 
+CHANNELS = {"RGB": 3, "L": 1}  # of the modes that images here have
 _FLIP_LEFT_RIGHT = 0  # Image.Transpose's numbers; the enum came only with Pillow 9.1
 _FLIP_TOP_BOTTOM = 1
 _KERNEL_FILTERS = ("bilinear", "bicubic")  # by which the kernel can resample

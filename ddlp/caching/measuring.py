@@ -16,8 +16,8 @@ from csd_engine.data.safe_open import OpenFile
 from csd_engine.errors import SampleError
 from csd_engine.prepare.cached_batch import RowReader
 from csd_engine.prepare.sample import prepare_any_size, prepare_sample
-from csd_engine.transforms.pipeline import CHANNELS
 from csd_engine.transforms.prefix import CachePoint
+from csd_engine.transforms.primitives import CHANNELS
 from ddlp.planning.cache_point import between_requests_s
 from ddlp.translate.portable import Portable
 

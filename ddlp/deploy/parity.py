@@ -21,8 +21,7 @@ from PIL import Image
 from csd_engine.errors import EngineError
 from csd_engine.kernels.windows import PADDING_MODES
 from csd_engine.parity import Case, Result, pack_cases, read_results, run_cases
-from csd_engine.transforms import native_order
-from csd_engine.transforms.resample import FILTERS
+from csd_engine.transforms.resample import FILTERS, native_order
 from csd_engine.transforms.timm_policies import NAMES as TIMM_OPERATORS
 from csd_engine.transforms.warp_steps import WARP_FILTERS
 from ddlp.deploy.advice import upgrade

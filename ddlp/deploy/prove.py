@@ -21,7 +21,8 @@ from csd_engine.data.files import FileSet
 from csd_engine.data.manifest import write_manifest
 from csd_engine.errors import SampleError
 from csd_engine.prepare.sample import prepare_sample, sample_digest
-from csd_engine.transforms import Pipeline, resample
+from csd_engine.transforms import resample
+from csd_engine.transforms.pipeline import Pipeline
 from ddlp.deploy.findings import Finding, bad, ok, warn
 from ddlp.deploy.shell import Shell
 from ddlp.sources.engine.events import LeaseFailed, LeasePublished

@@ -22,7 +22,7 @@ import torch
 from csd_engine.data.base import Reader
 from csd_engine.prepare.batch_maker import BatchMaker
 from csd_engine.prepare.cached_batch import SampleCache
-from csd_engine.transforms import Pipeline
+from csd_engine.transforms.pipeline import Pipeline
 from ddlp.planning.measured import Transport
 from ddlp.sampling.epoch_plan import EpochPlan
 from ddlp.stats.replaced import Replaced

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Subset
 
+from ddlp import decode
 from ddlp.loader import DDLPLoader
 from ddlp.sampling.keyed_generators import keyed_globals
 from ddlp.stats.live import length
@@ -54,7 +57,7 @@ def compare(loader: DDLPLoader) -> Comparison | str:
     }
     torchs_options = {
         "timeout": LIMIT_S if loader.num_workers else 0,  # torch takes none without workers
-        "worker_init_fn": loader.worker_init_fn,
+        "worker_init_fn": functools.partial(_begin_worker, loader.worker_init_fn),
         "multiprocessing_context": loader.multiprocessing_context,
     }
     torchs = object.__new__(DataLoader)
@@ -63,7 +66,8 @@ def compare(loader: DDLPLoader) -> Comparison | str:
             warnings.simplefilter("ignore")  # the script's own loader has given the same ones
             drawn = torch.randint(len(loader.dataset), (2, (2 * workers + batches) * size)).tolist()  # type: ignore[arg-type]
             DataLoader.__init__(torchs, Subset(loader.dataset, drawn[0]), **options, **torchs_options)
-            torchs_took = _time(torchs, workers, batches)
+            with decode.here(False):
+                torchs_took = _time(torchs, workers, batches)
             ours = DDLPLoader(Subset(loader.dataset, drawn[1]), **options, timeout=LIMIT_S, strategy="cpu")
             ours_took = _time(ours, workers, batches)
     except Exception as error:  # a file that can't be read, workers that can't be started: the script itself will meet it
@@ -73,6 +77,12 @@ def compare(loader: DDLPLoader) -> Comparison | str:
         return f"the first batches took longer than {LIMIT_S:.0f} s"
     torchs_per_s, ours_per_s = (count * size / seconds for count, seconds in (torchs_took, ours_took))
     return Comparison(torchs_per_s, ours_per_s, fewer)
+
+
+def _begin_worker(worker_init_fn: Callable[[int], None] | None, worker: int) -> None:
+    decode.not_here(worker)
+    if worker_init_fn is not None:
+        worker_init_fn(worker)
 
 
 def _time(loader: DataLoader, before: int, batches: int) -> tuple[int, float]:

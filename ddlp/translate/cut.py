@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from csd_engine.errors import PipelineError
-from csd_engine.transforms.pipeline import CHANNELS
+from csd_engine.transforms.primitives import CHANNELS
 from ddlp.errors import Untranslatable
 from ddlp.translate.joint import Joint, changes_image, follows
 from ddlp.translate.transforms import (

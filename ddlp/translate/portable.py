@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, _utils
 
 from csd_engine.errors import PipelineError
-from csd_engine.transforms import Pipeline
+from csd_engine.transforms.pipeline import Pipeline
 from ddlp.errors import Untranslatable
 from ddlp.process.platforms import other_system
 from ddlp.transfer.epilogue import Epilogue

@@ -13,8 +13,10 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 from torchvision.transforms._presets import ImageClassification
 
+from csd_engine.errors import PipelineError
 from csd_engine.prepare.operator_file import OperatorCall, OperatorFile
-from csd_engine.transforms import Pipeline, PipelineError, native_order
+from csd_engine.transforms.pipeline import Pipeline
+from csd_engine.transforms.resample import native_order
 from csd_engine.transforms.warp_steps import WARP_FILTERS
 from ddlp.errors import Untranslatable
 from ddlp.transfer.epilogue import Epilogue

@@ -25,7 +25,8 @@ from PIL import Image
 
 from csd_engine.errors import OperatorFileError
 from csd_engine.prepare.operator_file import MAX_BYTES, SUFFIX, OperatorCall, OperatorFile
-from csd_engine.transforms import Pipeline, checks
+from csd_engine.transforms import checks
+from csd_engine.transforms.pipeline import Pipeline
 from csd_engine.transforms.user import named_values
 from ddlp.process.user_warnings import warn_user
 from ddlp.translate.parameters import plain

@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from csd_engine.errors import EngineError
 from csd_engine.kernels import why_not
+from ddlp import decode
 from ddlp.errors import DDLPError
 from ddlp.loader import DDLPLoader
 from ddlp.process.cores import ProcessUse, pinned
@@ -78,8 +79,12 @@ def _engine_on(cpu: int) -> Iterator[None]:
             os.environ["DDLP_ENGINE_CPUS"] = before
 
 
-def _leave_ctrl_c(worker: int) -> None:
-    """Ignore Ctrl-C in a worker. This process ends its workers; a worker that ends by itself would be an error here."""
+def _begin_worker(worker: int) -> None:
+    """Have a worker of DataLoader's decode as it does without ddlp, and ignore Ctrl-C.
+
+    This process ends its workers; a worker that ends by itself would be an error here.
+    """
+    decode.not_here(worker)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -234,7 +239,7 @@ class _Comparing:
             self._doing(f"dataloader on {len(cpus)} cores, {number} workers".replace("1 cores", "1 core"))
             loader = loaders[number] = DataLoader(
                 self._dataset, self._batch_size, sampler=SubsetRandomSampler(self._order), num_workers=number,
-                persistent_workers=number > 0, worker_init_fn=_leave_ctrl_c, timeout=_STUCK_S if number else 0,
+                persistent_workers=number > 0, worker_init_fn=_begin_worker, timeout=_STUCK_S if number else 0,
             )  # fmt: skip
             try:
                 self._order.clear()

@@ -13,7 +13,7 @@ from PIL import Image
 
 from csd_engine.bare import _task, fill, measure
 from csd_engine.errors import EngineError
-from csd_engine.transforms import Pipeline
+from csd_engine.transforms.pipeline import Pipeline
 from csd_engine.transforms.resample import FILTERS, native_order
 from tests.engine_process import EPOCH, SEED, Recipe, make_jpegs
 

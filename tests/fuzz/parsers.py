@@ -54,7 +54,7 @@ from csd_engine.protocol import codec as say
 from csd_engine.protocol.aead import CHACHA, NotAuthentic
 from csd_engine.protocol.cards import Card
 from csd_engine.protocol.sealed import HEAD_BYTES, PART, READY, REASON, Opener, Place, Sealer
-from csd_engine.transforms import Pipeline
+from csd_engine.transforms.pipeline import Pipeline
 from ddlp import DDLPLoader, ImageArrays
 from ddlp.objects.manifest import Manifest as ObjectManifest
 from ddlp.objects.manifest import parse_index

@@ -16,7 +16,7 @@ from csd_engine.data.base import Dataset, Reader
 from csd_engine.errors import EngineGone
 from csd_engine.protocol.printable import printable
 from csd_engine.service.groups import Member
-from csd_engine.transforms import Pipeline
+from csd_engine.transforms.pipeline import Pipeline
 from ddlp.devices.device import Device
 from ddlp.errors import DDLPError
 from ddlp.process.ranks import here

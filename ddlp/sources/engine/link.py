@@ -28,7 +28,7 @@ from csd_engine.protocol import codec as say
 from csd_engine.service.groups import Member
 from csd_engine.service.parcels import most_bytes
 from csd_engine.service.uploads import pack
-from csd_engine.transforms import Pipeline
+from csd_engine.transforms.pipeline import Pipeline
 from ddlp.sources.engine.events import EngineEvent, EngineLost, EngineNote, EngineRetires, LeaseProgress
 from ddlp.sources.engine.job import ANSWER_TIMEOUT_S, JobHandle
 from ddlp.sources.engine.parcels import Parcels

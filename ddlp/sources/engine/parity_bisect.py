@@ -10,10 +10,10 @@ import numpy as np
 from csd_engine.errors import EngineRefused
 from csd_engine.keyed import Keyed
 from csd_engine.prepare.sample import prepare_sample, sample_digest
-from csd_engine.transforms import Pipeline
 from csd_engine.transforms.containers import Container
 from csd_engine.transforms.masks import Mask
 from csd_engine.transforms.operators import CenterCrop, Operator
+from csd_engine.transforms.pipeline import Pipeline
 from csd_engine.transforms.user import User
 from ddlp.sources.host.native import EpochSpec
 

@@ -27,7 +27,7 @@ from csd_engine.machine.versions import versions as own_versions
 from csd_engine.prepare.operator_file import OperatorFile
 from csd_engine.prepare.sample import sample_digest
 from csd_engine.service.jobs import Quota
-from csd_engine.transforms import Pipeline
+from csd_engine.transforms.pipeline import Pipeline
 from ddlp.errors import DDLPError
 from ddlp.process.pauses import next_pause_s
 from ddlp.sources.base import BatchState, Capacity, EpochSink, EpochSpec, PreparedBatch

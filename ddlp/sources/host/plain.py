@@ -12,6 +12,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from ddlp import decode
 from ddlp.sampling.checkpoint import Resume
 from ddlp.sources.host.timed_fetch import TimedCollate, time_fetches
 from ddlp.sources.host.torch_workers import _counts, _Processes, _Single
@@ -31,6 +32,7 @@ class _TimedStart:
 
     def __call__(self, worker: int) -> None:
         time_fetches()
+        decode.uninstall()
         if self._worker_init_fn is not None:
             self._worker_init_fn(worker)
 
@@ -39,6 +41,7 @@ class _PlainView:
     """The loader for torch's iterators, as it is but for what marks its workers' fetchers."""
 
     known_base_seed: int | None = None  # torch's iterator draws it
+    postpone_decoding = False
     ended = False
 
     def __init__(self, loader: DataLoader) -> None:

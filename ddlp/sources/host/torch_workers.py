@@ -24,7 +24,7 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
-from ddlp import postponed
+from ddlp import decode
 from ddlp.process.finalizers import when_dropped
 from ddlp.sampling import sampler_order as order
 from ddlp.sampling.checkpoint import OrderSource, Resume, SamplerStart, save
@@ -92,6 +92,12 @@ class _Occurrences:
         return number, before
 
 
+@functools.cache
+def postpone_in_workers() -> None:
+    """Have images postponed in all DataLoader workers that this process forks from now on, whoever starts them."""
+    decode.in_forks(lambda: get_worker_info() is not None)
+
+
 class _WorkerStart:
     """Runs first in each worker: sets ``get_worker_info().dataset`` to the user's own, then calls the user's worker_init_fn.
 
@@ -106,7 +112,9 @@ class _WorkerStart:
         gc.freeze()  # else each worker searches all objects of the training process for garbage, which takes up to a second
         time_fetches()
         if self._postpone:
-            postponed.install()
+            decode.install()
+        else:
+            decode.uninstall()
         info = get_worker_info()
         samples = info.dataset if info is not None and isinstance(info.dataset, KeyedSamples) else None
         if samples is not None:
@@ -406,6 +414,11 @@ class _Single(_Finishing, _SingleProcessDataLoaderIter):
     def __init__(self, loader: Any, view: Any, counts: Counts, finish: MoveAndTransform) -> None:
         super().__init__(loader, view, counts, finish)
         self._dataset_fetcher = TimedFetcher(self._dataset_fetcher)
+        self._fetching = decode.here if view.postpone_decoding else contextlib.nullcontext
+
+    def _next_data(self) -> Any:
+        with self._fetching():
+            return super()._next_data()
 
     def _number(self) -> int:
         return -1  # it sends one at a time; torch does not count a batch that has failed

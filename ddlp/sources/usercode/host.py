@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch.utils.data import BatchSampler, IterableDataset, SubsetRandomSampler
 
-from csd_engine.transforms import Pipeline
-from ddlp import postponed
+from csd_engine.transforms.pipeline import Pipeline
+from ddlp import decode
 from ddlp.sampling.checkpoint import is_stateful, sampler_of
 from ddlp.sampling.epoch_plan import is_built_in
 from ddlp.sources.base import BatchState, EpochSink, EpochSpec, PreparedBatch
@@ -108,7 +108,7 @@ class _Batches:
             self._began = True
             gc.freeze()  # as in torch_workers
             if self._postpone:
-                postponed.install()
+                decode.install()
         before_s, queued_s = time.process_time(), thread_queued_s()
         made = bytes(ForkingPickler.dumps(self._hand_over(self._keyed.__getitems__(pickle.loads(message)))))
         return time.process_time() - before_s, thread_queued_s() - queued_s, made

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from PIL import Image, ImageFile
 
-from ddlp import postponed
+from ddlp import decode
 from ddlp.errors import DDLPError
 from ddlp.sources.host.keyed_samples import KeyedBatch, KeyedSamples
 from ddlp.sources.usercode.tree import Encoded, NotATree, encode
@@ -151,9 +151,9 @@ class _Maker:
         torch.set_default_dtype(dtype)
         pillow.set()
         if postpone:
-            postponed.install()
+            decode.install()
         else:
-            postponed.uninstall()
+            decode.uninstall()
         self._samples = KeyedSamples(dataset, collate_fn, batched)
 
     def make(self, task: int, batch: KeyedBatch) -> Answer:

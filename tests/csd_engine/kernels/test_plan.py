@@ -6,9 +6,10 @@ import pytest
 
 from csd_engine.errors import PipelineError
 from csd_engine.keyed import Keyed
-from csd_engine.transforms import Pipeline, fileplan
+from csd_engine.transforms import fileplan
 from csd_engine.transforms.compiled import compile_plan
 from csd_engine.transforms.fileplan import file_plan
+from csd_engine.transforms.pipeline import Pipeline
 
 FIELDS = (
     "left", "top", "width", "height", "full_width", "full_height", "filter", "out_left", "out_top", "out_width", "out_height",

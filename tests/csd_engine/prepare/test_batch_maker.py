@@ -14,7 +14,7 @@ from csd_engine.errors import SampleError
 from csd_engine.prepare import batch_maker
 from csd_engine.prepare.batch_maker import BatchMaker, Destination, FinishedPlace
 from csd_engine.prepare.sample import prepare_sample
-from csd_engine.transforms import Pipeline
+from csd_engine.transforms.pipeline import Pipeline
 from tests.open_files import descriptors
 
 SEED, EPOCH, COUNT, SHAPE = 5, 3, 40, (20, 24, 3)

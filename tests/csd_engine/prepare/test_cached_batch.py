@@ -20,7 +20,7 @@ from csd_engine.kernels import kernel
 from csd_engine.prepare import batch_maker, cached_batch, sample
 from csd_engine.prepare.batch_maker import BatchMaker, Destination, FinishedPlace
 from csd_engine.prepare.cached_batch import CachedBatchMaker
-from csd_engine.transforms import Pipeline
+from csd_engine.transforms.pipeline import Pipeline
 from csd_engine.transforms.prefix import cache_point
 from tests.open_files import descriptors
 

@@ -15,7 +15,7 @@ from csd_engine.kernels import kernel
 from csd_engine.prepare import sample as samples
 from csd_engine.prepare.file_info import FileInfo, Header
 from csd_engine.prepare.sample import prepare_sample
-from csd_engine.transforms import Pipeline
+from csd_engine.transforms.pipeline import Pipeline
 
 CROP = {"op": "RandomResizedCrop", "size": [24, 20], "scale": [0.08, 1.0], "ratio": [0.75, 1.333], "interpolation": "bilinear"}
 USER = {"op": "User", "file": "0" * 32, "function": "mine", "parameters": {}, "size": None}

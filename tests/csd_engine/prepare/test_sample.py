@@ -20,7 +20,7 @@ from csd_engine.kernels import kernel
 from csd_engine.kernels.library import Context
 from csd_engine.prepare import sample as samples
 from csd_engine.prepare.sample import prepare_sample
-from csd_engine.transforms import Pipeline
+from csd_engine.transforms.pipeline import Pipeline
 from tests.open_files import descriptors
 
 SHAPES = {"RGB": (32, 24, 3), "L": (32, 24, 1)}

@@ -22,7 +22,7 @@ from csd_engine.data.roots import Roots
 from csd_engine.errors import CacheRefused
 from csd_engine.protocol.keys import load_pair, load_public, make_keys, make_pair
 from csd_engine.service.worker_shelves import WorkerShelves
-from csd_engine.transforms import Pipeline
+from csd_engine.transforms.pipeline import Pipeline
 from ddlp.sources.engine.events import LeaseFailed, LeasePublished
 from ddlp.sources.engine.link import EngineLink
 from tests.engine_process import EngineProcess, Recipe, make_jpegs, until, wait_for

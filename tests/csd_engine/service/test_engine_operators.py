@@ -18,7 +18,7 @@ from csd_engine.errors import EngineRefused
 from csd_engine.prepare.operator_file import OperatorFile, content_hash
 from csd_engine.prepare.sample import sample_digest
 from csd_engine.protocol.keys import make_keys
-from csd_engine.transforms import Pipeline
+from csd_engine.transforms.pipeline import Pipeline
 from ddlp.sources.engine.events import LeaseFailed, LeasePublished
 from ddlp.sources.engine.job import Probed
 from tests.engine_process import EPOCH, SEED, pipeline, wait_for

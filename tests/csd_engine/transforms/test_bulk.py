@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from csd_engine.keyed import Keyed
-from csd_engine.transforms import Pipeline, native_order
 from csd_engine.transforms.bulk import Bulk
+from csd_engine.transforms.pipeline import Pipeline
+from csd_engine.transforms.resample import native_order
 
 CROP = {"op": "RandomCrop", "size": [32, 32], "padding": [4, 4, 4, 4], "pad_if_needed": False, "fill": [0],
         "padding_mode": "constant"}

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from csd_engine.keyed import Keyed
-from csd_engine.transforms import Pipeline, SamplePlan
 from csd_engine.transforms.compiled import compile_plan
+from csd_engine.transforms.pipeline import Pipeline, SamplePlan
 from csd_engine.transforms.primitives import Crop, Flip, Gray, Pad, Resize, UserCall
 from csd_engine.transforms.resample import FILTERS, resize
 

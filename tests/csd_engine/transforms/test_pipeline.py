@@ -7,8 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from csd_engine.errors import PipelineError
 from csd_engine.keyed import Keyed
-from csd_engine.transforms import Pipeline, PipelineError, operators, primitives
+from csd_engine.transforms import operators, primitives
+from csd_engine.transforms.pipeline import Pipeline
 
 RRC = {"op": "RandomResizedCrop", "size": [24, 20], "scale": [0.08, 1.0], "ratio": [0.75, 4 / 3],
        "interpolation": "bilinear"}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from csd_engine.transforms import Pipeline
+from csd_engine.transforms.pipeline import Pipeline
 from csd_engine.transforms.prefix import cache_point, draw_nothing
 
 _SHORT = {"op": "Resize", "size": 256, "max_size": None, "interpolation": "bilinear"}

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from csd_engine.transforms import native_order, resample
-from csd_engine.transforms.resample import FILTERS, ORDERS, crop_resize, resize
+from csd_engine.transforms import resample
+from csd_engine.transforms.resample import FILTERS, ORDERS, crop_resize, native_order, resize
 
 # (width, height) -> (width, height): sizes for which both orders agree, and sizes for which Pillow 13 begins vertically.
 SHAPES = [

@@ -12,7 +12,7 @@ from csd_engine.kernels import kernel
 from csd_engine.keyed import Keyed
 from csd_engine.prepare import sample as samples
 from csd_engine.prepare.sample import prepare_sample
-from csd_engine.transforms import Pipeline
+from csd_engine.transforms.pipeline import Pipeline
 from tests.csd_engine.prepare.test_file_info import OneFile
 
 FLIP = {"op": "RandomHorizontalFlip", "p": 0.5}

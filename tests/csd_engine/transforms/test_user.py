@@ -10,7 +10,7 @@ from PIL import Image
 from csd_engine.errors import OperatorFailed, OperatorFileError, PipelineError
 from csd_engine.keyed import Keyed
 from csd_engine.prepare.operator_file import OperatorFile
-from csd_engine.transforms import Pipeline
+from csd_engine.transforms.pipeline import Pipeline
 
 FILE = OperatorFile((Path(__file__).parents[2] / "my_ops.py").read_bytes(), "my_ops.py")
 CENTER = {"op": "CenterCrop", "size": [24, 24]}

@@ -16,8 +16,9 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from csd_engine.keyed import Keyed
-from csd_engine.transforms import Pipeline, native_order
 from csd_engine.transforms import primitives as steps
+from csd_engine.transforms.pipeline import Pipeline
+from csd_engine.transforms.resample import native_order
 from ddlp import DDLPLoader, ImageFiles
 from ddlp.epoch.iterator import EpochIterator
 from ddlp.errors import Untranslatable

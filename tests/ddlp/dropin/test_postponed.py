@@ -1,4 +1,4 @@
-"""User code that opens images with Pillow: decoding is postponed in worker processes, and nowhere else."""
+"""User code that opens images with Pillow: decoding is postponed while it makes batches, and nowhere else."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torchvision import transforms
 
-from ddlp import DDLPLoader, postponed
+from ddlp import DDLPLoader, decode
 from tests.small_images import make_images
 
 
@@ -90,10 +90,16 @@ def kinds(loader: Any) -> set[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("make", [Kinds, lambda *given: Stream(Kinds(*given))], ids=["indices", "stream"])
-def test_in_worker_processes_only(table, make, need_kernel):
+def test_while_batches_are_made_only(table, make, need_kernel):
     dataset = make(table, None)
     assert kinds(DDLPLoader(dataset, 4, num_workers=2)) == {(1, 1)}
-    assert kinds(DDLPLoader(dataset, 4)) == {(0, 1)} and not postponed.installed()
+    here = DDLPLoader(dataset, 4)
+    for ours, torchs in zip(here, DataLoader(dataset, 4), strict=True):  # between two batches this process is as it was
+        assert (ours[0] == 1).all() and (torchs[0] == 0).all()
+    assert kinds(here) == {(1, 1)} and not decode.installed()
+    assert kinds(DataLoader(dataset, 4, num_workers=2)) == {(1, 1)}, "whoever has started the workers"
+    assert kinds(DataLoader(dataset, 4, num_workers=1, worker_init_fn=decode.not_here)) == {(0, 1)}
+    assert kinds(DDLPLoader(dataset, 4, postpone_decoding=False)) == {(0, 1)}
     assert kinds(DDLPLoader(dataset, 4, num_workers=1, postpone_decoding=False)) == {(0, 1)}
 
 
@@ -136,9 +142,9 @@ def test_explain_says_so(table, need_kernel, monkeypatch):
         found = DDLPLoader(Table(table, TRAIN), 4, **given).explain().splitlines()
         return [one for one in found if one.startswith("decoding")]
 
-    assert line() == []
-    assert [one[:47] for one in line(num_workers=1)] == ["decoding   put off in worker processes: JPEGs t"]
-    off = "decoding   by Pillow, in worker processes too: "
+    for workers in (0, 1):
+        assert [one[:50] for one in line(num_workers=workers)] == ["decoding   put off while your code makes a batch: "]
+    off = "decoding   by Pillow at once: "
     assert line(num_workers=1, postpone_decoding=False) == [off + "postpone_decoding=False"]
     monkeypatch.setattr("csd_engine.kernels._found", (None, "there is none"))
     assert line(num_workers=1) == [off + "there is none"]

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from csd_engine.transforms import Pipeline
+from csd_engine.transforms.pipeline import Pipeline
 from ddlp.planning.fingerprints import dataset_text, host_text, pipeline_text, sources_text, words_of
 
 

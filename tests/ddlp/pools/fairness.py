@@ -44,7 +44,7 @@ from csd_engine.errors import EngineError
 from csd_engine.machine.computer import process_memory
 from csd_engine.prepare.operator_file import content_hash
 from csd_engine.protocol.keys import load_pair, load_public
-from csd_engine.transforms import Pipeline
+from csd_engine.transforms.pipeline import Pipeline
 from ddlp.sources.engine.events import LeaseFailed, LeasePublished
 from ddlp.sources.engine.link import EngineLink
 from tests.ddlp.pools.bed import Bed, loader_of

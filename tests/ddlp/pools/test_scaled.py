@@ -13,7 +13,7 @@ import pytest
 from torch.utils.data import Subset
 from torchvision import transforms as T
 
-from csd_engine.transforms import Pipeline
+from csd_engine.transforms.pipeline import Pipeline
 from ddlp import CardPool, DDLPLoader, ImageArrays, LocalPool, load_operators
 from ddlp.pools.base import range_of
 from ddlp.sources.base import EpochSink

@@ -7,7 +7,7 @@ from scipy import stats
 from torchvision import transforms as v1
 
 from csd_engine.keyed import Keyed
-from csd_engine.transforms import Pipeline
+from csd_engine.transforms.pipeline import Pipeline
 
 N = 3000
 P = 1e-3

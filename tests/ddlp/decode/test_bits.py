@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ddlp import postponed
-from ddlp.postponed.image import PostponedFile, PostponedImage
+from ddlp import decode
+from ddlp.decode.image import PostponedFile, PostponedImage
 from tests.jpegkinds import FOR_PILLOW, KINDS, encode_kind, picture
 
 CHAINS_A_KIND = 15
@@ -104,9 +104,9 @@ def test_chains_give_the_bits_of_pillow(kind, how, tmp_path, installed):
         data = encode_kind(kind, picture(number, size), draw.choice((30, 85, 97)))
         path.write_bytes(data)
         chain_seed = draw.getrandbits(32)
-        postponed.uninstall()
+        decode.uninstall()
         wanted = run(chain_seed, opened(how, data, path))
-        postponed.install()
+        decode.install()
         image = opened(how, data, path)
         assert type(image) is PostponedFile
         assert run(chain_seed, image) == wanted, (number, size, chain_seed)
@@ -116,9 +116,9 @@ def test_chains_give_the_bits_of_pillow(kind, how, tmp_path, installed):
 
 def test_many_looks_at_one_image(installed):
     data = encode_kind("420", picture(5, (243, 181)))
-    postponed.uninstall()
+    decode.uninstall()
     plain = Image.open(io.BytesIO(data)).convert("RGB")
-    postponed.install()
+    decode.install()
     image = Image.open(io.BytesIO(data)).convert("RGB")
     draw = random.Random(3)
     for _ in range(8):  # the third access decodes the whole image, and later ones use it

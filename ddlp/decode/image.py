@@ -16,7 +16,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 
 from csd_engine.transforms.primitives import Crop, Flip, Resize
 from csd_engine.transforms.resample import FILTERS
-from ddlp.postponed.source import Chain, read_source, to_image
+from ddlp.decode.source import Chain, read_source, to_image
 
 __all__ = ["PostponedFile", "PostponedImage"]
 

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddlp import postponed
+from ddlp import decode
 
 
 @pytest.fixture
 def installed(need_kernel: None) -> Iterator[None]:
     """Postpone images in this process until the test ends."""
-    assert postponed.install(), postponed.why_not()
+    assert decode.install(), decode.why_not()
     yield
-    postponed.uninstall()
+    decode.uninstall()

@@ -22,8 +22,8 @@ from PIL.JpegImagePlugin import JpegImageFile
 from torchvision.transforms import functional as F
 from torchvision.transforms import v2
 
-from ddlp import postponed
-from ddlp.postponed.image import PostponedFile, PostponedImage
+from ddlp import decode
+from ddlp.decode.image import PostponedFile, PostponedImage
 from tests.jpegkinds import encode_kind, picture
 from tests.open_files import open_files
 
@@ -156,9 +156,9 @@ def test_closed_images_are_closed(tmp_path, installed):
         return found
 
     ours = told(lambda: Image.open(path))
-    postponed.uninstall()
+    decode.uninstall()
     assert ours == told(lambda: Image.open(path))
-    postponed.install()
+    decode.install()
     with Image.open(path) as image:
         made = image.crop((0, 0, 50, 50))
     assert made.tobytes() == plain().crop((0, 0, 50, 50)).tobytes()
@@ -190,11 +190,11 @@ def test_damaged_files_end_as_with_pillow(kind, installed):
             ImageFile.LOAD_TRUNCATED_IMAGES = truncated
             try:
                 ours = [_outcome(bytes(data), use) for use in (_pixels, _loaded)]
-                postponed.uninstall()
+                decode.uninstall()
                 theirs = [_outcome(bytes(data), use) for use in (_pixels, _loaded)]
             finally:
                 ImageFile.LOAD_TRUNCATED_IMAGES = False
-                postponed.install()
+                decode.install()
             assert ours[0] == theirs[0], number
             if number % 3 == 0:  # load() is what reports a truncated file
                 assert ours[1] == theirs[1], number
@@ -316,8 +316,8 @@ def test_without_a_kernel_nothing_is_postponed(tmp_path: Path):
     import sys
 
     code = (
-        "import io, sys\nfrom PIL import Image\nfrom ddlp import postponed\n"
-        "assert not postponed.install() and 'DDLP_KERNEL=off' in postponed.why_not() and not postponed.installed()\n"
+        "import io, sys\nfrom PIL import Image\nfrom ddlp import decode\n"
+        "assert not decode.install() and 'DDLP_KERNEL=off' in decode.why_not() and not decode.installed()\n"
         "assert type(Image.open(sys.argv[1])).__name__ == 'JpegImageFile'\n"
         "assert 'torch' not in sys.modules"
     )

@@ -1,0 +1,10 @@
+"""JPEGs that `Image.open` gives before they are decoded. One call of ddlp's kernel decodes and transforms them later.
+
+`install` makes Pillow give them instead of its own images in the calling process, `here` in one thread for a time. Code that
+opens and transforms images need not change, and its pixels stay the same. This room imports neither torch nor a loader: any
+process can have it in a few milliseconds.
+"""
+
+from ddlp.decode.opening import here, in_forks, install, installed, not_here, uninstall, why_not
+
+__all__ = ["here", "in_forks", "install", "installed", "not_here", "uninstall", "why_not"]
