@@ -48,12 +48,11 @@ def install() -> bool:
     ``load()``, with the first use of pixels.
     """
     global _installed
-    if why_not():
-        return False
     with _lock:
-        _installed = True
         _register()
-    return True
+        _installed = _can()
+        _unregister()
+    return _installed
 
 
 def installed() -> bool:
@@ -123,7 +122,8 @@ def _register() -> None:
     global _pillows
     if _pillows is None:
         Image.preinit()
-        _pillows = Image.OPEN[_FORMAT]
+        entry = Image.OPEN[_FORMAT]
+        _pillows = getattr(entry[0], "pillows", entry)  # `ddlp run` has put a factory there that waits for the first JPEG
         Image.OPEN[_FORMAT] = (_open, _pillows[1])
 
 

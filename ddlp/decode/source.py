@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+import time
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -16,6 +17,7 @@ from csd_engine.kernels.library import Kernel
 from csd_engine.transforms.compiled import compile_steps
 from csd_engine.transforms.primitives import Crop, Flip, Primitive, Resize, apply_primitive
 from csd_engine.transforms.resample import native_order
+from ddlp.decode.savings import COUNTING
 
 __all__ = ["Chain", "Source", "read_source"]
 
@@ -43,6 +45,8 @@ class Source:
         self._config = file.decoderconfig
         self._reduce = file.decoderconfig[0] if file.decoderconfig else 1
         self._looks = 0
+        self._both_ways: bool | None = None  # whether Pillow does the work too, to measure it; None: not decided
+        self._decoded: Image.Image | None = None  # by Pillow, for that
         self._whole: dict[int, np.ndarray] = {}  # by channels
 
     def make(self, mode: str, steps: tuple[Primitive, ...]) -> np.ndarray | Image.Image:
@@ -54,6 +58,20 @@ class Source:
         Raises:
             OSError and others: Pillow's own errors, if Pillow can't decode the file either.
         """
+        if self._both_ways is None:
+            self._both_ways = COUNTING.counter is not None and COUNTING.counter.image()
+        if not self._both_ways or COUNTING.counter is None:
+            return self._make(mode, steps)
+        began_s = time.thread_time()
+        made = self._make(mode, steps)
+        made_s = time.thread_time()
+        if self._decoded is None:
+            self._decoded = self._by_pillow(self.mode, ())
+        _finished(self._decoded if self.mode == mode else self._decoded.convert(mode), steps)
+        COUNTING.counter.took(made_s - began_s, time.thread_time() - made_s)
+        return made
+
+    def _make(self, mode: str, steps: tuple[Primitive, ...]) -> np.ndarray | Image.Image:
         library = kernel()
         made = None if library is None else self._by_kernel(library, mode, steps)
         return self._by_pillow(mode, steps) if made is None else made

@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--csd", action="append", default=[], metavar="NAME", help="a device, by name or address; repeatable")
     parser.add_argument("--record", metavar="DIR", help="record the epochs there, for `ddlp analyse` and `ddlp report`")
+    parser.add_argument("--no-postpone", action="store_true", help="decode JPEGs at once where Pillow opens them, not late")
     parser.add_argument("--no-compare", action="store_true", help="don't time torch's own workers: the gain is not told then")
     parser.add_argument(
         "command_line", nargs=argparse.REMAINDER, metavar="-- SCRIPT ...", help="what to run, and its arguments"
@@ -69,7 +70,7 @@ def run(options: argparse.Namespace) -> NoReturn:
             raise DDLPError(str(error)) from None
     become(words, Settings(
         strategy=options.strategy, csd=tuple(options.csd), record=options.record and os.path.abspath(options.record),
-        compare=not options.no_compare,
+        compare=not options.no_compare, postpone=not options.no_postpone and options.strategy != DATALOADER,
     ))  # fmt: skip
 
 
@@ -88,7 +89,7 @@ def become(words: list[str], told: Settings) -> NoReturn:
             f"{words[0]!r} is no command. Name a script that ends in .py, -m and a module, or a command such as torchrun; "
             "for a script of another name write python before it"
         )
-    told = replace(told, prefix=sys.prefix, pid=os.getpid() if is_script else 0)
+    told = replace(told, prefix=sys.prefix, pid=os.getpid() if is_script else 0, counts=_memory() if told.postpone else "")
     before = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", _START)]
     environment = {**os.environ, VARIABLE: told.to_text(), "PYTHONPATH": os.pathsep.join([_START, *before])}
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and the script would inherit that
@@ -97,6 +98,15 @@ def become(words: list[str], told: Settings) -> NoReturn:
         os.execve(program, words, environment)
     except OSError as error:
         raise DDLPError(f"{program} can't be run: {error.strerror}") from None
+
+
+def _memory() -> str:
+    """Return the path of a file in memory, which all processes can open as long as this one lives; "" where there is none."""
+    if not hasattr(os, "memfd_create"):  # macOS
+        return ""
+    descriptor = os.memfd_create("ddlp-run")
+    os.set_inheritable(descriptor, True)  # the script's interpreter keeps it
+    return f"/proc/{os.getpid()}/fd/{descriptor}"
 
 
 def _unbuffered() -> list[str]:

@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
         from ddlp.swap.command import become
         from ddlp.swap.settings import Settings
 
-        become(words, Settings(fill=True))
+        become(words, Settings(fill=True, postpone=False))
     if len(words) > 1:
         raise DDLPError(f"ddlp cache fill: one folder, and this is more: {' '.join(words[1:])}")
     if (options.dir is None) != (options.size is None):

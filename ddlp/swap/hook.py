@@ -1,7 +1,7 @@
-"""Makes torch's DataLoader give ours, from an interpreter's start on.
+"""Makes torch's DataLoader give ours, and Pillow postponed JPEGs, from an interpreter's start on.
 
-This module does not import torch: a script may set variables that torch reads at its import, and many processes never import
-it.
+This module imports neither torch nor Pillow: a script may set variables that torch reads at its import, and many processes
+never import them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import functools
 import importlib.util
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -19,21 +19,25 @@ from typing import Any
 
 from ddlp.swap.settings import say, settings
 
-__all__ = ["wait_for_torch"]
-
-_MODULE = "torch.utils.data.dataloader"
+__all__ = ["wait"]
 
 
-def wait_for_torch() -> None:
-    """Swap as soon as torch's loader is imported."""
-    sys.meta_path.insert(0, _Watch())
+def wait() -> None:
+    """Swap as soon as torch's loader is imported, and postpone as soon as Pillow's plugin for JPEGs is."""
+    changes: dict[str, Callable[[Any], None]] = {"torch.utils.data.dataloader": _note if settings().fill else _swap}
+    if settings().postpone:
+        changes["PIL.JpegImagePlugin"] = _postpone
+    sys.meta_path.insert(0, _Watch(changes))
     atexit.register(_at_end)
 
 
 def _at_end() -> None:
     told = sys.modules.get("ddlp.swap.told")
+    postponed = _tell_postponed()
     if told is not None and told.PLACES:
         told.tell_gains()
+    elif postponed:
+        pass
     elif settings().fill:
         if os.getpid() == settings().pid and "ddlp.swap.first_use" not in sys.modules:
             say("nothing is filled: no DDLPLoader with cache= was made")
@@ -41,31 +45,79 @@ def _at_end() -> None:
         say("no DataLoader was used in this process (processes that it has started tell of theirs)")
 
 
+def _tell_postponed() -> bool:
+    """Tell how many images all processes have decoded late, if this is the process that tells. True if there was one."""
+    processes = sys.modules.get("multiprocessing")
+    is_child = processes is not None and processes.parent_process() is not None
+    if settings().pid not in (0, os.getpid()) or is_child or "ddlp.decode" not in sys.modules:
+        return False
+    from ddlp import decode
+    from ddlp.process.ranks import here
+
+    ranks, savings = here(), decode.total()
+    if not savings.images or (ranks is not None and ranks.rank):
+        return False
+    how = f"an estimate, measured on {savings.measured:,} of them"
+    saved = f"; that saved some {savings.saved_s:,.3g} s of processor time ({how})" if savings.measured else ""
+    say(f"{savings.images:,} JPEGs were decoded late{saved}")
+    return True
+
+
 class _Watch(MetaPathFinder):
-    """The first finder that Python asks for each module. It changes how torch's loader is loaded, and removes itself."""
+    """The first finder that Python asks for each module. It changes some modules when they are loaded, then removes itself.
+
+    Args:
+        changes: what to do with a module once it is loaded, by its name.
+    """
+
+    def __init__(self, changes: dict[str, Callable[[Any], None]]) -> None:
+        self._changes = changes
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != _MODULE:
+        change = self._changes.pop(name, None)
+        if change is None:
             return None
-        sys.meta_path.remove(self)
+        if not self._changes:
+            sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
                 execute(module)
-                (_note if settings().fill else _swap)(module.DataLoader)
+                change(module)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
 
-def _swap(torchs: Any) -> None:
-    """Make ``torchs``, torch's class, give a `SwappedLoader`, which is a subclass of it.
+def _postpone(plugin: Any) -> None:
+    """Have Pillow give postponed images from the process's first JPEG on: until then this costs nothing."""
+    opened = plugin.Image.OPEN["JPEG"]
+
+    def first(*arguments: Any) -> Any:
+        plugin.Image.OPEN["JPEG"] = opened
+        _begin_postponing()
+        return plugin.Image.OPEN["JPEG"][0](*arguments)
+
+    first.pillows = opened  # type: ignore[attr-defined]
+    plugin.Image.OPEN["JPEG"] = (first, opened[1])
+
+
+def _begin_postponing() -> None:
+    from ddlp import decode
+
+    if settings().postpone and not decode.installed() and decode.install() and settings().counts:
+        decode.count_in(settings().counts)
+
+
+def _swap(module: Any) -> None:
+    """Make torch's class give a `SwappedLoader`, which is a subclass of it.
 
     The class object stays the same wherever it was imported to: isinstance, subclasses, annotations and pickles see no
     difference. Subclasses are left alone, since they may change anything.
     """
+    torchs = module.DataLoader
 
     def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if args or kwargs:  # else it is copied or unpickled
@@ -75,7 +127,7 @@ def _swap(torchs: Any) -> None:
     torchs.__new__ = staticmethod(new)
 
 
-def _note(torchs: Any) -> None:
+def _note(module: Any) -> None:
     """Have each `DDLPLoader` noted when it is made, for `ddlp cache fill`. Nothing is swapped."""
 
     def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -87,7 +139,7 @@ def _note(torchs: Any) -> None:
             first_use.note(made)
         return made
 
-    torchs.__new__ = staticmethod(new)
+    module.DataLoader.__new__ = staticmethod(new)
 
 
 def _class_for(wanted: Any, torchs: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -100,6 +152,7 @@ def _class_for(wanted: Any, torchs: Any, args: tuple[Any, ...], kwargs: Mapping[
     except ImportError as error:
         _say_once(f"no DataLoader is swapped: ddlp can't be used here: {error}. Install what is missing.")
         return wanted
+    _begin_postponing()
     if wanted is torchs:
         return SwappedLoader
     if not issubclass(wanted, DDLPLoader):

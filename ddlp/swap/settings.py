@@ -24,6 +24,8 @@ class Settings:
         fill: swap nothing; fill the caches of the script's loaders, and end it (`ddlp cache fill`).
         prefix: sys.prefix of the environment whose Python processes swap the loader.
         pid: the script's process, if `ddlp run` has become its interpreter; else 0.
+        postpone: have JPEGs that Pillow opens decoded late, in each process.
+        counts: the file in which processes count these; "": nobody does.
     """
 
     strategy: str | None = None
@@ -33,6 +35,8 @@ class Settings:
     fill: bool = False
     prefix: str = ""
     pid: int = 0
+    postpone: bool = True
+    counts: str = ""
 
     def to_text(self) -> str:
         """Return the settings as text for the environment."""

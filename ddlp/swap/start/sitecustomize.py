@@ -16,6 +16,6 @@ if _own is not None and _own.loader is not None:
 if json.loads(os.environ.get("DDLP_RUN", "{}")).get("prefix") == sys.prefix:  # else another environment's Python
     if importlib.util.find_spec("ddlp") is None:  # not installed: `python -m ddlp` in its checkout
         sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(_HERE))))
-    from ddlp.swap.hook import wait_for_torch
+    from ddlp.swap.hook import wait
 
-    wait_for_torch()
+    wait()
