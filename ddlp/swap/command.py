@@ -49,6 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--csd", action="append", default=[], metavar="NAME", help="a device, by name or address; repeatable")
     parser.add_argument("--record", metavar="DIR", help="record the epochs there, for `ddlp analyse` and `ddlp report`")
+    parser.add_argument(
+        "--only-exact", action="store_true",
+        help="change no random number: swap a loader only if its transform draws none, and is known as a whole",
+    )  # fmt: skip
     parser.add_argument("--no-postpone", action="store_true", help="decode JPEGs at once where Pillow opens them, not late")
     parser.add_argument("--no-compare", action="store_true", help="don't time torch's own workers: the gain is not told then")
     parser.add_argument(
@@ -70,7 +74,8 @@ def run(options: argparse.Namespace) -> NoReturn:
             raise DDLPError(str(error)) from None
     become(words, Settings(
         strategy=options.strategy, csd=tuple(options.csd), record=options.record and os.path.abspath(options.record),
-        compare=not options.no_compare, postpone=not options.no_postpone and options.strategy != DATALOADER,
+        compare=not options.no_compare, only_exact=options.only_exact,
+        postpone=not options.no_postpone and options.strategy != DATALOADER,
     ))  # fmt: skip
 
 

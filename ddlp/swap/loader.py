@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from csd_engine.transforms.prefix import draw_nothing
 from ddlp.config import LoaderConfig
 from ddlp.epoch.iterator import EpochIterator
 from ddlp.errors import Untranslatable
@@ -17,13 +18,13 @@ from ddlp.schedule.strategies import DATALOADER, Order, Ordered, Strategy, strat
 from ddlp.swap.comparison import BATCHES, compare
 from ddlp.swap.settings import settings
 from ddlp.swap.told import Place, made_at, place_of
-from ddlp.translate.portable import Portable, portable
+from ddlp.translate.portable import Portable
 
 __all__ = ["SwappedLoader"]
 
 
 class SwappedLoader(DDLPLoader):
-    """A `DDLPLoader` if ddlp can prepare the samples; otherwise torch's own DataLoader, seeds and all.
+    """A `DDLPLoader` if ddlp can prepare the samples, up to the user's own steps at least; otherwise torch's own DataLoader.
 
     Each iter() decides this anew, since scripts may set ``dataset.transform`` later. Under ``--strategy dataloader`` it is
     torch's own in any case.
@@ -47,24 +48,29 @@ class SwappedLoader(DDLPLoader):
 
     def _portable_now(self, config: LoaderConfig, compare: bool = True) -> Portable | None:
         try:
-            found = portable(self, None, None)
-            return self._as_described(found) if compare else found
+            found = self._translated(config)
+            found = self._as_described(found) if compare else found
         except Untranslatable as error:
             self._why = error
             return None
+        if settings().only_exact and (changes := _changes(found)):
+            self._why = Untranslatable("--only-exact", changes, ())
+            return None
+        return found
 
     def _begin(self, kept: Any) -> Any:
         config, place = LoaderConfig.of(self), place_of(self, self._made_at)
         if settings().strategy == DATALOADER:
             place.say("measured, dataloader: torch's own, as it is")
             return self._as_torchs(kept, place)
-        if self._portable_now(config) is None:
+        if (found := self._portable_now(config)) is None:
             place.say(f"left alone: {self._why.operator}: {self._why.why}")
             return self._as_torchs(kept, place)
+        changes = _changes(found)
         strategy, given = self._wanted_strategy(config), settings().strategy
         instead = "" if given in (None, strategy.name) else f" ({given} would change the order)"
         first = f"; timing DataLoader's own workers first, on {BATCHES} batches" if settings().compare else ""
-        place.say(f"swapped, {strategy.name}: {strategy.line}{instead}{first}")
+        place.say(f"swapped, {strategy.name}: {strategy.line}{instead}{changes and f'; {changes}'}{first}")
         if place.compared is None:
             place.compared = compare(self) if settings().compare else "--no-compare"
         iterator = super()._begin(kept)
@@ -83,3 +89,12 @@ class SwappedLoader(DDLPLoader):
             return DataLoader._get_iterator(self)
         kept._reset(self)
         return kept
+
+
+def _changes(found: Portable) -> str:
+    """Return what is not to the bit as with DataLoader, in words: which random numbers are others; "" if none are."""
+    parts = [] if draw_nothing(found.pipeline.operators) else ["random crops, flips and colours are drawn by ddlp"]
+    if found.rest is not None:
+        steps = [name for name in found.rest.names if name != "none"]
+        parts.append(f"{' and '.join(steps) or 'your collate_fn'} runs as it is, with random numbers of a seed for each sample")
+    return ", ".join(parts)

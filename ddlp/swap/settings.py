@@ -24,6 +24,7 @@ class Settings:
         fill: swap nothing; fill the caches of the script's loaders, and end it (`ddlp cache fill`).
         prefix: sys.prefix of the environment whose Python processes swap the loader.
         pid: the script's process, if `ddlp run` has become its interpreter; else 0.
+        only_exact: swap no loader whose random numbers would be others then.
         postpone: have JPEGs that Pillow opens decoded late, in each process.
         counts: the file in which processes count these; "": nobody does.
     """
@@ -35,6 +36,7 @@ class Settings:
     fill: bool = False
     prefix: str = ""
     pid: int = 0
+    only_exact: bool = False
     postpone: bool = True
     counts: str = ""
 
