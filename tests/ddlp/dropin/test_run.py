@@ -94,22 +94,34 @@ def plain_timm(folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_script_like_timms(folder: Path, tmp_path: Path, plain_timm: subprocess.CompletedProcess[str]) -> None:
-    """Loaders with a collate_fn, worker seeds or a subclass of DataLoader stay torch's, to the bit. The others are swapped.
-
-    All of them are recorded.
-    """
+    """A loader with a collate_fn of the script's is cut. A subclass of DataLoader stays torch's, to the bit."""
     swapped = run(*RUN, "--no-compare", "--record", tmp_path, "--", "like_timm.py", folder)
     assert plain_timm.returncode == swapped.returncode == 0, swapped.stderr
-    lines, plain_lines = swapped.stdout.splitlines(), plain_timm.stdout.splitlines()
-    assert lines[:4] == plain_lines[:4] and len(lines) == 6
-    labels, plain_labels = ([line.split("]")[0] for line in those[4:]] for those in (lines, plain_lines))
-    assert labels == plain_labels  # the crops differ
-    subclass, collate, plainest, gain = said(swapped)
+    lines, plain_lines = ([line.rpartition(" ") for line in done.stdout.splitlines()] for done in (swapped, plain_timm))
+    assert [labels for labels, _, _ in lines] == [labels for labels, _, _ in plain_lines]
+    assert [ours == theirs for ours, theirs in zip(lines, plain_lines)] == [False] * 2 + [True] * 2 + [False] * 2  # the crops
+    subclass, collate, plainest, late, gain = said(swapped)
     alone = "MultiEpochsDataLoader is a subclass of DataLoader, with code of its own"
     assert subclass.endswith(f"MultiEpochsDataLoader(ImageFolder): left alone: {alone}")
     assert "which ddlp could do faster" not in swapped.stderr  # the loader's own notice would repeat it
-    assert ": left alone: collate_fn=fast_collate: " in collate and ": swapped, cpu: " in plainest and "320 samples" in gain
-    assert [one.began.strategy for one in read_run(tmp_path)] == ["dataloader", "dataloader", "cpu", "cpu"]
+    drawn = "random crops, flips and colours are drawn by ddlp"
+    assert ": swapped, cpu: " in collate and f"{drawn}, your collate_fn runs as it is, with random numbers of a seed" in collate
+    assert ": swapped, cpu: " in plainest and plainest.endswith(drawn) and "320 samples" in gain
+    assert re.match(r"1[67]\d JPEGs were decoded late; that saved some \S+ s of processor time \(an estimate", late), late
+    assert [one.began.strategy for one in read_run(tmp_path)] == ["cpu"] * 4
+
+
+def test_only_what_changes_no_random_number(folder: Path, plain_timm: subprocess.CompletedProcess[str]) -> None:
+    """Images are decoded late, and nothing else: the output is the script's to the bit."""
+    done = run(*RUN, "--only-exact", "--", "like_timm.py", folder)
+    assert done.stdout == plain_timm.stdout and done.returncode == 0, done.stderr
+    *loaders, late = said(done)
+    loaders = sorted(loaders, key=len)
+    assert all(": left alone: " in line for line in loaders) and len(loaders) == 3, loaders
+    assert ": left alone: --only-exact: random crops, flips and colours are drawn by ddlp, your collate_fn runs " in loaders[2]
+    assert re.match(r"4[89]\d JPEGs were decoded late; that saved some ", late), late
+    off = run(*RUN, "--only-exact", "--no-postpone", "--", "like_timm.py", folder)
+    assert off.stdout == plain_timm.stdout and len(said(off)) == 3
 
 
 @pytest.mark.slow
