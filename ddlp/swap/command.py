@@ -8,9 +8,10 @@ r"""Run a training script as it is, with torch's DataLoader swapped.
     torchrun --nproc-per-node 2 -m ddlp run -- train.py      # the same
 
 Each DataLoader gets a line on standard error when it is first used: swapped, or left alone and why. A loader is left alone
-where its data set, transform or collate_fn is code that ddlp can't run itself, and where it is of a subclass of DataLoader: it
-is torch's own then, to the bit. At the script's end a line tells what was gained. For that the first use of a swapped loader
-times both ways on 20 batches, 15 seconds each at most.
+where its data set, or the beginning of its transform, is code that ddlp can't run itself, and where it is of a subclass of
+DataLoader: it is torch's own then, to the bit. JPEGs that the script's own code opens are decoded late, in one step with crop,
+resize and flips, with the same pixels. At the script's end lines tell what was gained. For that the first use of a swapped
+loader times both ways on 20 batches, 15 seconds each at most.
 
 The script keeps its arguments, standard output, signals and exit status: this command becomes the script's interpreter.
 docs/run.md: what reaches child processes, what the figures mean, what to do about a loader that is left alone.
