@@ -26,14 +26,21 @@ LIMIT_S = 15.0  # of each side, workers' start included
 
 @dataclass(frozen=True)
 class Comparison:
-    """Samples a second of each side alone, without training. ``batches``: how many were measured, on the side with fewer."""
+    """Samples a second of each side alone, without training.
+
+    Attributes:
+        batches: how many were measured, on the side with fewer.
+        wanted: how many there should have been: an epoch's, if it has fewer than `BATCHES`.
+    """
 
     torchs_per_s: float
     ours_per_s: float
     batches: int
+    wanted: int = BATCHES
 
     def __str__(self) -> str:
-        how = f"measured on {self.batches} batches" if self.batches >= BATCHES else f"an estimate from {self.batches} batches"
+        count = f"{self.batches} batch{'es' * (self.batches != 1)}"
+        how = f"measured on {count}" if self.batches >= self.wanted else f"an estimate from {count}"
         return (
             f"this host prepares {self.ours_per_s:,.0f} samples/s, with DataLoader {self.torchs_per_s:,.0f}: "
             f"{self.ours_per_s / self.torchs_per_s:.2g} times ({how})"
@@ -76,7 +83,7 @@ def compare(loader: DDLPLoader) -> Comparison | str:
     if not fewer:
         return f"the first batches took longer than {LIMIT_S:.0f} s"
     torchs_per_s, ours_per_s = (count * size / seconds for count, seconds in (torchs_took, ours_took))
-    return Comparison(torchs_per_s, ours_per_s, fewer)
+    return Comparison(torchs_per_s, ours_per_s, fewer, batches)
 
 
 def _begin_worker(worker_init_fn: Callable[[int], None] | None, worker: int) -> None:

@@ -10,8 +10,8 @@ from torch.utils.data import get_worker_info
 
 from ddlp.errors import DDLPError
 from ddlp.loader import DDLPLoader
+from ddlp.swap.lines import made_at
 from ddlp.swap.settings import say
-from ddlp.swap.told import made_at
 
 __all__ = ["note"]
 

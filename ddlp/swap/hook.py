@@ -17,6 +17,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from ddlp.swap import lines
 from ddlp.swap.settings import say, settings
 
 __all__ = ["wait"]
@@ -143,21 +144,39 @@ def _note(module: Any) -> None:
 
 
 def _class_for(wanted: Any, torchs: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return the class of the loader that is being made.
+
+    Where it is left alone nothing of ddlp's loader is imported: that takes a second, and more where torchvision is not there.
+    """
     if sys.modules["torch.utils.data"].get_worker_info() is not None:  # within a worker of another loader
         return wanted
+    dataset = args[0] if args else kwargs.get("dataset")
+    ours = sys.modules.get("ddlp.loader")
+    if ours is not None and issubclass(wanted, ours.DDLPLoader):
+        _begin_postponing()
+        return wanted
+    why = _why_alone(wanted, torchs, dataset)
+    if why:
+        lines.left_alone(wanted.__name__, dataset, why)
+        if "PIL.Image" in sys.modules and kwargs.get("num_workers"):
+            _begin_postponing()  # here, and not in each worker
+        return wanted
     try:
-        from ddlp.loader import DDLPLoader
-        from ddlp.swap import told
         from ddlp.swap.loader import SwappedLoader
     except ImportError as error:
         _say_once(f"no DataLoader is swapped: ddlp can't be used here: {error}. Install what is missing.")
         return wanted
     _begin_postponing()
-    if wanted is torchs:
-        return SwappedLoader
-    if not issubclass(wanted, DDLPLoader):
-        told.left_alone(wanted, args[0] if args else kwargs.get("dataset"))
-    return wanted
+    return SwappedLoader
+
+
+def _why_alone(wanted: Any, torchs: Any, dataset: Any) -> str:
+    """Return why a loader is left alone, as far as that can be seen at once; "": it is not."""
+    if wanted is not torchs:
+        return f"{wanted.__name__} is a subclass of DataLoader, with code of its own"
+    if settings().record or settings().strategy == "dataloader" or lines.may_be_known(dataset):
+        return ""
+    return f"{type(dataset).__name__}'s own code makes its samples"
 
 
 _say_once = functools.cache(say)

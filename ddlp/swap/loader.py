@@ -16,8 +16,9 @@ from ddlp.recording.dataloader import measured_epoch
 from ddlp.sampling.epoch_plan import is_built_in
 from ddlp.schedule.strategies import DATALOADER, Order, Ordered, Strategy, strategy_class
 from ddlp.swap.comparison import BATCHES, compare
+from ddlp.swap.lines import late, made_at
 from ddlp.swap.settings import settings
-from ddlp.swap.told import Place, made_at, place_of
+from ddlp.swap.told import Place, place_of
 from ddlp.translate.portable import Portable
 
 __all__ = ["SwappedLoader"]
@@ -64,7 +65,7 @@ class SwappedLoader(DDLPLoader):
             place.say("measured, dataloader: torch's own, as it is")
             return self._as_torchs(kept, place)
         if (found := self._portable_now(config)) is None:
-            place.say(f"left alone: {self._why.operator}: {self._why.why}")
+            place.say(f"left alone: {self._why.operator}: {self._why.why}{late()}")
             return self._as_torchs(kept, place)
         changes = _changes(found)
         strategy, given = self._wanted_strategy(config), settings().strategy

@@ -54,5 +54,10 @@ def settings() -> Settings:
 
 def say(text: str) -> None:
     """Print one line to standard error, if there is one. Standard output belongs to the script."""
+    line = f"ddlp {'cache fill' if settings().fill else 'run'}: {text}"
+    tqdm = getattr(sys.modules.get("tqdm.std"), "tqdm", None)
     with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or None
-        print(f"ddlp {'cache fill' if settings().fill else 'run'}: {text}", file=sys.stderr, flush=True)
+        if tqdm is not None and getattr(tqdm, "_instances", None):  # the script shows bars: the line goes above them
+            tqdm.write(line, file=sys.stderr)
+        else:
+            print(line, file=sys.stderr, flush=True)

@@ -7,14 +7,12 @@ import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddlp.process.ranks import here
-from ddlp.process.user_warnings import user_frame
 from ddlp.stats.live import Sums
 from ddlp.stats.report import Counts
 from ddlp.swap.comparison import Comparison
-from ddlp.swap.settings import say
+from ddlp.swap.lines import say_of_first_rank
 
-__all__ = ["PLACES", "Place", "left_alone", "made_at", "place_of", "tell_gains"]
+__all__ = ["PLACES", "Place", "place_of", "tell_gains"]
 
 
 @dataclass
@@ -31,7 +29,7 @@ class Place:
         """Print a line about this place, once."""
         if text not in self.said:
             self.said.add(text)
-            _say_of_first_rank(f"{self.name}: {text}")
+            say_of_first_rank(f"{self.name}: {text}")
 
     def count(self, iterator: Any, counts: Counts) -> None:
         """Note that an epoch of one of its loaders has begun."""
@@ -72,15 +70,6 @@ PLACES: dict[str, Place] = {}
 os.register_at_fork(after_in_child=PLACES.clear)  # they are the parent's
 
 
-def made_at() -> str:
-    """Return the line at which the script is now, as FILE:LINE."""
-    frame, _ = user_frame()
-    path = os.path.relpath(frame.f_code.co_filename)
-    if path.startswith(os.pardir):
-        path = os.path.join(*frame.f_code.co_filename.split(os.sep)[-2:])
-    return f"{path}:{frame.f_lineno}"
-
-
 def place_of(loader: Any, where: str) -> Place:
     """The place of a loader that was made at ``where``."""
     batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
@@ -90,21 +79,9 @@ def place_of(loader: Any, where: str) -> Place:
     return PLACES.setdefault(name, Place(name))
 
 
-def left_alone(kind: type, dataset: Any) -> None:
-    """Say that a subclass of torch's DataLoader was made and is left alone."""
-    name = f"{made_at()} {kind.__name__}({type(dataset).__name__})"
-    PLACES.setdefault(name, Place(name)).say(f"left alone: {kind.__name__} is a subclass of DataLoader, with code of its own")
-
-
 def tell_gains() -> None:
     """Print the gain of each place, at the end of the script."""
     for place in PLACES.values():
         gain = place.gain()
         if gain is not None:
             place.say(gain)
-
-
-def _say_of_first_rank(text: str) -> None:
-    ranks = here()
-    if ranks is None or ranks.rank == 0:
-        say(text if ranks is None else f"rank 0 of {ranks.ranks}: {text}")

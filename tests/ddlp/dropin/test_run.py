@@ -184,7 +184,7 @@ def test_ranks_that_are_spawned(folder: Path) -> None:
     assert sorted(done.stdout.splitlines()) == ["0 55 41", "1 55 41"]
     lines = said(done)
     assert len([line for line in lines if "DataLoader(ImageFolder, batch 4, 0 workers): swapped, cpu" in line]) == 2
-    assert len([line for line in lines if "DataLoader(Squares, batch 2, 0 workers): left alone: Squares: " in line]) == 2
+    assert len([line for line in lines if "DataLoader(Squares): left alone: Squares's own code makes its samples" in line]) == 2
     assert "no DataLoader was used in this process (processes that it has started tell of theirs)" in lines
 
 
@@ -268,20 +268,25 @@ def test_another_environments_python_is_left_alone() -> None:
 
 
 def test_a_script_runs_where_ddlp_cannot_be_used(tmp_path: Path) -> None:
-    """torchvision can't be imported here, but the script does not need it."""
+    """torchvision can't be imported here. Neither the script needs it, nor `ddlp run` for data sets that it leaves alone."""
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['torchvision'] = None\n")
-    code = "from torch.utils.data import DataLoader\nprint([len(list(DataLoader(range(6), n))) for n in (2, 3)])"
-    done = run(*RUN, "--", "-c", code, PYTHONPATH=os.pathsep.join([str(tmp_path), user_environment()["PYTHONPATH"]]))
-    assert (done.returncode, done.stdout) == (0, "[3, 2]\n"), done.stderr
-    (line, _) = said(done)
-    assert line.startswith("no DataLoader is swapped: ddlp can't be used here: ") and "torchvision" in line
+    code = "from torch.utils.data import DataLoader\nprint([len(list(DataLoader(Data(range(6)), n))) for n in (2, 3)])"
+    path = os.pathsep.join([str(tmp_path), user_environment()["PYTHONPATH"]])
+    for kind, begins in (
+        ("class Data(list): __ddlp__ = None", "no DataLoader is swapped: ddlp can't be used here: "),
+        ("class Data(list): pass", "<string>:3 DataLoader(Data): left alone: Data's own code makes its samples; JPEGs that"),
+    ):
+        done = run(*RUN, "--", "-c", f"{kind}\n{code}", PYTHONPATH=path)
+        assert (done.returncode, done.stdout) == (0, "[3, 2]\n"), done.stderr
+        assert said(done)[0].startswith(begins)
 
 
 FACE = """
 import copy, pickle, typing
 import torch
-from torch.utils.data import DataLoader, Dataset, TensorDataset, dataloader
-from ddlp import DDLPLoader
+from torch.utils.data import DataLoader, Dataset, dataloader
+from torchvision.transforms import ToTensor
+from ddlp import DDLPLoader, ImageArrays
 from ddlp.swap.loader import SwappedLoader
 
 T = typing.TypeVar("T")
@@ -289,7 +294,7 @@ class Typed(DataLoader[T]): pass
 class Own(DataLoader):
     def __init__(self, n): super().__init__(range(n), 2)
 
-data = TensorDataset(torch.arange(6))
+data = ImageArrays(torch.zeros(6, 4, 4, 3, dtype=torch.uint8).numpy(), range(6), ToTensor())
 loader = DataLoader[int](data, 2)
 kept = DataLoader(range(4), 2, num_workers=1, persistent_workers=True)
 class Nested(Dataset):
@@ -327,7 +332,8 @@ def test_a_comparison_moves_no_generator_and_fails_quietly(folder: Path) -> None
     found = compare(DDLPLoader(images, 2, shuffle=True, generator=generator))
     assert isinstance(found, Comparison) and found.batches == 20 and "measured on 20 batches" in str(found)
     few = compare(DDLPLoader(Subset(images, range(6)), 2))
-    assert isinstance(few, Comparison) and few.batches == 3 and "an estimate from 3 batches" in str(few)
+    assert isinstance(few, Comparison) and few.batches == 3 and "measured on 3 batches" in str(few)
+    assert "an estimate from 2 batches" in str(Comparison(9.0, 10.0, 2))
     assert isinstance(compare(DDLPLoader(images, batch_size=None, sampler=range(30))), Comparison)
     assert all(torch.equal(a, b) for a, b in zip(before, (torch.get_rng_state(), generator.get_state())))
     images.samples = [("nowhere.jpg", 0)]
