@@ -281,6 +281,31 @@ def test_a_script_runs_where_ddlp_cannot_be_used(tmp_path: Path) -> None:
         assert said(done)[0].startswith(begins)
 
 
+OWN = """
+import sys
+from torch.utils.data import DataLoader, Dataset, Subset
+
+class Own(Dataset):
+    def __len__(self): return 6
+    def __getitem__(self, index): return index
+
+class Loader(DataLoader): pass
+
+print([batch.tolist() for kind in (DataLoader, Loader) for batch in kind(Subset(Own(), [4, 2]), 2, num_workers=1)])
+print([name for name in ("torchvision", "PIL.Image", "ddlp.loader", "ddlp.decode", "csd_engine.kernels") if name in sys.modules])
+"""
+
+
+def test_what_is_left_alone_needs_nothing_of_ours() -> None:
+    """A script that opens no JPEG and has data sets of its own pays for no import."""
+    done = run(*RUN, "--", "-c", OWN)
+    assert done.stdout == "[[4, 2], [4, 2]]\n[]\n", done.stderr
+    assert [line.partition(" ")[2].partition(";")[0] for line in said(done)] == [
+        "DataLoader(Subset): left alone: Subset's own code makes its samples",
+        "Loader(Subset): left alone: Loader is a subclass of DataLoader, with code of its own",
+    ]
+
+
 FACE = """
 import copy, pickle, typing
 import torch
