@@ -37,7 +37,7 @@ def _at_end() -> None:
     postponed = _tell_postponed()
     if told is not None and told.PLACES:
         told.tell_gains()
-    elif postponed:
+    elif postponed or lines.SAID:
         pass
     elif settings().fill:
         if os.getpid() == settings().pid and "ddlp.swap.first_use" not in sys.modules:

@@ -9,10 +9,12 @@ from ddlp.process.ranks import here
 from ddlp.process.user_warnings import user_frame
 from ddlp.swap.settings import say, settings
 
-__all__ = ["late", "left_alone", "made_at", "may_be_known", "say_of_first_rank"]
+__all__ = ["SAID", "late", "left_alone", "made_at", "may_be_known", "say_of_first_rank"]
 
 _KNOWN = ("ddlp", "timm", "torchvision")  # packages with data sets that ddlp knows
-_said: set[str] = set()
+SAID: set[str] = set()  # the lines of this process
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=SAID.clear)
 
 
 def made_at() -> str:
@@ -39,8 +41,8 @@ def late() -> str:
 def left_alone(kind: str, dataset: Any, why: str) -> None:
     """Say, once for each place, that a loader is made there which stays as it is."""
     text = f"{made_at()} {kind}({type(dataset).__name__}): left alone: {why}{late()}"
-    if text not in _said:
-        _said.add(text)
+    if text not in SAID:
+        SAID.add(text)
         say_of_first_rank(text)
 
 

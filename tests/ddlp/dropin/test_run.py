@@ -102,7 +102,7 @@ def test_a_script_like_timms(folder: Path, tmp_path: Path, plain_timm: subproces
     assert [ours == theirs for ours, theirs in zip(lines, plain_lines)] == [False] * 2 + [True] * 2 + [False] * 2  # the crops
     subclass, collate, plainest, late, gain = said(swapped)
     alone = "MultiEpochsDataLoader is a subclass of DataLoader, with code of its own"
-    assert subclass.endswith(f"MultiEpochsDataLoader(ImageFolder): left alone: {alone}")
+    assert f"MultiEpochsDataLoader(ImageFolder): left alone: {alone}; JPEGs that it opens by Pillow" in subclass
     assert "which ddlp could do faster" not in swapped.stderr  # the loader's own notice would repeat it
     drawn = "random crops, flips and colours are drawn by ddlp"
     assert ": swapped, cpu: " in collate and f"{drawn}, your collate_fn runs as it is, with random numbers of a seed" in collate
@@ -184,8 +184,7 @@ def test_ranks_that_are_spawned(folder: Path) -> None:
     assert sorted(done.stdout.splitlines()) == ["0 55 41", "1 55 41"]
     lines = said(done)
     assert len([line for line in lines if "DataLoader(ImageFolder, batch 4, 0 workers): swapped, cpu" in line]) == 2
-    assert len([line for line in lines if "DataLoader(Squares): left alone: Squares's own code makes its samples" in line]) == 2
-    assert "no DataLoader was used in this process (processes that it has started tell of theirs)" in lines
+    assert len([line for line in lines if "DataLoader(Squares): left alone: Squares's own code makes its samples" in line]) == 1
 
 
 ENDLESS = """
