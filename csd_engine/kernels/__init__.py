@@ -19,6 +19,16 @@ _lock = threading.Lock()
 _found: Optional[Tuple[Optional["Kernel"], str]] = None  # the kernel, and why there is none
 
 
+def _in_child() -> None:
+    """A fork does not wait for a thread of its parent that was loading the kernel."""
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
+
+
 def kernel() -> Optional[Kernel]:
     """Return the kernel, loaded and compared with Pillow at the first call of the process; None: Pillow does the work."""
     return (_found or _find())[0]

@@ -236,3 +236,29 @@ def test_the_wheels_tag_says_whether_the_kernel_is_in_it(kernel, tmp_path, compi
     else:
         assert wheel.name.endswith("-py3-none-any.whl") and "_kernel.so" not in names
         assert "no kernel, Pillow will do the work: there is no C compiler named 'nonesuch'" in done.stdout
+
+
+FORK = """
+import os, signal, threading
+from csd_engine import kernels
+
+held = threading.Event()
+
+def hold():
+    with kernels._lock:
+        held.set()
+        threading.Event().wait()
+
+threading.Thread(target=hold, daemon=True).start()
+held.wait()
+pid = os.fork()
+if pid == 0:
+    signal.alarm(30)  # else a child that hangs would outlive the test
+    kernels.kernel()
+    os._exit(0)
+raise SystemExit(os.waitpid(pid, 0)[1])
+"""
+
+
+def test_a_fork_does_not_wait_for_a_thread_of_its_parent():
+    assert subprocess.run([sys.executable, "-c", FORK]).returncode == 0
