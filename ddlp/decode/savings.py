@@ -5,6 +5,7 @@ Each process has a record in one file. It writes it anew for each image, as a wo
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import threading
@@ -68,18 +69,6 @@ class Counter:
         """Note the processor seconds of both ways, for an image that is made both ways or for a part of its work."""
         self._add(0, 0, late_s, pillows_s)
 
-    def total(self) -> Savings:
-        """Return what all processes have counted."""
-        try:
-            with open(self._path, "rb") as file:
-                content = file.read()
-        except OSError:
-            return Savings()
-        whole = Savings()
-        for record in _RECORD.iter_unpack(content):
-            whole.add(*record)
-        return whole
-
     def _begin(self) -> None:
         """Append a record for this process. It may be a fork, whose parent's threads may have held the lock."""
         self._pid, self._lock, self._counted = os.getpid(), threading.Lock(), Savings()
@@ -113,6 +102,10 @@ def count_in(path: str) -> None:
     COUNTING.counter = Counter(path)
 
 
-def total() -> Savings:
-    """Return what all processes have counted; nothing if this one does not count."""
-    return Savings() if COUNTING.counter is None else COUNTING.counter.total()
+def total(path: str) -> Savings:
+    """Return what all processes have counted in this file; nothing if it is not there any more."""
+    whole = Savings()
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        for record in _RECORD.iter_unpack(file.read()):
+            whole.add(*record)
+    return whole

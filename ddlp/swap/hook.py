@@ -7,6 +7,7 @@ never import them.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import importlib.util
 import os
@@ -50,12 +51,15 @@ def _tell_postponed() -> bool:
     """Tell how many images all processes have decoded late, if this is the process that tells. True if there was one."""
     processes = sys.modules.get("multiprocessing")
     is_child = processes is not None and processes.parent_process() is not None
-    if settings().pid not in (0, os.getpid()) or is_child or "ddlp.decode" not in sys.modules:
+    if settings().pid not in (0, os.getpid()) or is_child or not settings().counts:
         return False
+    with contextlib.suppress(OSError):  # the process has ended that the file was in
+        if not os.path.getsize(settings().counts):
+            return False
     from ddlp import decode
     from ddlp.process.ranks import here
 
-    ranks, savings = here(), decode.total()
+    ranks, savings = here(), decode.total(settings().counts)
     if not savings.images or (ranks is not None and ranks.rank):
         return False
     how = f"an estimate, measured on {savings.measured:,} of them"

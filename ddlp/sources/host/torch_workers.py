@@ -414,7 +414,7 @@ class _Single(_Finishing, _SingleProcessDataLoaderIter):
     def __init__(self, loader: Any, view: Any, counts: Counts, finish: MoveAndTransform) -> None:
         super().__init__(loader, view, counts, finish)
         self._dataset_fetcher = TimedFetcher(self._dataset_fetcher)
-        self._fetching = decode.here if view.postpone_decoding else contextlib.nullcontext
+        self._fetching = functools.partial(decode.here, view.postpone_decoding)
 
     def _next_data(self) -> Any:
         with self._fetching():

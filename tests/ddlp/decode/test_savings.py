@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from ddlp.decode.savings import COUNTING, Counter, Savings
+from ddlp.decode.savings import COUNTING, Counter, Savings, total
 from tests.small_images import make_images
 
 
@@ -36,19 +36,19 @@ def test_forks_threads_and_a_process_that_is_killed(counter: Counter) -> None:
         count(30)
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(pid, 0)
-    found = counter.total()
+    found = total(counter._path)
     assert (found.images, found.measured) == (930, 6)  # images 2, 202, 402, ... of the one, image 2 of the other
     assert (found.late_s, found.pillows_s, found.saved_s) == (1.5, 6.0, 0.75 * 930)
 
 
 def test_without_an_image_nothing_is_saved(counter: Counter) -> None:
-    assert counter.total() == Savings() and counter.total().saved_s == 0.0
+    assert total(counter._path) == Savings() and total(counter._path).saved_s == 0.0
 
 
 def test_the_scripts_process_has_ended(tmp_path: Path) -> None:
     """Its file went with it. A child that goes on works as before."""
     counter = Counter(str(tmp_path / "gone"))
-    assert [counter.image() for _ in range(3)] == [False, True, False] and counter.total() == Savings()
+    assert [counter.image() for _ in range(3)] == [False, True, False] and total(counter._path) == Savings()
 
 
 def test_what_is_measured_is_the_work_of_both_ways(counter, tmp_path, installed, monkeypatch) -> None:
@@ -59,7 +59,7 @@ def test_what_is_measured_is_the_work_of_both_ways(counter, tmp_path, installed,
     for path in paths:
         image = Image.open(path)
         made.append([image.crop((0, 0, 20, 20)).resize((8, 8)).tobytes(), image.convert("RGB").tobytes()])
-    found = counter.total()
+    found = total(counter._path)
     assert (found.images, found.measured) == (2, 1) and found.late_s > 0 < found.pillows_s
     monkeypatch.setattr(COUNTING, "counter", None)
     for path, (cropped, whole) in zip(paths, made, strict=True):
