@@ -82,7 +82,7 @@ _WHERE = {
     "load_operators": "ddlp.translate.user_operators",
     "merge_states": "ddlp.sampling.merge_states",
 }
-_MODULES = ("observe", "transforms")
+_MODULES = ("decode", "observe", "transforms")
 
 
 def __getattr__(name: str) -> Any:

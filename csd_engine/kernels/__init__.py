@@ -15,14 +15,15 @@ if TYPE_CHECKING:
 
 __all__ = ["kernel", "why_not"]
 
-_lock = threading.Lock()
+_lock = threading.RLock()
+_loading = False  # under the lock
 _found: Optional[Tuple[Optional["Kernel"], str]] = None  # the kernel, and why there is none
 
 
 def _in_child() -> None:
     """A fork does not wait for a thread of its parent that was loading the kernel."""
-    global _lock
-    _lock = threading.Lock()
+    global _lock, _loading
+    _lock, _loading = threading.RLock(), False
 
 
 if hasattr(os, "register_at_fork"):
@@ -40,15 +41,20 @@ def why_not() -> str:
 
 
 def _find() -> Tuple[Optional[Kernel], str]:
-    global _found
+    global _found, _loading
     from csd_engine.kernels.build import KernelError  # imported here: `python -m csd_engine.kernels.build` runs that module
 
     with _lock:
+        if _loading:  # its first comparison opens images, and who postpones those asks for the kernel
+            return None, "it is being loaded"
         if _found is None:
+            _loading = True
             try:
                 _found = _load(), ""
             except KernelError as error:
                 _found = None, str(error)
+            finally:
+                _loading = False
         return _found
 
 

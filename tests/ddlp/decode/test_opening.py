@@ -144,3 +144,19 @@ def test_no_kernel(jpeg, monkeypatch):
     with decode.here():
         assert not is_postponed(jpeg)
     assert os.path.getsize(jpeg) and not is_postponed(jpeg)
+
+
+LOADED = """
+import sys
+from ddlp import decode
+from csd_engine import kernels
+from PIL import Image
+with decode.here():
+    assert kernels.kernel() is not None, kernels.why_not()  # the first call, which opens JPEGs
+    print(type(Image.open(sys.argv[1])).__name__)
+"""
+
+
+def test_the_kernel_may_be_loaded_by_other_code_in_a_block(jpeg, need_kernel):
+    done = subprocess.run([sys.executable, "-c", LOADED, jpeg], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "PostponedFile\n", done.stderr

@@ -22,7 +22,7 @@ class Shift:
         self.mode = mode
 
     def __call__(self, image: Any) -> Image.Image:
-        assert type(image) is Image.Image and image.mode == self.mode
+        assert image.__class__ is Image.Image and image.mode == self.mode  # its type may be that of a postponed one
         image.load()[0, 0] = 7 if self.mode == "L" else (7, 8, 9)  # the step may change its PIL image
         return Image.fromarray(np.roll(np.asarray(image), 3, axis=1))
 
