@@ -26,7 +26,7 @@ def _in_child() -> None:
     _lock, _loading = threading.RLock(), False
 
 
-if hasattr(os, "register_at_fork"):
+if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=_in_child)
 
 
@@ -90,13 +90,3 @@ def _load() -> Kernel:
     if difference:
         raise KernelError(f"{path} does not agree with Pillow: {difference}. Pillow does the work; please report this")
     return found
-
-
-def _forked() -> None:
-    """Make a new lock: if another thread held the old one during the fork, it would never be free in this process."""
-    global _lock
-    _lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):  # Windows has no fork
-    os.register_at_fork(after_in_child=_forked)
