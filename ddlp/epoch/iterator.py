@@ -100,6 +100,12 @@ class _LoaderView:
         self._loader = loader
         self._index_sampler = sampler
         self.generator = loader.generator if base_seed is None else for_base_seed(base_seed)
+        self.pin_memory = loader.pin_memory
+        if self.pin_memory and hasattr(torch, "accelerator") and not torch.accelerator.is_available():
+            self.pin_memory = False  # torch's warning would name a line of ours
+            warn_user(
+                "'pin_memory' argument is set as true but no accelerator is found, then device pinned memory won't be used."
+            )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)

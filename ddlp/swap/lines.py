@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
+import weakref
+from types import FrameType
 from typing import Any
 
 from ddlp.process.ranks import here
@@ -13,17 +17,32 @@ __all__ = ["SAID", "late", "left_alone", "made_at", "may_be_known", "say_of_firs
 
 _KNOWN = ("ddlp", "timm", "torchvision")  # packages with data sets that ddlp knows
 SAID: set[str] = set()  # the lines of this process
+_ALONE: weakref.WeakValueDictionary[tuple[int, str], Any] = weakref.WeakValueDictionary()  # data sets, by id and what was said
 if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=SAID.clear)
+    os.register_at_fork(after_in_child=_ALONE.clear)
 
 
 def made_at() -> str:
-    """Return the line at which the script is now, as FILE:LINE."""
+    """Return the line at which the script is now, as FILE:LINE; an installed package's only where no other is known."""
     frame, _ = user_frame()
+    caller: FrameType | None = frame
+    while caller is not None and caller.f_code.co_filename.startswith(_installed()):
+        caller = caller.f_back
+    frame = caller or frame
     path = os.path.relpath(frame.f_code.co_filename)
     if path.startswith(os.pardir):
         path = os.path.join(*frame.f_code.co_filename.split(os.sep)[-2:])
     return f"{path}:{frame.f_lineno}"
+
+
+@functools.cache
+def _installed() -> tuple[str, ...]:
+    """Return how the file names of code begin that is not the user's own."""
+    import sysconfig  # takes milliseconds, and many processes make no loader
+
+    kinds = ("purelib", "platlib", "stdlib", "scripts")
+    return (*(os.path.join(sysconfig.get_path(kind), "") for kind in kinds), "<frozen ")
 
 
 def say_of_first_rank(text: str) -> None:
@@ -39,8 +58,16 @@ def late() -> str:
 
 
 def left_alone(kind: str, dataset: Any, why: str) -> None:
-    """Say, once for each place, that a loader is made there which stays as it is."""
-    text = f"{made_at()} {kind}({type(dataset).__name__}): left alone: {why}{late()}"
+    """Say, once for each place, that a loader is made there which stays as it is.
+
+    A second loader of the same data set gets no line: accelerate and others make theirs around the script's.
+    """
+    words = f"{kind}({type(dataset).__name__}): left alone: {why}{late()}"
+    if _ALONE.get((id(dataset), words)) is dataset is not None:
+        return
+    with contextlib.suppress(TypeError):  # a list, say
+        _ALONE[id(dataset), words] = dataset
+    text = f"{made_at()} {words}"
     if text not in SAID:
         SAID.add(text)
         say_of_first_rank(text)

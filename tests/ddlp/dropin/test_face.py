@@ -264,6 +264,7 @@ def test_pin_memory_without_an_accelerator_warns_as_dataloader(paths):
             batches = list(kind(numbered(paths), batch_size=20, pin_memory=True))
         assert len(caught) == 1
         assert not batches[0][0].is_pinned()
+    assert caught[0].filename == __file__  # DDLPLoader's is at the user's line
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

@@ -161,6 +161,49 @@ def test_accelerate_puts_its_loader_around_a_swapped_one(folder: Path) -> None:
     assert [": swapped, cpu" in line for line in said(done)] == [True, False]
 
 
+OWN_ACCELERATED = """
+import torch
+from accelerate import Accelerator
+class Own(torch.utils.data.Dataset):
+    def __len__(self): return 4
+    def __getitem__(self, index): return torch.tensor(index)
+
+loader = torch.utils.data.DataLoader(Own(), 2)
+loader = Accelerator(cpu=True).prepare(loader)
+print(type(loader).__name__, len(list(loader)))
+"""
+
+
+def test_a_loader_around_one_that_is_left_alone_gets_no_line_of_its_own(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    (tmp_path / "train.py").write_text(OWN_ACCELERATED)
+    done = run(*RUN, "--", tmp_path / "train.py")
+    assert done.stdout == "DataLoaderShard 2\n", done.stderr
+    (line,) = said(done)
+    assert re.search(r"train\.py:8 DataLoader\(Own\): left alone: ", line)
+
+
+def test_a_loader_that_an_installed_package_makes_is_told_at_the_scripts_line(tmp_path: Path) -> None:
+    """Installed is what lies in the environment's own folder for packages; here a stand-in for it."""
+    packages = tmp_path / "env" / "packages"
+    packages.mkdir(parents=True)
+    (packages / "library.py").write_text(
+        "from torch.utils.data import DataLoader\ndef loader(data): return list(DataLoader(data, 2))\n"
+    )
+    (tmp_path / "train.py").write_text(
+        "import sys, sysconfig\n"
+        f"sysconfig.get_path = lambda name: {str(packages)!r}\n"
+        f"sys.path.append({str(packages)!r})\n"
+        "import library\n"
+        "def main(): return library.loader(list(range(4)))\n"
+        "main()\n"
+    )
+    (line,) = said(run(*RUN, "--", tmp_path / "train.py"))
+    assert "train.py:5 DataLoader(list): left alone: " in line
+    alone = run(*RUN, "--", "-c", f"import sys; sys.path.append({str(packages)!r}); import library; library.loader([1])")
+    assert "library.py:2 DataLoader(list): " in said(alone)[0]
+
+
 def test_two_ranks_of_torchrun(folder: Path) -> None:
     torchrun = [*PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "ddlp", "run"]
     script = ["--no-compare", "--", "like_references.py", "--data-path", folder]
