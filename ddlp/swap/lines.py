@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
+import sys
 import weakref
 from types import FrameType
 from typing import Any
@@ -15,6 +15,8 @@ from ddlp.swap.settings import say, settings
 
 __all__ = ["SAID", "late", "left_alone", "made_at", "may_be_known", "say_of_first_rank"]
 
+# How the paths of Python's own code and of commands that pip has installed begin.
+_PYTHONS = os.path.join(os.path.dirname(os.__file__), ""), os.path.join(sys.prefix, "bin", ""), "<frozen "
 _KNOWN = ("ddlp", "timm", "torchvision")  # packages with data sets that ddlp knows
 SAID: set[str] = set()  # the lines of this process
 _ALONE: weakref.WeakValueDictionary[tuple[int, str], Any] = weakref.WeakValueDictionary()  # data sets, by id and what was said
@@ -27,7 +29,7 @@ def made_at() -> str:
     """Return the line at which the script is now, as FILE:LINE; an installed package's only where no other is known."""
     frame, _ = user_frame()
     caller: FrameType | None = frame
-    while caller is not None and caller.f_code.co_filename.startswith(_installed()):
+    while caller is not None and _installed(caller.f_code.co_filename):
         caller = caller.f_back
     frame = caller or frame
     path = os.path.relpath(frame.f_code.co_filename)
@@ -36,13 +38,9 @@ def made_at() -> str:
     return f"{path}:{frame.f_lineno}"
 
 
-@functools.cache
-def _installed() -> tuple[str, ...]:
-    """Return how the file names of code begin that is not the user's own."""
-    import sysconfig  # takes milliseconds, and many processes make no loader
-
-    kinds = ("purelib", "platlib", "stdlib", "scripts")
-    return (*(os.path.join(sysconfig.get_path(kind), "") for kind in kinds), "<frozen ")
+def _installed(path: str) -> bool:
+    """Whether the code of this file is not the user's own, as far as its path tells."""
+    return path.startswith(_PYTHONS) or any(f"{os.sep}{name}{os.sep}" in path for name in ("site-packages", "dist-packages"))
 
 
 def say_of_first_rank(text: str) -> None:

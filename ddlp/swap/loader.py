@@ -20,6 +20,7 @@ from ddlp.swap.lines import late, made_at
 from ddlp.swap.settings import settings
 from ddlp.swap.told import Place, place_of
 from ddlp.translate.portable import Portable
+from ddlp.translate.transforms import names_of
 
 __all__ = ["SwappedLoader"]
 
@@ -96,6 +97,7 @@ def _changes(found: Portable) -> str:
     """Return what is not to the bit as with DataLoader, in words: which random numbers are others; "" if none are."""
     parts = [] if draw_nothing(found.pipeline.operators) else ["random crops, flips and colours are drawn by ddlp"]
     if found.rest is not None:
-        steps = [name for name in found.rest.names if name != "none"]
-        parts.append(f"{' and '.join(steps) or 'your collate_fn'} runs as it is, with random numbers of a seed for each sample")
+        steps = dict.fromkeys(names_of(view[:1])[0] for view in found.rest.views if view)
+        own = f"what stands from {' or '.join(steps)} on" if steps else "your collate_fn"
+        parts.append(f"{own} runs as it is, with random numbers of a seed for each sample")
     return ", ".join(parts)

@@ -183,25 +183,35 @@ def test_a_loader_around_one_that_is_left_alone_gets_no_line_of_its_own(tmp_path
     assert re.search(r"train\.py:8 DataLoader\(Own\): left alone: ", line)
 
 
+OWN_FIRST = """
+import sys
+from torch.utils.data import DataLoader
+from torchvision import datasets, transforms
+class Own:
+    def __call__(self, image): return image
+for first in (lambda image: image, Own(), None):
+    steps = None if first is None else transforms.Compose([first, transforms.Resize((8, 8)), transforms.ToTensor()])
+    print(len(list(DataLoader(datasets.ImageFolder(sys.argv[1], steps), 41, collate_fn=list))))
+"""
+
+
+def test_a_collate_function_is_no_reason_beside_one_that_no_cut_takes(folder: Path) -> None:
+    done = run(*RUN, "--no-postpone", "--", "-c", OWN_FIRST, folder)
+    assert done.stdout == "2\n2\n2\n", done.stderr
+    reasons = [line.partition(": left alone: ")[2].partition(": ")[0] for line in said(done)]
+    assert reasons == ["<lambda>", "Own", "collate_fn=list"]
+
+
 def test_a_loader_that_an_installed_package_makes_is_told_at_the_scripts_line(tmp_path: Path) -> None:
-    """Installed is what lies in the environment's own folder for packages; here a stand-in for it."""
-    packages = tmp_path / "env" / "packages"
-    packages.mkdir(parents=True)
-    (packages / "library.py").write_text(
-        "from torch.utils.data import DataLoader\ndef loader(data): return list(DataLoader(data, 2))\n"
-    )
-    (tmp_path / "train.py").write_text(
-        "import sys, sysconfig\n"
-        f"sysconfig.get_path = lambda name: {str(packages)!r}\n"
-        f"sys.path.append({str(packages)!r})\n"
-        "import library\n"
-        "def main(): return library.loader(list(range(4)))\n"
-        "main()\n"
-    )
-    (line,) = said(run(*RUN, "--", tmp_path / "train.py"))
-    assert "train.py:5 DataLoader(list): left alone: " in line
-    alone = run(*RUN, "--", "-c", f"import sys; sys.path.append({str(packages)!r}); import library; library.loader([1])")
-    assert "library.py:2 DataLoader(list): " in said(alone)[0]
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    library = "from torch.utils.data import DataLoader\ndef loader(data): return list(DataLoader(data, 2))\n"
+    (packages / "library.py").write_text(library)
+    (packages / "tool.py").write_text("import library\nlibrary.loader([1])\n")
+    (tmp_path / "train.py").write_text("import library\ndef main(): return library.loader([1])\nmain()\n")
+    for script, place in ((tmp_path / "train.py", "train.py:2"), (packages / "tool.py", "library.py:2")):
+        (line,) = said(run(*RUN, "--", script, PYTHONPATH=str(packages)))
+        assert f"{place} DataLoader(list): left alone: " in line
 
 
 def test_two_ranks_of_torchrun(folder: Path) -> None:
