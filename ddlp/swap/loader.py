@@ -56,7 +56,7 @@ class SwappedLoader(DDLPLoader):
             self._why = error
             return None
         if settings().only_exact and (changes := _changes(found)):
-            self._why = Untranslatable("--only-exact", changes, ())
+            self._why = Untranslatable("--only-exact", f"where it is swapped, {changes}", ())
             return None
         return found
 
