@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -41,7 +41,6 @@ from ddlp.sources.host.collate_errors import with_place
 from ddlp.sources.host.dali import DaliHost, Graphs
 from ddlp.sources.host.keyed_samples import KeyedBatch, KeyedSamples
 from ddlp.sources.host.native import NativeHost
-from ddlp.sources.usercode.host import UserCodeHost
 from ddlp.stats.live import Life
 from ddlp.stats.replaced import ReplacedSamples
 from ddlp.transfer.gpu_transfer import GpuTransfer
@@ -50,6 +49,9 @@ from ddlp.transfer.shared_pool import SharedPool
 from ddlp.transfer.to_device import move
 from ddlp.translate.datasets import PortableSet
 from ddlp.translate.portable import Portable
+
+if TYPE_CHECKING:
+    from ddlp.sources.usercode.host import UserCodeHost
 
 __all__ = ["EpochArguments", "EpochIterator", "EpochMemory"]
 

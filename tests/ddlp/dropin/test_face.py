@@ -6,6 +6,8 @@ import inspect
 import multiprocessing
 import os
 import pickle
+import subprocess
+import sys
 import threading
 import types
 import warnings
@@ -301,3 +303,23 @@ def test_no_warning_where_nothing_is_lost(paths):
         warnings.simplefilter("error")
         list(DDLPLoader(numbered(paths), batch_size=4, num_workers=2))
         list(DDLPLoader(Ten(), batch_size=4, num_workers=2))
+
+
+WITHOUT_DEVICES = """
+import sys
+import torch
+from torchvision import transforms as T
+import ddlp
+
+loader = ddlp.DDLPLoader(ddlp.ImageFiles(sys.argv[1:], range(6), T.Compose([T.RandomCrop(8), T.ToTensor()])), 2, num_workers=1)
+own = ddlp.DDLPLoader([torch.ones(2)] * 4, 2, num_workers=1)
+print(sum(len(batch) for kind in (loader, own) for _ in range(2) for batch in kind))
+loader.state_dict(), loader.report(), loader.live()
+rooms = ("ddlp.pools", "ddlp.deploy", "ddlp.sources.engine", "ddlp.sources.usercode", "csd_engine.service", "zmq", "ray")
+print([name for name in sys.modules if name.startswith(rooms)])
+"""
+
+
+def test_a_user_without_devices_loads_nothing_that_serves_them(paths):
+    done = subprocess.run([sys.executable, "-c", WITHOUT_DEVICES, *paths[:6]], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "20\n[]\n", done.stderr

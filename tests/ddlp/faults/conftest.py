@@ -75,7 +75,8 @@ def engines(spool: Path) -> Iterator[Callable[..., EngineProcess]]:
         for engine in started:
             killed = engine.process.poll() is not None
             if not killed:
-                until(lambda e=engine: not list(e.spool.glob("job-*")) and not os.listdir(e.spool / "files"), 5, "empty spools")
+                files = engine.spool / "files"
+                until(lambda e=engine, f=files: not list(e.spool.glob("job-*")) and not os.listdir(f), 30, "empty spools")
             assert engine.end() == 0 or killed
             assert "Traceback" not in engine.log, engine.log
     finally:
@@ -120,7 +121,7 @@ def leaves_nothing(spool: Path, gpu_awake: None) -> Iterator[Path]:
     yield spool
     gc.collect()
     try:
-        until(lambda: listing() == before and not os.listdir(spool), 5, "a clean end")
+        until(lambda: listing() == before and not os.listdir(spool), 30, "a clean end")
     except AssertionError:
         after = listing()
         assert after == before
