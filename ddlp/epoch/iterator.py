@@ -46,7 +46,7 @@ from ddlp.stats.replaced import ReplacedSamples
 from ddlp.transfer.gpu_transfer import GpuTransfer
 from ddlp.transfer.memory_pool import SPARE_BLOCKS, MemoryPool
 from ddlp.transfer.shared_pool import SharedPool
-from ddlp.transfer.to_device import move
+from ddlp.transfer.to_device import move, pins
 from ddlp.translate.datasets import PortableSet
 from ddlp.translate.portable import Portable
 
@@ -102,6 +102,7 @@ class _LoaderView:
         self._loader = loader
         self._index_sampler = sampler
         self.generator = loader.generator if base_seed is None else for_base_seed(base_seed)
+        self.pin_memory = pins(loader)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)

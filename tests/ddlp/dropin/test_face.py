@@ -256,16 +256,20 @@ def test_too_many_workers_are_warned_of(paths):
         DDLPLoader(numbered(paths), num_workers=500)
 
 
-def test_pin_memory_without_an_accelerator_warns_as_dataloader(paths):
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("own", [False, True])
+def test_pin_memory_without_an_accelerator_warns_at_the_users_line(paths, own, workers):
     if not hasattr(torch, "accelerator"):
         pytest.skip("this torch warns of nothing")
     if torch.accelerator.is_available():
         pytest.skip("this machine has an accelerator")
+    dataset = [(torch.ones(2), 1)] * 20 if own else numbered(paths)
     for kind in (DataLoader, DDLPLoader):
         with pytest.warns(UserWarning, match="no accelerator is found") as caught:
-            batches = list(kind(numbered(paths), batch_size=20, pin_memory=True))
+            batches = list(kind(dataset, batch_size=20, num_workers=workers, pin_memory=True))
         assert len(caught) == 1
         assert not batches[0][0].is_pinned()
+    assert caught[0].filename == __file__
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
