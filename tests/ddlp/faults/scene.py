@@ -20,6 +20,9 @@ import torch
 from torchvision import transforms as T
 
 from ddlp import DDLPLoader, Device, ImageFiles
+from ddlp.config import LoaderConfig
+from ddlp.schedule.strategies.wrr import Wrr
+from ddlp.sources.engine.connections import EngineConnections
 from tests.engine_process import alive, until
 from tests.open_files import open_files
 
@@ -42,6 +45,11 @@ def dataset(paths: list[str]) -> ImageFiles:
 def make_loader(data: Any, strategy: str | None, **options: Any) -> DDLPLoader:
     """A loader with the options that most tests use."""
     return DDLPLoader(data, BATCH, strategy=strategy, seed=SEED, **options)
+
+
+def connections_of(loader: DDLPLoader) -> EngineConnections:
+    """The loader's connections to its engines, made before its first epoch."""
+    return loader._offload_for(Wrr, None)._reached(LoaderConfig.of(loader))
 
 
 def device(engine: Any, **options: Any) -> Device:

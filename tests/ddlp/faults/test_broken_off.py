@@ -11,11 +11,10 @@ import time
 import pytest
 
 import ddlp.sources.host.native
-from ddlp.config import LoaderConfig
 from ddlp.process import finalizers as ending
 from ddlp.sources.engine import source as csd
 from ddlp.sources.engine.connections import EMBEDDED
-from tests.ddlp.faults.scene import engine_pid, make_loader, train, until
+from tests.ddlp.faults.scene import connections_of, engine_pid, make_loader, train, until
 
 
 def ours(prefix: str = "ddlp-") -> list[str]:
@@ -41,7 +40,7 @@ def test_training_does_not_wait_any_more_after_its_timeout(leaves_nothing, data,
 def test_one_batch_of_each_of_many_iterators(leaves_nothing, data, truth, told):
     """A device that joins late is not asked to join epochs that are over. An engine refuses its 257th job."""
     loader = make_loader(data, "wrr")
-    with loader._reached(LoaderConfig.of(loader))._connecting[EMBEDDED]:
+    with connections_of(loader)._connecting[EMBEDDED]:
         for _ in range(300):
             next(iter(loader))
         assert len(ours("ddlp-attach")) == 300, "the threads that bring the device in"

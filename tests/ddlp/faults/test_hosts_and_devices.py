@@ -14,7 +14,7 @@ import pytest
 
 from ddlp import Device
 from ddlp.config import LoaderConfig
-from tests.ddlp.faults.scene import BATCH, alive, device, make_loader, train, until, until_ready
+from tests.ddlp.faults.scene import BATCH, alive, connections_of, device, make_loader, train, until, until_ready
 from tests.engine_process import EngineProcess
 from tests.needs import need
 
@@ -110,7 +110,7 @@ def test_a_cut_network(namespace, spool, data, truth, told, images, tmp_path):
     engine = EngineProcess(spool, *arguments, listen=f"tcp://{address}:7711", within=within)
     try:
         loader = make_loader(data, "wrr", csd=Device(engine.address, engine.keys, spool=tmp_path / "none"))
-        connections = loader._reached(LoaderConfig.of(loader))
+        connections = connections_of(loader)
         truth.check(train(loader, 0.02, at={0: lambda: until_ready(loader)}))
         assert loader.report().batches_csd and not len(told)
         truth.check(train(loader, 0.03, at={5: lambda: ip("link", "set", f"dd{name}", "down")}), 1)
