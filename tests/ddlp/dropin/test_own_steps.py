@@ -326,7 +326,7 @@ def test_persistent_processes_serve_all_epochs(paths):
     started = [one._process for one in loader._own_processes.all]
     del loader, each
     gc.collect()
-    until(lambda: not any(process.is_alive() for process in started), 10, "the processes' end")
+    until(lambda: not any(process.is_alive() for process in started), 30, "the processes' end")
 
 
 def test_persistent_processes_begin_anew_where_they_must(paths):

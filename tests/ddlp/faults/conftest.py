@@ -116,7 +116,7 @@ def leaves_nothing(spool: Path, gpu_awake: None) -> Iterator[Path]:
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
         vars(sys).pop(name, None)  # they keep a failed test's frames, and so its loader
     gc.collect()
-    until(settled, 20, "the end of what earlier tests began")
+    until(settled, 30, "the end of what earlier tests began")
     before = listing()
 
     def after() -> dict[str, Any]:

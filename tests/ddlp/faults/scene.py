@@ -289,7 +289,7 @@ class Script:
     def nothing_left(self, within_s: float = 5.0) -> None:
         """Assert that none of its processes runs, and that its temporary directory is empty."""
         until(lambda: not self.running(), within_s, f"the end of {self.running()}")
-        until(lambda: not os.listdir(self.temporary), 1, f"the removal of {os.listdir(self.temporary)}")
+        until(lambda: not os.listdir(self.temporary), 30, f"the removal of {os.listdir(self.temporary)}")
 
     def stop(self) -> None:
         """Kill the rest of its processes."""

@@ -60,7 +60,7 @@ def test_an_engine_that_dies_between_its_answer_and_its_part(leaves_nothing, dat
         if not tries:
             os.kill(engine_pid(), signal.SIGKILL)
             link = loader._offload.connections._places[EMBEDDED].link
-            until(lambda: link.lost is not None, 20, "the loss to be noticed")
+            until(lambda: link.lost is not None, 30, "the loss to be noticed")
         tries.append(item)
         return compare(spec, item)
 
@@ -93,7 +93,7 @@ def test_a_close_that_is_interrupted_ends_the_run(leaves_nothing, data, monkeypa
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert closed == [True]
-    until(lambda: not ours(), 10, "the end of the threads")
+    until(lambda: not ours(), 30, "the end of the threads")
 
 
 def test_a_thread_that_cannot_be_started(leaves_nothing, data, monkeypatch):
@@ -108,7 +108,7 @@ def test_a_thread_that_cannot_be_started(leaves_nothing, data, monkeypatch):
     loader = make_loader(data, "cpu", num_workers=4)
     with pytest.raises(RuntimeError, match="new thread"):
         iter(loader)
-    until(lambda: not ours(), 10, "the end of those that were started")
+    until(lambda: not ours(), 30, "the end of those that were started")
 
 
 def test_threads_that_make_iterators_at_once():

@@ -38,7 +38,7 @@ def test_without_a_shared_spool(engines, data, truth, told, images, tmp_path, st
     loader = make_loader(data, strategy, csd=apart(engine, tmp_path))
     for epoch in range(2):
         truth.check(train(loader, 0.01, at={0: lambda: until_ready(loader)}), epoch)
-        until(lambda: not list(engine.spool.glob("job-*")), 5, "the job's end with its epoch")
+        until(lambda: not list(engine.spool.glob("job-*")), 30, "the job's end with its epoch")
     report = loader.report()
     assert report.batches_csd and not len(told), list(told)
     (note,) = report.notes
