@@ -8,7 +8,8 @@
 #include "ddlp.h"
 #include "memory.h"
 
-/* Pillow's filters, their terms in Pillow's order: other orders round differently. */
+/* Pillow's filters, their terms in Pillow's order: other orders round differently. The sine is the C library's, as in Pillow.
+ * C libraries differ in its last bit; rounding to COEFFICIENT_BITS hides that. */
 static inline double box(double x) { return x > -0.5 && x <= 0.5 ? 1.0 : 0.0; }
 
 static inline double bilinear(double x) {
