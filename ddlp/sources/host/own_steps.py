@@ -250,8 +250,11 @@ class OwnSteps:
         return [*steps, *samples.target_transforms, *kind, self._join.collate, self._batched, self.dataset]
 
     def begin_worker(self, init: Callable[[], None]) -> None:
-        """Run the user's worker_init_fn."""
-        self._keyed.begin_worker(init)
+        """Run the user's worker_init_fn.
+
+        A generator that it seeds is keyed like the others: which batches a worker gets is not the same in every run.
+        """
+        init()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OwnSteps:
         samples = self._samples
