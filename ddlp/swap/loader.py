@@ -54,7 +54,7 @@ class SwappedLoader(DDLPLoader):
         except Untranslatable as error:
             self._why = error
             return None
-        if settings().only_exact and (changes := _changes(found)):
+        if settings().only_exact and (changes := _changes(found, self.collate_fn)):
             self._why = Untranslatable("--only-exact", changes, ())
             return None
         return found
@@ -67,7 +67,7 @@ class SwappedLoader(DDLPLoader):
         if (found := self._portable_now(config)) is None:
             place.say(f"left alone: {self._why.operator}: {self._why.why}{late()}")
             return self._as_torchs(kept, place)
-        changes = _changes(found)
+        changes = _changes(found, self.collate_fn)
         strategy, given = self._wanted_strategy(config), settings().strategy
         instead = "" if given in (None, strategy.name) else f" ({given} would change the order)"
         first = f"; timing DataLoader's own workers first, on {BATCHES} batches" if settings().compare else ""
@@ -92,10 +92,11 @@ class SwappedLoader(DDLPLoader):
         return kept
 
 
-def _changes(found: Portable) -> str:
+def _changes(found: Portable, collate: Any) -> str:
     """Return what is not to the bit as with DataLoader, in words: which random numbers are others; "" if none are."""
     parts = [] if draw_nothing(found.pipeline.operators) else ["random crops, flips and colours are drawn by ddlp"]
     if found.rest is not None:
         steps = [name for name in found.rest.names if name != "none"]
-        parts.append(f"{' and '.join(steps) or 'your collate_fn'} runs as it is, with random numbers of a seed for each sample")
+        own = " and ".join(steps) or f"the collate_fn {getattr(collate, '__name__', type(collate).__name__)}"
+        parts.append(f"{own} runs as it is, with random numbers of a seed for each sample")
     return ", ".join(parts)
