@@ -97,8 +97,5 @@ def _changes(found: Portable) -> str:
     parts = [] if draw_nothing(found.pipeline.operators) else ["random crops, flips and colours are drawn by ddlp"]
     if found.rest is not None:
         steps = [name for name in found.rest.names if name != "none"]
-        if not steps and found.rest.why.operator.startswith("collate_fn="):
-            steps = ["your collate_fn"]
-        if steps:
-            parts.append(f"{' and '.join(steps)} runs as it is, with random numbers of a seed for each sample")
+        parts.append(f"{' and '.join(steps) or 'your collate_fn'} runs as it is, with random numbers of a seed for each sample")
     return ", ".join(parts)
