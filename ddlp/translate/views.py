@@ -71,7 +71,8 @@ def views_of(transform: Any) -> ViewTransforms | None:
     if kind is Views:
         return ViewTransforms(tuple(transform.transforms), list)
     call: Any = kind.__call__ if callable(transform) else None
-    if not isinstance(call, types.FunctionType) or call.__closure__ or kind.__getattribute__ is not object.__getattribute__:
+    usual: Any = object.__getattribute__
+    if not isinstance(call, types.FunctionType) or call.__closure__ or kind.__getattribute__ is not usual:
         return None
     names, opcodes = _used(call.__code__)
     if call.__code__.co_flags & _LATER or opcodes & _CATCHES or names & _BUILT_IN.keys() & call.__globals__.keys():
