@@ -200,7 +200,7 @@ class Forgiving(Listed):
     def __call__(self, x):
         try:
             return [self.base_transform(x), x.width]
-        except AttributeError:
+        except:  # noqa: E722
             return [self.base_transform(x)]
 
 
