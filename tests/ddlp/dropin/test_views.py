@@ -199,7 +199,7 @@ class Once(Unlike):
 class Forgiving(Listed):
     def __call__(self, x):
         try:
-            return [self.base_transform(x), x.width]
+            return [x.width, self.base_transform(x)]
         except:  # noqa: E722
             return [self.base_transform(x)]
 
