@@ -21,6 +21,7 @@ from ddlp.translate.joint import foreign_part
 from ddlp.translate.marked import CodeBeforePoint, marked_in
 from ddlp.translate.timm import is_fast_collate
 from ddlp.translate.transforms import translate
+from ddlp.translate.views import Held
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ def _by_prefix(loader: DataLoader, decode: str, as_pil: bool, why: Untranslatabl
         return None
     with torch.device("cpu"):
         found = cut(transforms[0], parts.parts[0].mode, size, as_pil)
-    if found is None or (not any(found.views) and own_collate(loader) is None):
+    if found is None or not (any(found.views) or isinstance(found.gathered, Held) or own_collate(loader) is not None):
         return None
     known, of_targets = found.known, tuple(part.target_transform for part in parts.parts)
     rest = Rest(found.views, found.gathered, known.crops, found.tensor, of_targets, why)

@@ -240,12 +240,14 @@ class OwnSteps:
     def same_as(self, other: OwnSteps) -> bool:
         """Return whether ``other`` would make the same of each batch: it holds the very same objects."""
         ours, theirs = self._held(), other._held()
-        return len(ours) == len(theirs) and all(map(operator.is_, ours, theirs)) and self._epilogue.does_what(other._epilogue)
+        if len(ours) != len(theirs) or not all(map(operator.is_, ours, theirs)):
+            return False
+        return self._samples._gathered == other._samples._gathered and self._epilogue.does_what(other._epilogue)
 
     def _held(self) -> list[Any]:
         samples = self._samples
         steps = [step for view in samples.views for step in (*view, None)]
-        kind = samples._gathered, samples._crops, samples._tensor
+        kind = samples._crops, samples._tensor
         steps += [] if samples.joint is None else [step for step, _ in samples.joint.steps]
         return [*steps, *samples.target_transforms, *kind, self._join.collate, self._batched, self.dataset]
 
