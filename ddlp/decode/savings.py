@@ -31,6 +31,14 @@ class Savings:
         """What was saved, in processor seconds, if the other images are like the measured ones."""
         return (self.pillows_s - self.late_s) / self.measured * self.images if self.measured else 0.0
 
+    def __str__(self) -> str:
+        """The line for the user."""
+        line = f"{self.images:,} JPEGs were decoded late"
+        if not self.measured:
+            return line
+        saved = f"some {self.saved_s:,.3g} s of" if self.saved_s > 0 else "no"
+        return f"{line}; that saved {saved} processor time (an estimate, measured on {self.measured:,} of them)"
+
     def add(self, images: int, measured: int, late_s: float, pillows_s: float) -> None:
         """Add to all four."""
         self.images += images

@@ -29,7 +29,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from ddlp.devices.device import Device
 from ddlp.errors import DDLPError
 from ddlp.schedule.strategies import DATALOADER, STRATEGIES, called
 from ddlp.swap.settings import VARIABLE, Settings
@@ -68,11 +67,14 @@ def run(options: argparse.Namespace) -> NoReturn:
         raise DDLPError("ddlp run: nothing to run. Write it after --, e.g. ddlp run -- train.py --epochs 3")
     if options.csd and options.strategy is not None and not called(options.strategy).uses_device:
         raise DDLPError(f"--csd with --strategy {options.strategy}: the device would have nothing to do. Leave one of them out")
-    for name in options.csd:
-        try:
-            Device.at(name)
-        except ValueError as error:
-            raise DDLPError(str(error)) from None
+    if options.csd:
+        from ddlp.devices.device import Device  # a script of seconds notices the time that its import takes
+
+        for name in options.csd:
+            try:
+                Device.at(name)
+            except ValueError as error:
+                raise DDLPError(str(error)) from None
     become(words, Settings(
         strategy=options.strategy, csd=tuple(options.csd), record=options.record and os.path.abspath(options.record),
         compare=not options.no_compare, only_exact=options.only_exact,

@@ -62,9 +62,7 @@ def _tell_postponed() -> bool:
     ranks, savings = here(), decode.total(settings().counts)
     if not savings.images or (ranks is not None and ranks.rank):
         return False
-    how = f"an estimate, measured on {savings.measured:,} of them"
-    saved = f"; that saved some {savings.saved_s:,.3g} s of processor time ({how})" if savings.measured else ""
-    say(f"{savings.images:,} JPEGs were decoded late{saved}")
+    say(str(savings))
     return True
 
 

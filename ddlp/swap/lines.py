@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
+import weakref
+from types import FrameType
 from typing import Any
 
 from ddlp.process.ranks import here
@@ -11,19 +15,32 @@ from ddlp.swap.settings import say, settings
 
 __all__ = ["SAID", "late", "left_alone", "made_at", "may_be_known", "say_of_first_rank"]
 
+# How the paths of Python's own code and of commands that pip has installed begin.
+_PYTHONS = os.path.join(os.path.dirname(os.__file__), ""), os.path.join(sys.prefix, "bin", ""), "<frozen "
 _KNOWN = ("ddlp", "timm", "torchvision")  # packages with data sets that ddlp knows
 SAID: set[str] = set()  # the lines of this process
+_ALONE: weakref.WeakValueDictionary[tuple[int, str], Any] = weakref.WeakValueDictionary()  # data sets, by id and what was said
 if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=SAID.clear)
+    os.register_at_fork(after_in_child=_ALONE.clear)
 
 
 def made_at() -> str:
-    """Return the line at which the script is now, as FILE:LINE."""
+    """Return the line at which the script is now, as FILE:LINE; an installed package's only where no other is known."""
     frame, _ = user_frame()
+    caller: FrameType | None = frame
+    while caller is not None and _installed(caller.f_code.co_filename):
+        caller = caller.f_back
+    frame = caller or frame
     path = os.path.relpath(frame.f_code.co_filename)
     if path.startswith(os.pardir):
         path = os.path.join(*frame.f_code.co_filename.split(os.sep)[-2:])
     return f"{path}:{frame.f_lineno}"
+
+
+def _installed(path: str) -> bool:
+    """Whether the code of this file is not the user's own, as far as its path tells."""
+    return path.startswith(_PYTHONS) or any(f"{os.sep}{name}{os.sep}" in path for name in ("site-packages", "dist-packages"))
 
 
 def say_of_first_rank(text: str) -> None:
@@ -39,8 +56,16 @@ def late() -> str:
 
 
 def left_alone(kind: str, dataset: Any, why: str) -> None:
-    """Say, once for each place, that a loader is made there which stays as it is."""
-    text = f"{made_at()} {kind}({type(dataset).__name__}): left alone: {why}{late()}"
+    """Say, once for each place, that a loader is made there which stays as it is.
+
+    A second loader of the same data set gets no line: accelerate and others make theirs around the script's.
+    """
+    words = f"{kind}({type(dataset).__name__}): left alone: {why}{late()}"
+    if _ALONE.get((id(dataset), words)) is dataset is not None:
+        return
+    with contextlib.suppress(TypeError):  # a list, say
+        _ALONE[id(dataset), words] = dataset
+    text = f"{made_at()} {words}"
     if text not in SAID:
         SAID.add(text)
         say_of_first_rank(text)

@@ -118,7 +118,7 @@ def portable(
         cut_it = own_steps and output is None and memory_format is None
         found = _by_prefix(loader, decode, as_pil, why) if cut_it else None
         if found is None and point is None:
-            raise
+            raise (_beside_collate(loader, decode, as_pil, why) if cut_it else why) from None
     if point is None:
         assert found is not None
         return found
@@ -175,10 +175,22 @@ def _joint(parts: PortableSet, decode: str, as_pil: bool, why: Untranslatable) -
     return Portable(parts, dataclasses.replace(known.pipeline, decode=decode), known.epilogue, found[0].shape, 1, rest)
 
 
+def _beside_collate(loader: DataLoader, decode: str, as_pil: bool, why: Untranslatable) -> Untranslatable:
+    """Return the obstacle beside a collate_fn, which is none for a cut; ``why`` if there is no other."""
+    try:
+        parts = translate_dataset(loader.dataset).parts
+        if any(part.transform is not None or part.transforms is not None for part in parts):  # else it gets images
+            _wholly(loader, None, None, decode, as_pil, but_collate=True)
+    except Untranslatable as other:
+        return other
+    return why
+
+
 def _wholly(
-    loader: DataLoader, output: torch.dtype | None, memory_format: torch.memory_format | None, decode: str, as_pil: bool
-) -> Portable:
-    for refusal in refusals(loader):
+    loader: DataLoader, output: torch.dtype | None, memory_format: torch.memory_format | None, decode: str, as_pil: bool,
+    but_collate: bool = False,
+) -> Portable:  # fmt: skip
+    for refusal in refusals(loader, but_collate):
         raise refusal
     dataset: Any = loader.dataset
     parts = translate_dataset(dataset)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -329,8 +330,8 @@ class _Translator:
             raise Untranslatable(name, "antialias=False holds for tensors only, and Pillow knows no such resampling",
                                  ["leave antialias out", KEEP])
         if type(transform) not in SAME_ON_BYTES and not self.as_pil:
-            raise Untranslatable(name, "after ToImage it runs torch's kernels for bytes, whose pixels differ a little from "
-                                 "Pillow's (docs/operators.md)",
+            raise Untranslatable(name, "after ToImage or PILToTensor it runs torch's kernels for bytes, whose pixels differ a "
+                                 "little from Pillow's (docs/operators.md)",
                                  ["pass as_pil=True to DDLPLoader: it runs as on a PIL image then", move, KEEP])
 
     def channels(self, name: str) -> int:
@@ -585,8 +586,10 @@ def _instead(transform: Any) -> list[str]:
 
 
 def _name(transform: Any) -> str:
-    """The operator as the user wrote it, on one line and not too long."""
+    """The operator as the user wrote it, on one line and not too long; by its name where its repr is an address."""
     text = " ".join(repr(transform).split())
+    if re.search(r" at 0x[0-9a-f]+>$", text, re.IGNORECASE):
+        text = getattr(transform, "__qualname__", type(transform).__qualname__)
     return text if len(text) <= 120 else f"{text[:117]}..."
 
 

@@ -45,6 +45,14 @@ def test_without_an_image_nothing_is_saved(counter: Counter) -> None:
     assert total(counter._path) == Savings() and total(counter._path).saved_s == 0.0
 
 
+def test_the_users_line_names_no_negative_saving() -> None:
+    lines = [str(Savings(1200, 6, 0.5, pillows_s)).partition("; ") for pillows_s in (1.0, 0.5, 0.25)]
+    assert {line for line, _, _ in lines} == {"1,200 JPEGs were decoded late"}
+    how = "processor time (an estimate, measured on 6 of them)"
+    assert [saved for _, _, saved in lines] == [f"that saved some 100 s of {how}", *[f"that saved no {how}"] * 2]
+    assert str(Savings(1)) == "1 JPEGs were decoded late"
+
+
 def test_the_scripts_process_has_ended(tmp_path: Path) -> None:
     """Its file went with it. A child that goes on works as before."""
     counter = Counter(str(tmp_path / "gone"))

@@ -269,7 +269,7 @@ def test_pin_memory_without_an_accelerator_warns_at_the_users_line(paths, own, w
             batches = list(kind(dataset, batch_size=20, num_workers=workers, pin_memory=True))
         assert len(caught) == 1
         assert not batches[0][0].is_pinned()
-    assert caught[0].filename == __file__
+    assert caught[0].filename == __file__  # DDLPLoader's is at the user's line
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

@@ -162,6 +162,59 @@ def test_accelerate_puts_its_loader_around_a_swapped_one(folder: Path) -> None:
     assert [": swapped, cpu" in line for line in said(done)] == [True, False]
 
 
+OWN_ACCELERATED = """
+import torch
+from accelerate import Accelerator
+class Own(torch.utils.data.Dataset):
+    def __len__(self): return 4
+    def __getitem__(self, index): return torch.tensor(index)
+
+loader = torch.utils.data.DataLoader(Own(), 2)
+loader = Accelerator(cpu=True).prepare(loader)
+print(type(loader).__name__, len(list(loader)))
+"""
+
+
+def test_a_loader_around_one_that_is_left_alone_gets_no_line_of_its_own(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    (tmp_path / "train.py").write_text(OWN_ACCELERATED)
+    done = run(*RUN, "--", tmp_path / "train.py")
+    assert done.stdout == "DataLoaderShard 2\n", done.stderr
+    (line,) = said(done)
+    assert re.search(r"train\.py:8 DataLoader\(Own\): left alone: ", line)
+
+
+OWN_FIRST = """
+import sys
+from torch.utils.data import DataLoader
+from torchvision import datasets, transforms
+class Own:
+    def __call__(self, image): return image
+for first in (lambda image: image, Own(), None):
+    steps = None if first is None else transforms.Compose([first, transforms.Resize((8, 8)), transforms.ToTensor()])
+    print(len(list(DataLoader(datasets.ImageFolder(sys.argv[1], steps), 41, collate_fn=list))))
+"""
+
+
+def test_a_collate_function_is_no_reason_beside_one_that_no_cut_takes(folder: Path) -> None:
+    done = run(*RUN, "--no-postpone", "--", "-c", OWN_FIRST, folder)
+    assert done.stdout == "2\n2\n2\n", done.stderr
+    reasons = [line.partition(": left alone: ")[2].partition(": ")[0] for line in said(done)]
+    assert reasons == ["<lambda>", "Own", "collate_fn=list"]
+
+
+def test_a_loader_that_an_installed_package_makes_is_told_at_the_scripts_line(tmp_path: Path) -> None:
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    library = "from torch.utils.data import DataLoader\ndef loader(data): return list(DataLoader(data, 2))\n"
+    (packages / "library.py").write_text(library)
+    (packages / "tool.py").write_text("import library\nlibrary.loader([1])\n")
+    (tmp_path / "train.py").write_text("import library\ndef main(): return library.loader([1])\nmain()\n")
+    for script, place in ((tmp_path / "train.py", "train.py:2"), (packages / "tool.py", "library.py:2")):
+        (line,) = said(run(*RUN, "--", script, PYTHONPATH=str(packages)))
+        assert f"{place} DataLoader(list): left alone: " in line
+
+
 def test_two_ranks_of_torchrun(folder: Path) -> None:
     torchrun = [*PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "ddlp", "run"]
     script = ["--no-compare", "--", "like_references.py", "--data-path", folder]
