@@ -2,7 +2,7 @@
 
 Our samples are made as host and engine make those of a batch. If there is a compiled kernel, it draws and decodes them.
 torchvision gets the crop that our pipeline drew in Python. The images have 1 to 900 pixels a side. The transforms are crops,
-resizes with and without a crop after them, bilinear and bicubic, and flips.
+resizes with and without a crop after them, by every filter of the kernel, and flips.
 """
 
 from __future__ import annotations
@@ -36,14 +36,17 @@ from ddlp.translate.datasets import translate_dataset
 from ddlp.translate.transforms import translate
 from tests.jpegkinds import KINDS, encode_kind, picture
 
-_BILINEAR, _BICUBIC = T.InterpolationMode.BILINEAR, T.InterpolationMode.BICUBIC
+_MODES = T.InterpolationMode
 _FLIPS = [T.RandomHorizontalFlip(), T.RandomVerticalFlip(0.2)]
 _RECIPES: tuple[list[Any], ...] = (
-    [T.RandomResizedCrop(224, interpolation=_BILINEAR), *_FLIPS],
+    [T.RandomResizedCrop(224, interpolation=_MODES.BILINEAR), *_FLIPS],
     [T.Resize(256), T.CenterCrop(224)],
-    [T.RandomResizedCrop((160, 96), scale=(0.02, 1), ratio=(0.3, 3), interpolation=_BICUBIC), *_FLIPS],
-    [T.Resize(232, interpolation=_BICUBIC), T.CenterCrop(224)],
+    [T.RandomResizedCrop((160, 96), scale=(0.02, 1), ratio=(0.3, 3), interpolation=_MODES.BICUBIC), *_FLIPS],
+    [T.Resize(232, interpolation=_MODES.BICUBIC), T.CenterCrop(224)],
     [T.RandomResizedCrop(33, scale=(0.5, 1)), *_FLIPS],
+    [T.Resize(96, interpolation=_MODES.LANCZOS), T.RandomCrop(64), *_FLIPS],
+    [T.RandomResizedCrop(80, interpolation=_MODES.BOX), *_FLIPS],
+    [T.Resize((64, 90), interpolation=_MODES.HAMMING), *_FLIPS],
     [T.Resize((64, 48)), *_FLIPS],
 )
 _FILES = 60  # of each kind

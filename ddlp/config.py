@@ -18,9 +18,8 @@ from ddlp.process.platforms import other_system
 from ddlp.sampling.epoch_plan import is_built_in
 from ddlp.schedule.strategies import STRATEGIES, Auto, Cpu, Ordered, Strategy, strategy_class
 from ddlp.sources.base import LeaseSource, is_lease_source
-from ddlp.sources.engine.shared_spool import TRANSFERS
 from ddlp.sources.host.dali import require_dali
-from ddlp.transfer.choose_transfer import WAYS
+from ddlp.transfer.choose_transfer import TRANSFERS, WAYS
 from ddlp.transfer.epilogue import DTYPES
 
 __all__ = ["LoaderConfig"]

@@ -6,12 +6,11 @@ import contextlib
 import functools
 import inspect
 import os
-import threading
 import types
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -40,10 +39,7 @@ from ddlp.planning.controller import Controller, Goal
 from ddlp.planning.decide import Decision
 from ddlp.planning.measured import Measured
 from ddlp.planning.scaling import Scaler
-from ddlp.pools.base import Pool, nodes_of, range_of
-from ddlp.pools.given import pool_of
-from ddlp.pools.joining import Members, newcomers
-from ddlp.process.finalizers import when_dropped
+from ddlp.process.finalizers import SharedHandle, when_dropped
 from ddlp.process.platforms import OtherSystem, tell_once
 from ddlp.process.ranks import here
 from ddlp.process.user_warnings import advise_user, warn_user
@@ -55,19 +51,12 @@ from ddlp.sampling import checkpoint as resuming
 from ddlp.sampling.epoch_plan import is_random
 from ddlp.sampling.merged import rest_of
 from ddlp.schedule.strategies import Order, Strategy
-from ddlp.sources.base import EpochSink, LeaseSource
-from ddlp.sources.engine.connections import EngineConnections, SharedHandle
-from ddlp.sources.engine.embedded import EmbeddedOptions, default_spool
-from ddlp.sources.engine.source import EngineSource
+from ddlp.sources.base import LeaseSource
 from ddlp.sources.host import stateful_workers as stateful
 from ddlp.sources.host.dali import Graphs
 from ddlp.sources.host.keyed_samples import KeyedSamples
 from ddlp.sources.host.own_steps import WorkerProcesses
 from ddlp.sources.host.torch_workers import KeyedView, UserCodeIterator, postpone_in_workers
-from ddlp.sources.usercode.host import UserCodeHost, indexed, why_at_home
-from ddlp.sources.usercode.nodes import Nodes
-from ddlp.sources.usercode.source import UserCodeSource
-from ddlp.sources.usercode.work import Work, pickled
 from ddlp.stats.live import Life, Live, counted, length
 from ddlp.stats.report import EpochReport
 from ddlp.transfer.choose_transfer import transfer_to
@@ -79,12 +68,12 @@ from ddlp.translate.obstacles import has_images
 from ddlp.translate.portable import Portable, portable
 from ddlp.translate.self_described import other_structure
 
+if TYPE_CHECKING:  # imported when they are needed: a user without devices loads nothing of what serves them
+    from ddlp.pools.base import Pool
+    from ddlp.pools.offload import Offload
+    from ddlp.sources.usercode.work import Work
+
 _TORCH_HAS_IN_ORDER = "in_order" in inspect.signature(DataLoader).parameters  # since 2.6
-_SHARED_BY_EPOCHS = {  # attributes that are made once for all epochs, and the arguments that each is made from
-    "_connections": ("csd", "pool", "transfer", "spool", "spool_bytes"),
-    "_nodes": ("pool",),
-    "_gpu_transfer": ("device", "transfer"),
-}
 
 
 class DDLPLoader(DataLoader):
@@ -273,8 +262,7 @@ class DDLPLoader(DataLoader):
         self._life = Life()
         self._controller: Controller | None = None
         self._remembered: Remembered | None = None
-        self._connections: EngineConnections | None = None
-        self._nodes: Nodes | None = None
+        self._offload: Offload | None = None
         self._handles: list[SharedHandle] = []
         self._gpu_transfer: GpuTransfer | None = None
         self._cache: LoaderCache | None = None
@@ -292,7 +280,7 @@ class DDLPLoader(DataLoader):
         if postpone_decoding:
             postpone_in_workers()
         config = LoaderConfig.of(self)
-        pool_of(pool)  # raises if it is none
+        _pool_of(config)  # raises if it is none
         config.check(self._wanted_strategy(config), self._index_sampler, self._auto_collation)
         found = self._portable_now(config, compare=False)
         if found is not None and config.backend != "native":
@@ -300,13 +288,18 @@ class DDLPLoader(DataLoader):
 
     def __setattr__(self, attr: str, val: Any) -> None:
         """Set an attribute for the next epoch. Raises ValueError if an object that all epochs share was made from it."""
-        for shared, arguments in _SHARED_BY_EPOCHS.items():
-            if attr in arguments and getattr(self, shared, None) is not None:
-                begun = f"after {type(self).__name__} has begun an epoch with it"
-                raise ValueError(f"{attr} attribute should not be set {begun}; make another one")
+        if attr in self._fixed():
+            begun = f"after {type(self).__name__} has begun an epoch with it"
+            raise ValueError(f"{attr} attribute should not be set {begun}; make another one")
         if attr == "num_workers":
             val, vars(self)["_auto_workers"] = number_of_workers(val, None)
         super().__setattr__(attr, val)
+
+    def _fixed(self) -> tuple[str, ...]:
+        """The arguments from which something was made that all epochs share."""
+        offload: Offload | None = vars(self).get("_offload")
+        fixed = () if offload is None else offload.made_from
+        return fixed if vars(self).get("_gpu_transfer") is None else (*fixed, "device", "transfer")
 
     @property
     def _index_sampler(self) -> Any:
@@ -382,8 +375,11 @@ class DDLPLoader(DataLoader):
         else:
             if isinstance(kept, EpochIterator):
                 kept._shutdown_workers()
-            found = indexed(self) if now is None else now
-            iterator = self._epoch_iterator(config, found, seed, base_seed, epoch, resume, work, turn, early)
+            if now is None:
+                from ddlp.sources.usercode.host import indexed
+
+                now = indexed(self)
+            iterator = self._epoch_iterator(config, now, seed, base_seed, epoch, resume, work, turn, early)
         self._last = iterator.memory
         self._next_epoch, self._resume, self._loaded, self._cut = epoch + 1, resuming.Resume(), None, cut
         self._dealt = resuming.dealt(self, resume)
@@ -434,7 +430,7 @@ class DDLPLoader(DataLoader):
                 advise_user(f"ddlp: the host prepares all batches: {error}")
             elif self._wanted_strategy(config).uses_device and str(error) not in self._warned:
                 self._warned.add(str(error))
-                more = "" if nodes_of(pool_of(config.pool)) is None else f" The pool takes no part in your code: {at_home}."
+                more = "" if not _runs_user_code(config) else f" The pool takes no part in your code: {at_home}."
                 warn_user(f"ddlp: the host prepares all batches: {error}{more}")
             elif compare and not self._warned and has_images(self.dataset):  # an epoch begins that could be faster
                 self._warned.add(str(error))
@@ -446,8 +442,10 @@ class DDLPLoader(DataLoader):
 
     def _why_at_home(self, config: LoaderConfig) -> str:
         """Return why the pool takes no part in user code, if that prepares the samples; "": it does."""
-        if nodes_of(pool_of(config.pool)) is None:
+        if not _runs_user_code(config):
             return "there is no pool with user_code=True"
+        from ddlp.sources.usercode.host import why_at_home
+
         return why_at_home(self)
 
     def _work_for_pool(self, config: LoaderConfig) -> Work | None:
@@ -457,6 +455,8 @@ class DDLPLoader(DataLoader):
         """
         if self._why_at_home(config):
             return None
+        from ddlp.sources.usercode.work import pickled
+
         try:
             return pickled(self)
         except DDLPError as error:
@@ -524,30 +524,20 @@ class DDLPLoader(DataLoader):
         strategy = self._wanted_strategy(config)
         gpu_transfer = self._gpu_transfer_for_target(config) if now.rest is None and work is None else None
         graphs = self._graphs_for(config, now, gpu_transfer)
-        nodes = None if work is None else self._nodes_of_pool(config)
-        sources: tuple[LeaseSource, ...]
-        if nodes is not None:
-            sources = tuple(UserCodeSource(name, nodes) for name in nodes.names)
-        else:
-            sources = self._lease_sources(config) if strategy.uses_device else ()
-        pool = config.pool is not None and strategy.uses_device and nodes is None
-        connections = self._connections if pool or any(isinstance(source, EngineSource) for source in sources) else None
+        offload = self._offload_for(strategy, work)
+        sources = () if offload is None else offload.sources(config, work)
         controller = self._controller_for(config, strategy, now, tuple(source.name for source in sources), work)
-        if controller is not None and controller.scaler is not None and connections is not None:
-            wanted = set(connections.names)  # fewer, as a rule: the controller begins with the pool's least number
-            sources = tuple(source for source in sources if source.name in wanted)
+        if offload is not None and controller is not None and controller.scaler is not None:
+            sources = offload.wanted(sources)  # fewer, as a rule: the controller begins with the pool's least number
         exchange = None if controller is None or controller.agreement is None else RankExchange(controller.agreement)
-        if nodes is not None:
-            ended = nodes.end_unwanted
-        else:
-            ended = (lambda: None) if connections is None else connections.epoch_began()
+        ended: Callable[[], None] = (lambda: None) if offload is None else offload.began()
         observers, self._observers = self._observers, ()
         cache = self._cache_for(config, now) if work is None else None
         flush: Callable[[], None] = (lambda: None) if cache is None else cache.shelf.flush
         hooks: EpochHooks | None = None
         try:
-            if connections is not None and strategy.needs_device:
-                connections.check_embedded()  # only the device may prepare batches: raise here if its engine can't start
+            if offload is not None and strategy.needs_device:
+                offload.check_embedded()  # only the device may prepare batches: raise here if its engine can't start
             hooks = hooks_of(config.record, observers)
             iterator = EpochIterator(
                 self,
@@ -560,14 +550,14 @@ class DDLPLoader(DataLoader):
                     strategy=partial(strategy.make, ratio=config.ratio),
                     rank_after_rank=strategy.rank_after_rank,
                     sources=sources,
-                    may_join=pool or nodes is not None,
+                    may_join=offload is not None and offload.may_join,
                     gpu_transfer=gpu_transfer,
                     graphs=graphs,
                     life=self._life,
                     target=config.target,
                     batch_transform=config.batch_transform,
                     own_steps=config.own_steps,
-                    user_code=None if work is None else partial(UserCodeHost, work),
+                    user_code=None if offload is None or work is None else offload.user_code(work),
                     most_replaced=config.most_replaced,
                     cache=cache,
                     hooks=hooks,
@@ -583,18 +573,22 @@ class DDLPLoader(DataLoader):
             if hooks is not None:
                 hooks.closed()
             raise
-        iterator.kept_alive = tuple(self._handles)
+        iterator.kept_alive = (*self._handles, offload)
         if exchange is not None:
             exchange.start()
-        for source in sources:
-            _start_attaching(source, iterator.executor)
-        if pool:
-            assert connections is not None
-            known = [source.name for source in sources if isinstance(source, EngineSource)]
-            _attach_later(connections, self._engine_source(config, connections), known, iterator.executor)
-        if nodes is not None:
-            _attach_later(nodes, partial(UserCodeSource, nodes=nodes), nodes.names, iterator.executor)
+        if offload is not None:
+            offload.attach(sources, iterator.executor)
         return iterator
+
+    def _offload_for(self, strategy: type[Strategy], work: Work | None) -> Offload | None:
+        """Return who prepares batches beside this host in the epoch that begins; None if nobody does."""
+        if work is None and not strategy.uses_device:
+            return None
+        if self._offload is None or self._offload.pid != os.getpid():
+            from ddlp.pools.offload import Offload
+
+            self._offload = Offload()
+        return self._offload
 
     def _controller_for(
         self, config: LoaderConfig, strategy: type[Strategy], now: Portable, sources: tuple[str, ...], work: Work | None
@@ -615,12 +609,21 @@ class DDLPLoader(DataLoader):
                     agreement.known = self._controller.measured
         self._controller.part = "whole" if now.rest is None else "prefix"
         if self._controller.scaler is None and not (config.engine_devices or config.own_sources or work):
-            pool = pool_of(config.pool)
-            if pool is not None and (numbers := range_of(pool)) is not None:
-                self._controller.scaler = Scaler(*numbers)
-                self._controller.asks(pool.want)
-                pool.want(self._controller.engines)
+            self._scale(_pool_of(config), self._controller)
         return self._controller
+
+    @staticmethod
+    def _scale(pool: Pool | None, controller: Controller) -> None:
+        """Let the controller find the number of a pool's engines, if the pool has a range of these."""
+        if pool is None:
+            return
+        from ddlp.pools.base import range_of
+
+        numbers = range_of(pool)
+        if numbers is not None:
+            controller.scaler = Scaler(*numbers)
+            controller.asks(pool.want)
+            pool.want(controller.engines)
 
     def _judged(self) -> Callable[[], None]:
         """Return what judges the number of workers after an epoch. It does not hold the loader."""
@@ -727,47 +730,6 @@ class DDLPLoader(DataLoader):
         if graphs is None or graphs.gpu is None or graphs.stages != wanted:
             graphs = self._graphs = Graphs(wanted, gpu_transfer if config.backend == "dali" else None)
         return graphs
-
-    def _lease_sources(self, config: LoaderConfig) -> tuple[LeaseSource, ...]:
-        """Return the sources that prepare batches beside this host: the devices' engines, and sources of the user's own."""
-        own = config.own_sources
-        if own and not config.engine_devices and config.pool is None:
-            return own
-        connections = self._reached(config)
-        return (*map(self._engine_source(config, connections), connections.names), *own)
-
-    @staticmethod
-    def _engine_source(config: LoaderConfig, connections: EngineConnections) -> Callable[[str], EngineSource]:
-        """Return what makes the source for an engine, by its name."""
-        return partial(
-            EngineSource,
-            connections=connections,
-            audit=config.audit,
-            allow_different_bits=config.allow_different_bits,
-        )
-
-    def _reached(self, config: LoaderConfig) -> EngineConnections:
-        """Return the connections to the devices' engines. All epochs share them."""
-        if self._connections is None or self._connections.pid != os.getpid():  # after a fork they are the parent's
-            spool = os.path.abspath(config.spool or default_spool())  # here, as the current directory may change any time
-            options = EmbeddedOptions(spool=spool, quota_bytes=config.spool_bytes)
-            pool = pool_of(config.pool)
-            self._connections = EngineConnections(
-                config.engine_devices, options, config.transfer, None if pool is None else pool.engines
-            )
-            self._handles.append(SharedHandle())
-            when_dropped(self._handles[-1], self._connections.close)
-        return self._connections
-
-    def _nodes_of_pool(self, config: LoaderConfig) -> Nodes:
-        """Return the pool's nodes for user code. All epochs share them."""
-        if self._nodes is None or self._nodes.pid != os.getpid():  # after a fork they are the parent's
-            pool = nodes_of(pool_of(config.pool))
-            assert pool is not None
-            self._nodes = Nodes(pool)
-            self._handles.append(SharedHandle())
-            when_dropped(self._handles[-1], self._nodes.close)
-        return self._nodes
 
     def fill_cache(self, progress: bool = True) -> Filled:
         """Make now what ``cache=`` keeps of the data set, without training: the first epoch then begins from the cache.
@@ -929,8 +891,8 @@ class DDLPLoader(DataLoader):
             transfer=config.transfer,
             engines=bool(config.engine_devices) or config.pool is not None or not config.own_sources,
             sources=tuple(self._own_source(source) for source in config.own_sources),
-            pool=None if config.pool is None else repr(pool_of(config.pool)),
-            at_home=None if nodes_of(pool_of(config.pool)) is None else self._why_at_home(config),
+            pool=None if config.pool is None else repr(_pool_of(config)),
+            at_home=self._why_at_home(config) if _runs_user_code(config) else None,
             own_steps=config.own_steps,
             workers=None if self._auto_workers is None else self._auto_workers.line,
         )
@@ -971,7 +933,7 @@ class DDLPLoader(DataLoader):
         """Return the state for pickle, without connections and running iterations."""
         left = dict.fromkeys(
             (
-                "_iterator", "_prepared", "_before", "_last", "_connections", "_nodes", "_gpu_transfer", "_graphs", "_samples",
+                "_iterator", "_prepared", "_before", "_last", "_offload", "_gpu_transfer", "_graphs", "_samples",
                 "_cache", "_kept", "_own_processes", "_controller", "_remembered", "_turn",
             )  # fmt: skip
         )
@@ -1021,28 +983,20 @@ def _all_of(*calls: Callable[[], None]) -> None:
 _cpus = functools.cache(cpus)  # the control groups' files take too long for each call of live()
 
 
-def _start_attaching(source: LeaseSource, sink: EpochSink) -> None:
-    threading.Thread(target=_attach, args=(source, sink), name=f"ddlp-attach-{source.name}", daemon=True).start()
+def _pool_of(config: LoaderConfig) -> Pool | None:
+    """Return the pool that the loader was given; None: there is none. Raises as `ddlp.pools.given.pool_of`."""
+    if config.pool is None:
+        return None
+    from ddlp.pools.given import pool_of
+
+    return pool_of(config.pool)
 
 
-def _attach_later(
-    members: Members, source_of: Callable[[str], LeaseSource], known: Iterable[str], sink: EpochSink
-) -> None:
-    """Attach, in a thread, each engine that comes to the pool while the epoch runs."""
-    arguments = members, source_of, known, sink
-    threading.Thread(target=_attach_newcomers, args=arguments, name="ddlp-pool", daemon=True).start()
+def _runs_user_code(config: LoaderConfig) -> bool:
+    """Whether there is a pool whose nodes run the user's own code."""
+    pool = _pool_of(config)
+    if pool is None:
+        return False
+    from ddlp.pools.base import nodes_of
 
-
-def _attach_newcomers(
-    members: Members, source_of: Callable[[str], LeaseSource], known: Iterable[str], sink: EpochSink
-) -> None:
-    for name in newcomers(members, known, sink):
-        _start_attaching(source_of(name), sink)
-
-
-def _attach(source: LeaseSource, sink: EpochSink) -> None:
-    """Attach a source to an epoch. An error in its code ends the training; else the user would not see why it is missing."""
-    try:
-        source.attach(sink)
-    except Exception as error:
-        sink.lost(source.name, repr(error), error)
+    return nodes_of(pool) is not None

@@ -194,7 +194,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def until(condition: Callable[[], Any], timeout_s: float = 10.0, what: str = "the condition") -> Any:
+def until(condition: Callable[[], Any], timeout_s: float = 30.0, what: str = "the condition") -> Any:
     """Return the condition's first true value."""
     end = time.monotonic() + timeout_s
     while True:
@@ -207,7 +207,7 @@ def until(condition: Callable[[], Any], timeout_s: float = 10.0, what: str = "th
         time.sleep(min(max(0.02, 5 * (now - began)), 0.5))  # a slow condition, as on a board, is asked less often
 
 
-def wait_for(events: SimpleQueue[Any], kind: type | tuple[type, ...], timeout_s: float = 15.0) -> Any:
+def wait_for(events: SimpleQueue[Any], kind: type | tuple[type, ...], timeout_s: float = 30.0) -> Any:
     """Return the next event of that kind, and drop those before it."""
     end = time.monotonic() + timeout_s
     seen: list[Any] = []

@@ -12,17 +12,18 @@ from csd_engine.kernels.library import Job, Kernel
 
 __all__ = ["first_difference", "jpegs"]
 
-_BILINEAR, _BICUBIC = 2, 3  # Pillow's numbers; the enum came only with Pillow 9.1
+_LANCZOS, _BILINEAR, _BICUBIC, _BOX, _HAMMING = range(1, 6)  # Pillow's numbers; the enum came only with Pillow 9.1
 _LEFT_RIGHT = 0
 _WIDTH, _HEIGHT = 61, 83
 _STRIP = 16  # rows of an MCU with 4:2:0
-# left, top, width, height, out width, out height, filter; inside an image of the two sizes the other way around too
-_REGION = (17, 19, 33, 41, 40, 20, _BILINEAR)
+# left, top, width, height, out width, out height, filter; the region is inside an image of 83 x 61 pixels too
+_REGION = (17, 19, 33, 41, 40, 20)
 _CASES = (
     (0, 0, 61, 83, 24, 20, _BILINEAR),
-    _REGION,
+    (*_REGION, _BILINEAR),
     (9, 51, 50, 32, 20, 47, _BICUBIC),
 )
+_OTHER_FILTERS = {"4:2:2": _LANCZOS, "4:4:4": _BOX, "grey": _HAMMING}  # each filter once, at no further call
 
 
 def _encoded(pixels: np.ndarray, **options: Any) -> bytes:
@@ -75,7 +76,8 @@ def first_difference(kernel: Kernel) -> str:
         if context.take(data) != file.size:
             return f"a {name} JPEG was refused: {context.why()}"
         whole = file.convert("RGB")
-        cases, orders = (_CASES, (0, 1)) if name == "4:2:0" else ((_REGION,), (0,))
+        region = (*_REGION, _OTHER_FILTERS.get(name, _BILINEAR))
+        cases, orders = (_CASES, (0, 1)) if name == "4:2:0" else ((region,), (0,))
         for left, top, width, height, out_width, out_height, number in cases:
             crop = whole.crop((left, top, left + width, top + height))
             for vertical_first in orders:

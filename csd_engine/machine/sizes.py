@@ -1,11 +1,12 @@
-"""A number of bytes as people read and write it."""
+"""A number of bytes as people read and write it, and how many a file system has left."""
 
 from __future__ import annotations
 
+import os
 import re
-from typing import Optional
+from typing import Optional, Union
 
-__all__ = ["size_bytes", "size_text"]
+__all__ = ["free_bytes", "size_bytes", "size_text"]
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", re.IGNORECASE)
 
@@ -24,3 +25,9 @@ def size_text(count: int) -> str:
             return f"{value:.3g} {unit}"
         value /= 1024
     return f"{value:.3g} PiB"
+
+
+def free_bytes(directory: Union["os.PathLike[str]", str, int]) -> int:
+    """Return the bytes that this user may still write on the file system of the directory, or of its descriptor."""
+    status = os.statvfs(directory)
+    return status.f_bavail * status.f_frsize

@@ -7,7 +7,6 @@ from typing import Dict
 
 import numpy
 import PIL
-import zmq
 from PIL import features
 
 import csd_engine
@@ -25,6 +24,8 @@ def libjpeg() -> str:
 
 def versions() -> Dict[str, str]:
     """Return the versions of the parts that decide about pixels and messages. `build` tells states of one version apart."""
+    import zmq  # imported here: a host without devices asks for `libjpeg` alone
+
     return {
         "csd_engine": csd_engine.__version__,
         "build": build(),

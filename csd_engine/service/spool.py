@@ -29,11 +29,11 @@ from csd_engine.batchfile.publishing import PART_SUFFIX
 from csd_engine.directory import Directory, Entry
 from csd_engine.errors import SpoolError
 from csd_engine.machine.file_locks import fcntl
-from csd_engine.machine.sizes import size_text
+from csd_engine.machine.sizes import free_bytes, size_text
 from csd_engine.service.file_recycling import SPARE, RecycledFiles
 
 __all__ = [
-    "FINGERPRINT", "HOST", "JOB", "KEPT", "MADE", "MARK", "OURS", "PART", "SIGN", "Spool", "free_bytes", "host_directory",
+    "FINGERPRINT", "HOST", "JOB", "KEPT", "MADE", "MARK", "OURS", "PART", "SIGN", "Spool", "host_directory",
     "host_mark", "look_at", "remove_host_directory", "remove_tree",
 ]  # fmt: skip
 
@@ -58,12 +58,6 @@ _HOST_FILES = rf"lock|look|{FINGERPRINT}\.(manifest|npy)|tmp[a-z0-9_]{{8}}"
 _FILES_MODE = 0o775  # less the umask: a group that hosts and engine have in common may write there
 
 PathLike = Union[str, "os.PathLike[str]"]
-
-
-def free_bytes(directory: Union[PathLike, int]) -> int:
-    """Return the bytes that this user may still write on the file system of the directory, or of its descriptor."""
-    status = os.statvfs(directory)
-    return status.f_bavail * status.f_frsize
 
 
 def remove_tree(directory: PathLike) -> None:

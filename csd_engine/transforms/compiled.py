@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple, Optional, Tuple
 
 from csd_engine.kernels.library import Job
 from csd_engine.transforms.primitives import CHANNELS, Crop, Flip, Primitive, Resize, kernel_steps
-from csd_engine.transforms.resample import FILTERS, vertical_first
+from csd_engine.transforms.resample import RESAMPLED, vertical_first
 
 if TYPE_CHECKING:  # `ddlp.decode` needs a part of this module alone, in a few milliseconds
     from csd_engine.transforms.pipeline import Pipeline, SamplePlan
 
-__all__ = ["RESAMPLED", "Compiled", "compile_plan", "compile_steps"]
-
-RESAMPLED = {name: FILTERS[name] for name in ("bilinear", "bicubic")}  # the filters by which a kernel resamples as Pillow does
+__all__ = ["Compiled", "compile_plan", "compile_steps"]
 
 
 class Compiled(NamedTuple):

@@ -18,8 +18,9 @@ from csd_engine.kernels.files import FilePlan, PlanOperator
 from csd_engine.kernels.library import Kernel
 from csd_engine.keyed import Keyed
 from csd_engine.transforms import masks, operators
-from csd_engine.transforms.compiled import RESAMPLED, compile_plan
+from csd_engine.transforms.compiled import compile_plan
 from csd_engine.transforms.pipeline import Pipeline
+from csd_engine.transforms.resample import RESAMPLED
 
 __all__ = ["FileKind", "file_plan", "first_difference"]
 

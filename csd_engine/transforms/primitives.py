@@ -20,7 +20,6 @@ __all__ = ["CHANNELS", "Crop", "Flip", "Gray", "Pad", "Primitive", "Resize", "Us
 CHANNELS = {"RGB": 3, "L": 1}  # of the modes that images here have
 _FLIP_LEFT_RIGHT = 0  # Image.Transpose's numbers; the enum came only with Pillow 9.1
 _FLIP_TOP_BOTTOM = 1
-_KERNEL_FILTERS = ("bilinear", "bicubic")  # by which the kernel can resample
 _PAD_MODES = ("constant", "edge", "reflect", "symmetric")  # PAD_ of the kernel's src/steps/steps.h, in its order
 
 
@@ -78,10 +77,8 @@ class Resize(Primitive):
 
     def for_kernel(self, order: str) -> Optional[KernelStep]:
         """See `Primitive`."""
-        if self.interpolation not in _KERNEL_FILTERS:
-            return None
-        number = resample.FILTERS[self.interpolation]
-        return KernelStep(StepKind.RESIZE, (self.height, self.width, number, order == "pillow13"))
+        number = resample.RESAMPLED.get(self.interpolation)
+        return None if number is None else KernelStep(StepKind.RESIZE, (self.height, self.width, number, order == "pillow13"))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,12 +13,12 @@ from typing import Tuple
 from PIL import Image
 
 from csd_engine.transforms.primitives import Crop, Primitive, Resize
+from csd_engine.transforms.resample import RESAMPLED
 
 __all__ = ["DECODES", "draft", "is_jpeg", "reduced"]
 
 DECODES = ("exact", "fast")
 _REDUCTIONS = (8, 4, 2)
-_FILTERS = ("bilinear", "bicubic", "lanczos", "box", "hamming")  # not nearest: it needs each single pixel of the whole image
 
 
 def reduced(steps: Tuple[Primitive, ...], size: Tuple[int, int]) -> Tuple[Tuple[Primitive, ...], int]:
@@ -33,8 +33,8 @@ def reduced(steps: Tuple[Primitive, ...], size: Tuple[int, int]) -> Tuple[Tuple[
     """
     at = 1 if steps and isinstance(steps[0], Crop) else 0
     resize = steps[at] if len(steps) > at else None
-    if not isinstance(resize, Resize) or resize.interpolation not in _FILTERS:
-        return steps, 1
+    if not isinstance(resize, Resize) or resize.interpolation not in RESAMPLED:
+        return steps, 1  # the other filter needs each single pixel of the whole image
     crop = steps[0] if at else Crop(0, 0, size[1], size[0])
     assert isinstance(crop, Crop)
     fits = [s for s in _REDUCTIONS if crop.width >= s * resize.width and crop.height >= s * resize.height]

@@ -15,13 +15,15 @@ from PIL import Image
 from csd_engine.data.image_files import is_above_limit
 from csd_engine.errors import PipelineError
 
-__all__ = ["FILTERS", "ORDERS", "crop_resize", "native_order", "resize", "vertical_first"]
+__all__ = ["FILTERS", "ORDERS", "RESAMPLED", "crop_resize", "native_order", "resize", "vertical_first"]
 
 ORDERS = ("pillow12", "pillow13")
 _BAND_PIXELS = 1 << 18  # 1 MB in Pillow's memory: a band stays in a core's cache
 _WHOLE_PIXELS = 1 << 20  # a crop up to this size is copied in one piece, which needs less Python
 # Pillow's numbers; the names are torchvision's. The enum Image.Resampling came only with Pillow 9.1.
 FILTERS = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}
+# The filters that weigh pixels, in two passes; the kernel does it with Pillow's bits. "nearest" copies pixels.
+RESAMPLED = {name: number for name, number in FILTERS.items() if name != "nearest"}
 
 
 def vertical_first(order: str, width: int, height: int, out_width: int, out_height: int) -> bool:
@@ -56,7 +58,7 @@ def native_order() -> str:
 def resize(image: Image.Image, width: int, height: int, filter_name: str, order: str) -> Image.Image:
     """Resample an image to (width, height) with the passes in the given order, by any version of Pillow."""
     number = FILTERS[filter_name]
-    one_pass = filter_name == "nearest" or width == image.width or height == image.height
+    one_pass = filter_name not in RESAMPLED or width == image.width or height == image.height
     if one_pass or order == native_order():
         return image.resize((width, height), number)
     wanted = vertical_first(order, image.width, image.height, width, height)
@@ -81,7 +83,7 @@ def crop_resize(
         part = image.crop(box)
         return part if part.mode == mode else part.convert(mode)
 
-    one_pass = filter_name == "nearest" or width == across or height == down
+    one_pass = filter_name not in RESAMPLED or width == across or height == down
     if one_pass or across * down <= _WHOLE_PIXELS or is_above_limit(across * down):  # Pillow judges the crop, not a band
         return resize(piece(box), width, height, filter_name, order)
     if vertical_first(order, across, down, width, height):

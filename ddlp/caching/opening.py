@@ -11,9 +11,8 @@ import PIL
 from csd_engine.cache.shelf import CacheCounts, Shelf
 from csd_engine.cache.shelves import Shelves
 from csd_engine.errors import CacheRefused
-from csd_engine.machine.sizes import size_text
+from csd_engine.machine.sizes import free_bytes, size_text
 from csd_engine.prepare.cached_batch import Kept, SampleCache, channels_of, shelf_key
-from csd_engine.service.spool import free_bytes
 from ddlp.cache_directory import samples_directory
 from ddlp.caching.choosing import Points, choose, points_of
 from ddlp.caching.settings import Cache

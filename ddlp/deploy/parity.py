@@ -21,7 +21,7 @@ from PIL import Image
 from csd_engine.errors import EngineError
 from csd_engine.kernels.windows import PADDING_MODES
 from csd_engine.parity import Case, Result, pack_cases, read_results, run_cases
-from csd_engine.transforms.resample import FILTERS, native_order
+from csd_engine.transforms.resample import FILTERS, RESAMPLED, native_order
 from csd_engine.transforms.timm_policies import NAMES as TIMM_OPERATORS
 from csd_engine.transforms.warp_steps import WARP_FILTERS
 from ddlp.deploy.advice import upgrade
@@ -35,7 +35,7 @@ from ddlp.errors import DDLPError
 __all__ = ["Parity", "Row", "compare_device", "table"]
 
 _DRAW_TIMEOUT_S = 200.0  # for each draw on each image; a slow board takes ten seconds for three
-_BY_KERNEL = ("Resize bilinear", "Resize bicubic", "RandomResizedCrop bilinear", "RandomResizedCrop bicubic", "CenterCrop",
+_BY_KERNEL = (*(f"{op} {name}" for op in ("Resize", "RandomResizedCrop") for name in RESAMPLED), "CenterCrop",
               "RandomHorizontalFlip", "RandomVerticalFlip", "RandAugment v1", "timm's RandAugment (")  # fmt: skip
 DRAWS = 3  # of each random operator on each image
 _AT_ONCE = 20  # draws, which take a slow board some minutes and this host's memory some hundred MB

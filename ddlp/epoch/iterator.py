@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -41,15 +41,17 @@ from ddlp.sources.host.collate_errors import with_place
 from ddlp.sources.host.dali import DaliHost, Graphs
 from ddlp.sources.host.keyed_samples import KeyedBatch, KeyedSamples
 from ddlp.sources.host.native import NativeHost
-from ddlp.sources.usercode.host import UserCodeHost
 from ddlp.stats.live import Life
 from ddlp.stats.replaced import ReplacedSamples
 from ddlp.transfer.gpu_transfer import GpuTransfer
 from ddlp.transfer.memory_pool import SPARE_BLOCKS, MemoryPool
 from ddlp.transfer.shared_pool import SharedPool
-from ddlp.transfer.to_device import move
+from ddlp.transfer.to_device import move, pins
 from ddlp.translate.datasets import PortableSet
 from ddlp.translate.portable import Portable
+
+if TYPE_CHECKING:
+    from ddlp.sources.usercode.host import UserCodeHost
 
 __all__ = ["EpochArguments", "EpochIterator", "EpochMemory"]
 
@@ -100,12 +102,7 @@ class _LoaderView:
         self._loader = loader
         self._index_sampler = sampler
         self.generator = loader.generator if base_seed is None else for_base_seed(base_seed)
-        self.pin_memory = loader.pin_memory
-        if self.pin_memory and hasattr(torch, "accelerator") and not torch.accelerator.is_available():
-            self.pin_memory = False  # torch's warning would name a line of ours
-            warn_user(
-                "'pin_memory' argument is set as true but no accelerator is found, then device pinned memory won't be used."
-            )
+        self.pin_memory = pins(loader)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -215,6 +212,7 @@ class EpochIterator(_BaseDataLoaderIter):
         self._asked = self._prefetch_batches  # how often DataLoader would have asked its sampler by now
         self._whole = is_built_in(self._index_sampler)
         order, delivered = self._read_plan(loader, start, given)
+        self._join_targets = _like_timm(self._collate_fn) if given.portable.fast_collate else self._collate_fn
         seed = int(self._base_seed) if given.seed is None else given.seed
         rest = given.portable.rest
         elsewhere = rest is not None and own_steps.in_processes(given.own_steps, loader.num_workers)
@@ -277,7 +275,7 @@ class EpochIterator(_BaseDataLoaderIter):
             self._read_ahead(self._prefetch_batches)
         given.hooks.began(
             Beginning(
-                self.spec, self._portable, self._collate_fn, strategy, ledger.length, self.executor.full_batch, workers,
+                self.spec, self._portable, self._join_targets, strategy, ledger.length, self.executor.full_batch, workers,
                 fetchers, tuple(ledger.devices),
                 "cpu" if given.target is None else str(given.target), tuple(ledger.delivered.ranges()),
             )
@@ -400,6 +398,7 @@ class EpochIterator(_BaseDataLoaderIter):
             collated = self._collated(targets, position, prepared)
             views = epilogue.views(images, self._plan.views) if several else images
             batch = [views, collated] if keys is None else keys.join(views, collated)
+            batch = tuple(batch) if self._portable.fast_collate else batch
         else:
             single = [view[0] for view in (epilogue.views(images, self._plan.views) if several else [images])]
             if self._portable.image_type is not torch.Tensor:
@@ -417,7 +416,7 @@ class EpochIterator(_BaseDataLoaderIter):
     def _collated(self, targets: list[Any], position: int, prepared: PreparedBatch) -> Any:
         """Join the targets. If torch's own code can't, the error names the sample."""
         try:
-            return _collated(self._collate_fn, targets)
+            return _collated(self._join_targets, targets)
         except Exception as error:
             if self._collate_fn is not default_collate:
                 raise
@@ -467,6 +466,12 @@ def _closed(gpu_transfer: GpuTransfer | None, on_closed: Callable[[], None]) -> 
     if gpu_transfer is not None:
         gpu_transfer.settle()
     on_closed()
+
+
+def _like_timm(fast_collate: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return what joins targets as timm's fast_collate does: it gets them with images that have no pixels."""
+    nothing = torch.empty(0, dtype=torch.uint8, device="cpu")
+    return lambda targets: fast_collate([(nothing, target) for target in targets])[1]
 
 
 def _collated(collate: Callable[[Any], Any], targets: list[Any]) -> Any:

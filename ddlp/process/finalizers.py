@@ -17,6 +17,10 @@ _pending: set[weakref.finalize[Any, Any]] = set()
 _left: list[tuple[int, Callable[[], None]]] = []  # calls for which `_end_aside` could start no thread
 
 
+class SharedHandle:
+    """What a loader and its iterators hold of something that is closed once the last of them drops this."""
+
+
 def when_dropped(thing: object, close: Callable[[], None]) -> weakref.finalize[Any, Any]:
     """Call ``close`` once ``thing`` is dropped, or at the interpreter's exit. Forks of this process don't call it.
 

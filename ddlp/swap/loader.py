@@ -19,7 +19,7 @@ from ddlp.swap.comparison import BATCHES, compare
 from ddlp.swap.lines import late, made_at
 from ddlp.swap.settings import settings
 from ddlp.swap.told import Place, place_of
-from ddlp.translate.portable import Portable
+from ddlp.translate.portable import Portable, own_collate
 from ddlp.translate.transforms import names_of
 
 __all__ = ["SwappedLoader"]
@@ -55,7 +55,7 @@ class SwappedLoader(DDLPLoader):
         except Untranslatable as error:
             self._why = error
             return None
-        if settings().only_exact and (changes := _changes(found)):
+        if settings().only_exact and (changes := _changes(found, self)):
             self._why = Untranslatable("--only-exact", f"where it is swapped, {changes}", ())
             return None
         return found
@@ -68,7 +68,7 @@ class SwappedLoader(DDLPLoader):
         if (found := self._portable_now(config)) is None:
             place.say(f"left alone: {self._why.operator}: {self._why.why}{late()}")
             return self._as_torchs(kept, place)
-        changes = _changes(found)
+        changes = _changes(found, self)
         strategy, given = self._wanted_strategy(config), settings().strategy
         instead = "" if given in (None, strategy.name) else f" ({given} would change the order)"
         first = f"; timing DataLoader's own workers first, on {BATCHES} batches" if settings().compare else ""
@@ -93,11 +93,14 @@ class SwappedLoader(DDLPLoader):
         return kept
 
 
-def _changes(found: Portable) -> str:
+def _changes(found: Portable, loader: SwappedLoader) -> str:
     """Return what is not to the bit as with DataLoader, in words: which random numbers are others; "" if none are."""
     parts = [] if draw_nothing(found.pipeline.operators) else ["random crops, flips and colours are drawn by ddlp"]
     if found.rest is not None:
         steps = dict.fromkeys(names_of(view[:1])[0] for view in found.rest.views if view)
-        own = f"what stands from {' or '.join(steps)} on" if steps else "your collate_fn"
-        parts.append(f"{own} runs as it is, with random numbers of a seed for each sample")
+        own = f"what stands from {' or '.join(steps)} on" if steps else ""
+        if not steps and own_collate(loader) is not None:
+            own = f"the collate_fn {getattr(loader.collate_fn, '__name__', type(loader.collate_fn).__name__)}"
+        if own:
+            parts.append(f"{own} runs as it is, with random numbers of a seed for each sample")
     return ", ".join(parts)

@@ -13,9 +13,10 @@ from ddlp.transfer.device_stream import CudaStream, DeviceStream
 from ddlp.transfer.file_readers import FileReader, GpuDirectReader, MappedReader, PinnedReader
 from ddlp.transfer.gpu_transfer import GpuTransfer
 
-__all__ = ["WAYS", "transfer_to"]
+__all__ = ["TRANSFERS", "WAYS", "transfer_to"]
 
 WAYS = ("gds", "pinned", "mmap")  # names of the ways from a spool that this host sees into a GPU's memory
+TRANSFERS = ("auto", "shared", *WAYS, "stream")  # what ``transfer=`` may be
 _COPIES_ASKED_FOR = ("ON", "TRUE", "YES", "1")  # of $KVIKIO_COMPAT_MODE
 
 

@@ -9,11 +9,25 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-__all__ = ["MoveAndTransform", "each_tensor", "move"]
+from ddlp.process.user_warnings import warn_user
+
+__all__ = ["MoveAndTransform", "each_tensor", "move", "pins"]
 
 # A larger copy from memory that is not page-locked may wait for all training steps that are queued before it.
 _PAGEABLE_BYTES = 64 << 10
 _WITHOUT_TENSORS = (str, bytes, bytearray, memoryview, int, float, type(None))
+
+
+def pins(loader: Any) -> bool:
+    """Return whether a loader's batches can be page-locked. Where they can't, torch's own warning comes at the user's line."""
+    if not loader.pin_memory:
+        return False
+    if not hasattr(torch, "accelerator") or torch.accelerator.is_available():
+        return True
+    warn_user(
+        "'pin_memory' argument is set as true but no accelerator is found, then device pinned memory won't be used."
+    )
+    return False
 
 
 class MoveAndTransform:

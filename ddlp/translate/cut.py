@@ -22,6 +22,7 @@ from ddlp.translate.transforms import (
     translate_views_steps,
     view_transforms,
 )
+from ddlp.translate.views import Held
 
 __all__ = ["Cut", "Rest", "cut", "cut_joint"]
 
@@ -35,7 +36,8 @@ class Rest:
     Attributes:
         views: the steps of each view of a sample, in turn; there is one view unless the transform makes several. A view without
             steps: the collate_fn alone is the user's.
-        gathered: list or tuple, the type that holds the results of several views; None: the transform makes one image.
+        gathered: makes the transform's result of the list of several views: list, tuple or a `Held`; None: the transform makes
+            one image.
         crops: the first step gets a tuple with so many images, which lie one below the other in each prepared image; 1: it gets
             the image.
         tensor: the type of the image that the first step gets, torch.Tensor or a tv_tensors.Image, (channels, height, width);
@@ -46,7 +48,7 @@ class Rest:
     """
 
     views: tuple[Steps, ...]
-    gathered: type | None
+    gathered: type | Held | None
     crops: int
     tensor: type[torch.Tensor] | None
     target_transforms: tuple[Any, ...]
@@ -65,7 +67,7 @@ class Cut:
 
     known: Translation
     views: tuple[Steps, ...]
-    gathered: type | None
+    gathered: type | Held | None
     tensor: type[torch.Tensor] | None
     shape: tuple[int, int, int]  # (height, width, channels) between the two
 
@@ -121,7 +123,7 @@ def cut_joint(transforms: Any, mode: str, as_pil: bool = False) -> tuple[Cut, Jo
 
 
 def _cut_views(
-    transforms: Sequence[Any], gathered: type, mode: str, size: tuple[int, int] | None, as_pil: bool
+    transforms: Sequence[Any], gathered: type | Held, mode: str, size: tuple[int, int] | None, as_pil: bool
 ) -> Cut | None:
     """Cut each view as late as possible; if the views' images differ then, cut each before its image becomes a tensor."""
     different = {id(transform): steps_of(transform, mode) for transform in transforms}  # views are often alike

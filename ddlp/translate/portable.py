@@ -19,7 +19,9 @@ from ddlp.translate.cut import Rest, cut, cut_joint
 from ddlp.translate.datasets import PortableSet, translate_dataset
 from ddlp.translate.joint import foreign_part
 from ddlp.translate.marked import CodeBeforePoint, marked_in
+from ddlp.translate.timm import is_fast_collate
 from ddlp.translate.transforms import translate
+from ddlp.translate.views import Held
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Portable:
 
     ``rest``: the steps that the host runs after the pipeline as user code; None: there are none, all of the transform is known.
     ``image_type``: of a sample's images, before any batch is made of them.
+    ``fast_collate``: the collate_fn is timm's, which does nothing to these images but stack them.
     ``point``: how many of the pipeline's operators stand before the user's `ddlp.CachePoint`; None: there is none.
     """
 
@@ -39,6 +42,7 @@ class Portable:
     rest: Rest | None = None
     point: int | None = None
     image_type: type[torch.Tensor] = torch.Tensor
+    fast_collate: bool = False
 
 
 def refusals(loader: DataLoader, but_collate: bool = False) -> Iterator[Untranslatable]:
@@ -59,7 +63,7 @@ def refusals(loader: DataLoader, but_collate: bool = False) -> Iterator[Untransl
             f"{type(loader.sampler).__name__} gives lists of indices then, which the data set's own code is asked with",
             ("pass it as batch_sampler=",),
         )
-    if not but_collate and (collate := own_collate(loader)) is not None:
+    if not but_collate and not is_fast_collate(loader.collate_fn) and (collate := own_collate(loader)) is not None:
         yield collate
 
 
@@ -145,7 +149,7 @@ def _by_prefix(loader: DataLoader, decode: str, as_pil: bool, why: Untranslatabl
         return None
     with torch.device("cpu"):
         found = cut(transforms[0], parts.parts[0].mode, size, as_pil)
-    if found is None or (not any(found.views) and own_collate(loader) is None):
+    if found is None or not (any(found.views) or isinstance(found.gathered, Held) or own_collate(loader) is not None):
         return None
     known, of_targets = found.known, tuple(part.target_transform for part in parts.parts)
     rest = Rest(found.views, found.gathered, known.crops, found.tensor, of_targets, why)
@@ -215,9 +219,13 @@ def _wholly(
         raise Untranslatable(
             "the pipeline", f"its images have no common size ({error})", ("end it with a crop or a Resize((h, w))",)
         ) from None
+    by_timm, collate = is_fast_collate(loader.collate_fn), own_collate(loader)
+    of_bytes = first.epilogue.dtype == torch.uint8 and first.views == 1 and parts.keys is None
+    if by_timm and collate is not None and not (of_bytes and loader._auto_collation):
+        raise collate
     pipeline = dataclasses.replace(first.pipeline, decode=decode)
     epilogue = dataclasses.replace(first.epilogue.with_output(output, memory_format), sizes=pipeline.view_sizes(size))
-    return Portable(parts, pipeline, epilogue, shape, first.views, image_type=first.image_type)
+    return Portable(parts, pipeline, epilogue, shape, first.views, image_type=first.image_type, fast_collate=by_timm)
 
 
 def _same(a: Any, b: Any) -> bool:

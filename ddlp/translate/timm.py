@@ -13,7 +13,7 @@ from ddlp.errors import Untranslatable
 from ddlp.translate.parameters import interpolation, plain, size_pair
 from ddlp.translate.values import KEEP
 
-__all__ = ["Timm", "erasing", "loaded"]
+__all__ = ["Timm", "erasing", "is_fast_collate", "loaded"]
 
 Data = dict[str, Any]
 
@@ -42,6 +42,12 @@ def loaded() -> Timm:
                 if isinstance(kind, type) and kind.__module__ == place:
                     kinds[kind] = handler
     return Timm(found[0], tuple(found[1]), tuple(found[2]))
+
+
+def is_fast_collate(function: Any) -> bool:
+    """Whether this is timm's fast_collate, which stacks images of bytes, joins their targets, and draws nothing."""
+    module = sys.modules.get("timm.data.loader")
+    return module is not None and function is getattr(module, "fast_collate", None) and function.__module__ == module.__name__
 
 
 def _resized_crop(t: Any) -> list[Data]:

@@ -26,7 +26,7 @@ from ddlp.translate import timm
 from ddlp.translate.parameters import borders, interpolation, plain, size_pair
 from ddlp.translate.user_operators import UserOperator
 from ddlp.translate.values import BATCH, KEEP, Values
-from ddlp.translate.views import ViewTransforms, views_of
+from ddlp.translate.views import Held, ViewTransforms, views_of
 
 __all__ = ["Translation", "obstacles_in", "names_of", "operator_counts", "steps_of", "translate",
            "translate_steps", "translate_views_steps", "view_transforms"]
@@ -60,7 +60,11 @@ def translate(transform: Any, mode: str = "RGB", as_pil: bool = False) -> Transl
     if transform is None:
         raise _no_transform()
     views = view_transforms(transform)
-    return _Translator(mode, as_pil).translate(transform) if views is None else _views(views.transforms, mode, as_pil)
+    if views is None:
+        return _Translator(mode, as_pil).translate(transform)
+    if isinstance(views.gathered, Held):
+        raise _not_a_list(transform)
+    return _views(views.transforms, mode, as_pil)
 
 
 def view_transforms(transform: Any) -> ViewTransforms | None:
@@ -110,6 +114,11 @@ def _no_transform() -> Untranslatable:
                           ["pass transform=ToTensor()", KEEP])
 
 
+def _not_a_list(transform: Any) -> Untranslatable:
+    return Untranslatable(_name(transform), "its views are in a dict, or in a list with more in it, for collate to join",
+                          ["return the views alone, in one list", KEEP])
+
+
 def steps_of(transform: Any, mode: str = "RGB") -> list[Any]:
     """A transform's operators in turn. A Compose, also one inside another, is replaced by its operators."""
     return list(_Translator(mode, False).flat([transform]))
@@ -154,7 +163,9 @@ def obstacles_in(transform: Any, mode: str = "RGB", as_pil: bool = False) -> lis
         return list(_Translator(mode, as_pil).obstacles(transform))
     each = {id(view): view for view in views.transforms}.values()
     found = [one for view in each for one in _Translator(mode, as_pil).obstacles(view)]
-    if not found:
+    if isinstance(views.gathered, Held):
+        found.append(_not_a_list(transform))
+    elif not found:
         try:
             _views(views.transforms, mode, as_pil)
         except Untranslatable as obstacle:

@@ -50,5 +50,5 @@ def test_it_ends_with_its_parent(small_sets):
     assert alive(int(pid))
     asking.kill()
     asking.communicate()
-    until(lambda: not alive(int(pid)), 10, "the metronome's end")
+    until(lambda: not alive(int(pid)), 30, "the metronome's end")
     shutil.rmtree(directory)

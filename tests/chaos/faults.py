@@ -535,4 +535,4 @@ FAULTS = (
 def wait_for_engines(world: World) -> None:
     """Wait until each engine has a worker again, for at most 10 s."""
     with contextlib.suppress(AssertionError):
-        until(lambda: all(engine.workers() for engine in world.engines if engine.runs), 10)
+        until(lambda: all(engine.workers() for engine in world.engines if engine.runs), 30)

@@ -122,7 +122,7 @@ def train(world: World, loader: DDLPLoader, plan: Plan, until_step: int | None =
             break
         if engines and step % STEPS in (0, STEPS // 2):
             with contextlib.suppress(AssertionError):
-                until(lambda: sum(one.alive for one in loader.live().devices) >= engines, 10)
+                until(lambda: sum(one.alive for one in loader.live().devices) >= engines, 30)
         plan.step(step + 1)
         time.sleep(step_s)
     return batches

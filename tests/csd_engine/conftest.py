@@ -49,7 +49,7 @@ def start(home: Path) -> Iterator[Callable[..., EngineProcess]]:
         workers = engine.children()
         killed = engine.process.poll() is not None
         status = engine.end()
-        until(lambda w=workers: not any(map(alive, w)), 5, "the end of its workers")
+        until(lambda w=workers: not any(map(alive, w)), 30, "the end of its workers")
         if not killed:
             assert status == 0, engine.log
             assert not (home / "s").exists()

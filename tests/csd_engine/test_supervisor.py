@@ -93,7 +93,7 @@ def test_it_goes_on_without_its_terminal_and_its_parent(home: Home) -> None:
     assert os.getsid(supervisor) not in (os.getsid(0), supervisor)
     assert os.readlink(f"/proc/{supervisor}/fd/0") == os.devnull and os.readlink(f"/proc/{supervisor}/fd/1") == os.devnull
     os.kill(supervisor, signal.SIGTERM)
-    until(lambda: not alive(supervisor) and not alive(engine), 20, "the end of both")
+    until(lambda: not alive(supervisor) and not alive(engine), 30, "the end of both")
 
 
 def test_the_engine_does_not_outlive_its_supervisor(home: Home) -> None:
@@ -101,7 +101,7 @@ def test_the_engine_does_not_outlive_its_supervisor(home: Home) -> None:
     engine = home.engine()
     process.kill()
     process.wait()
-    until(lambda: not alive(engine), 10, "the end of the engine")
+    until(lambda: not alive(engine), 30, "the end of the engine")
     again = home.start()
     assert home.engine(before=engine)
     again.terminate()
@@ -125,7 +125,7 @@ def test_an_engine_that_does_not_start_says_why_and_is_tried_again(home: Home) -
     failed = until(lambda: [s for s in [home.read("state")] if s.startswith("failed")], 20, "a failure")[0]
     assert "cannot listen on tcp://256.0.0.1:1" in failed
     (home.path / "engine.json").write_text("{}")
-    until(lambda: "KeyError('arguments')" in home.read("state"), 20, "another failure")
+    until(lambda: "KeyError('arguments')" in home.read("state"), 30, "another failure")
     (home.path / "engine.json").write_text(good)
     home.engine()
     process.terminate()

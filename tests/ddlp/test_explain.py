@@ -138,7 +138,7 @@ def test_sources_of_ones_own_are_named_with_what_they_have_told() -> None:
     before = [f"{one}what it can hold is known once it has joined an epoch" for one in begin]
     assert lines_of(loader, "source", "transfer") == before, "without an engine there is no spool"
     iterator = iter(loader)
-    until(lambda: all(device.quota for device in loader.live().devices), 20, "both sources")
+    until(lambda: all(device.quota for device in loader.live().devices), 30, "both sources")
     assert sum(len(labels) for _, labels in iterator) == 24
     after = [f"{begin[0]}holds 8 batches, has 2 workers", f"{begin[1]}holds 4 batches, has 1 worker"]
     assert lines_of(loader, "source", "transfer") == after

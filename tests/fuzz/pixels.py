@@ -25,10 +25,10 @@ from torchvision.transforms import functional as F
 
 from csd_engine.kernels import kernel, why_not
 from csd_engine.kernels.library import Context, Job
-from csd_engine.transforms.resample import native_order, vertical_first
+from csd_engine.transforms.resample import RESAMPLED, native_order, vertical_first
 from tests.progressive_jpeg import progressive_jpeg, segment
 
-FILTERS = {2: InterpolationMode.BILINEAR, 3: InterpolationMode.BICUBIC}
+FILTERS = {number: InterpolationMode(name) for name, number in RESAMPLED.items()}
 
 
 def segments(jpeg: bytes) -> Iterator[tuple[int, int, int]]:

@@ -81,7 +81,7 @@ def test_ctrl_c_ends_what_runs_beside(tmp_path: Path) -> None:
     environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
     script = subprocess.Popen([script_path], start_new_session=True, env=environment, stdout=subprocess.DEVNULL)
     try:
-        until(lambda: lines() == ["begun mypy", "begun pytest"], 20, "the beginning of both")
+        until(lambda: lines() == ["begun mypy", "begun pytest"], 30, "the beginning of both")
         os.killpg(script.pid, signal.SIGINT)
         assert script.wait(20) == 130
     finally:

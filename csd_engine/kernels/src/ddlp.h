@@ -37,7 +37,7 @@
 #endif
 
 /* Changes with every incompatible change of this file; library.py refuses another one. */
-#define DDLP_ABI 12
+#define DDLP_ABI 13
 
 typedef enum {
     DDLP_NO_LIBJPEG = 1,  /* ddlp_use_jpeg was not called or failed */
@@ -53,13 +53,13 @@ typedef enum {
 #define DDLP_MOST_PIXELS 89478485
 
 /* Pillow's numbers (Image.Resampling). */
-enum { DDLP_NO_RESIZE = 0, DDLP_BILINEAR = 2, DDLP_BICUBIC = 3 };
+enum { DDLP_NO_RESIZE = 0, DDLP_LANCZOS = 1, DDLP_BILINEAR = 2, DDLP_BICUBIC = 3, DDLP_BOX = 4, DDLP_HAMMING = 5 };
 
 /* What to do with one image: crop, resize, keep a part of the result, flip. All sizes are in pixels. */
 typedef struct {
     int32_t left, top, width, height;        /* the crop, in the decoded image (after `reduce`) */
     int32_t full_width, full_height;         /* the crop is resized to this size; without a resize it is the crop's size */
-    int32_t filter;                          /* DDLP_NO_RESIZE, DDLP_BILINEAR or DDLP_BICUBIC */
+    int32_t filter;                          /* DDLP_NO_RESIZE, or by which filter */
     int32_t out_left, out_top;               /* the part of the resized image that is kept, before flipping */
     int32_t out_width, out_height;
     int32_t flip_horizontal, flip_vertical;  /* 0 or 1 */

@@ -37,13 +37,6 @@ EngineAt = Device | CardedEngine | EmbeddedOptions
 _DROPPED = "the loader was dropped while its device was on the way"
 
 
-class SharedHandle:
-    """An object that a loader and its iterators hold. An iterator may outlive its loader, and still needs the devices.
-
-    The connections are closed once the last of them drops this object.
-    """
-
-
 @dataclass(frozen=True)
 class EngineConnection:
     """The connection to one device, and the data set files that are sent to it.

@@ -29,9 +29,9 @@ from pathlib import Path
 
 from csd_engine.errors import EngineError, EngineUnreachable, SpoolError
 from csd_engine.machine.file_locks import fcntl
+from csd_engine.machine.sizes import free_bytes
 from csd_engine.protocol.keys import load_pair, load_public, make_keys
 from csd_engine.service.members import Members
-from csd_engine.service.spool import free_bytes
 from csd_engine.service.worker_process import child_environment
 from ddlp.process.forks import no_forks, unlocked_in_children
 from ddlp.process.system import PREFIX, own_prefix

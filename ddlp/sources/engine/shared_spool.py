@@ -19,12 +19,10 @@ from ddlp.errors import DDLPError
 from ddlp.process.system import boot
 from ddlp.sources.engine.dataset_upload import FILES, DatasetUpload
 from ddlp.sources.engine.link import EngineLink
-from ddlp.transfer.choose_transfer import WAYS
 from ddlp.transfer.mapped_batch import may_map
 
-__all__ = ["NotShared", "TRANSFERS", "share_spool"]
+__all__ = ["NotShared", "share_spool"]
 
-TRANSFERS = ("auto", "shared", *WAYS, "stream")
 _IN_THE_MAKING_S = 5.0
 _PAUSES_S = (0.0, 0.2, 0.5)  # before each look: a network file system may show new files late
 

@@ -34,7 +34,6 @@ import torch.multiprocessing
 from PIL import Image
 from torch._utils import ExceptionWrapper
 from torch.utils.data import _DatasetKind, _utils, default_collate, get_worker_info
-from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 from torchvision import tv_tensors
 
 from csd_engine.errors import named, noted
@@ -46,11 +45,12 @@ from ddlp.sampling.own_generators import own_generators
 from ddlp.sampling.sampler_order import default_device
 from ddlp.sources.base import BatchState, EpochSpec, PreparedBatch, StepRunner
 from ddlp.sources.host.collate_errors import with_place
+from ddlp.sources.host.hand_over import Blocks, HandOver
 from ddlp.sources.host.keyed_samples import KeyedBatch, KeyedSamples
 from ddlp.stats.thread_cpu import ELSEWHERE, thread_queued_s
 from ddlp.transfer.epilogue import Epilogue
 from ddlp.transfer.memory_pool import MemoryPool
-from ddlp.transfer.shared_pool import Block, BlockOnItsWay, ReceivedBlocks, SentBlocks, SharedPool
+from ddlp.transfer.shared_pool import BlockOnItsWay, ReceivedBlocks, SentBlocks, SharedPool
 from ddlp.translate.cut import Rest
 from ddlp.translate.joint import Joint
 
@@ -161,91 +161,34 @@ class _Samples:
         return image if self._tensor is torch.Tensor else tv_tensors.Image(image)
 
 
-@dataclass(frozen=True)
-class _Placed:
-    """A batch of the default structure, [images, targets], whose images are at the beginning of a block.
-
-    With ``views`` the batch is [[first views, second views, ...], targets], and the views lie one after another.
-    """
-
-    dtype: torch.dtype
-    shapes: list[tuple[int, ...]]  # (n, ...), of each view
-    views: bool
-    targets: Any
-    by_value: bool  # the targets are a tensor, sent as an array
-
-
 class _Join:
-    """The collate_fn. If it is torch's own, the images are joined in ``block``, if there is one and they fit."""
+    """The collate_fn. An error of torch's own names the sample that does not go with the others."""
 
     def __init__(self, collate: Callable[[Any], Any], batched: bool) -> None:
         self.collate = collate
         self._usual = batched and collate is default_collate
-        self.block: torch.Tensor | None = None
         self.places: Sequence[str] = ()  # of the batch's samples, for messages
 
     def __call__(self, made: Any) -> Any:
         try:
-            return self._joined(made)
+            return self.collate(made)
         except Exception as error:
             if not self._usual:
                 raise
             raise with_place(error, [target for _, target in made], self.places)  # noqa: B904
 
-    def _joined(self, made: Any) -> Any:
-        block = self.block
-        if block is None or not self._usual or default_collate_fn_map.get(torch.Tensor) is not collate_tensor_fn:
-            return self.collate(made)
-        views = type(made[0][0]) in (list, tuple)
-        images = [image for image, _ in made]
-        if views and any(type(one) is not type(images[0]) or len(one) != len(images[0]) for one in images):
-            return self.collate(made)
-        each = list(zip(*images, strict=True)) if views else [images]
-        if not each or not all(map(_stackable, each)) or len({view[0].dtype for view in each}) > 1:
-            return self.collate(made)
-        dtype, shapes = each[0][0].dtype, [(len(view), *view[0].shape) for view in each]
-        if not 0 < sum(map(math.prod, shapes)) * dtype.itemsize <= len(block):
-            return self.collate(made)
-        for view, place in zip(each, _in_block(block, dtype, shapes), strict=True):
-            torch.stack(list(view), out=place)
-        _, column = zip(*made, strict=True)  # a tuple, as torch's own collate makes it: strings come back as they are given
-        targets: Any = default_collate(column)  # type: ignore[arg-type]
-        by_value = type(targets) is torch.Tensor
-        if by_value:
-            try:
-                targets = targets.numpy()
-            except (RuntimeError, TypeError):  # of a dtype that numpy lacks, say
-                by_value = False
-        return _Placed(dtype, shapes, views, targets, by_value)
-
-
-def _stackable(images: Sequence[Any]) -> bool:
-    """Whether these are plain tensors on the CPU of one dtype and shape."""
-    first = images[0]
-    if type(first) is not torch.Tensor or first.requires_grad or first.device.type != "cpu":
-        return False
-    return all(type(one) is torch.Tensor and (one.dtype, one.shape) == (first.dtype, first.shape) for one in images)
-
-
-def _in_block(block: torch.Tensor, dtype: torch.dtype, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
-    """Tensors of these shapes, one after another at the beginning of a block of bytes."""
-    numbers = list(map(math.prod, shapes))
-    parts = block[: sum(numbers) * dtype.itemsize].view(dtype).split(numbers)
-    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
-
 
 @dataclass(frozen=True)
 class _Sent:
-    """A batch on its way to another process: ``batch`` without images, a block with the images, and one for the result."""
+    """A batch on its way to another process: ``batch`` without images, and a block with the images."""
 
     batch: Bytes
     images: BlockOnItsWay
     shape: tuple[int, ...]
-    result: BlockOnItsWay | None
 
 
 class OwnSteps:
-    """Makes the training loop's batches from batches of bytes. torch's worker loop uses it as a data set.
+    """Makes the training loop's batches from batches of bytes.
 
     Args:
         rest: the steps, and what the first of them gets.
@@ -267,18 +210,11 @@ class OwnSteps:
         with self._taken(batch):
             return self._keyed.__getitems__(self._asked(batch))
 
-    def __getitems__(self, message: bytes) -> tuple[float, float, bytes]:
-        """Do the same in another process, for torch's worker loop: take a `_Sent`, return the batch or a `_Placed`.
-
-        Before it come the processor seconds of this process, and the seconds in which its thread waited for a processor.
-        """
-        before_s, queued_s = time.process_time(), thread_queued_s()
+    def answer(self, message: bytes) -> Any:
+        """Do the same in another process: take a pickled `_Sent`, and return the batch."""
         sent: _Sent = pickle.loads(message)
-        block = self._blocks.receive(sent.images)
-        self._join.block = None if sent.result is None else self._blocks.receive(sent.result)
-        images = block[: math.prod(sent.shape)].view(sent.shape)
-        made = bytes(ForkingPickler.dumps(self.whole(dataclasses.replace(sent.batch, images=images))))
-        return time.process_time() - before_s, thread_queued_s() - queued_s, made
+        images = self._blocks.receive(sent.images)[: math.prod(sent.shape)].view(sent.shape)
+        return self.whole(dataclasses.replace(sent.batch, images=images))
 
     def without_global_draws(self, batch: Bytes) -> Any:
         """Return the batch, without a change to the global generators: only the steps' own generators are keyed."""
@@ -304,18 +240,23 @@ class OwnSteps:
     def same_as(self, other: OwnSteps) -> bool:
         """Return whether ``other`` would make the same of each batch: it holds the very same objects."""
         ours, theirs = self._held(), other._held()
-        return len(ours) == len(theirs) and all(map(operator.is_, ours, theirs)) and self._epilogue.does_what(other._epilogue)
+        if len(ours) != len(theirs) or not all(map(operator.is_, ours, theirs)):
+            return False
+        return self._samples._gathered == other._samples._gathered and self._epilogue.does_what(other._epilogue)
 
     def _held(self) -> list[Any]:
         samples = self._samples
         steps = [step for view in samples.views for step in (*view, None)]
-        kind = samples._gathered, samples._crops, samples._tensor
+        kind = samples._crops, samples._tensor
         steps += [] if samples.joint is None else [step for step, _ in samples.joint.steps]
         return [*steps, *samples.target_transforms, *kind, self._join.collate, self._batched, self.dataset]
 
     def begin_worker(self, init: Callable[[], None]) -> None:
-        """Run the user's worker_init_fn."""
-        self._keyed.begin_worker(init)
+        """Run the user's worker_init_fn.
+
+        A generator that it seeds is keyed like the others: which batches a worker gets is not the same in every run.
+        """
+        init()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OwnSteps:
         samples = self._samples
@@ -447,7 +388,7 @@ class WorkerEpoch:
 
 
 class WorkerSteps(Protocol):
-    """What worker processes run: torch's worker loop uses it as a data set."""
+    """What worker processes run."""
 
     dataset: Any  # the user's data set
 
@@ -457,8 +398,27 @@ class WorkerSteps(Protocol):
     def begin_worker(self, init: Callable[[], None]) -> None:
         """Run the user's worker_init_fn."""
 
+    def answer(self, message: bytes) -> Any:
+        """Return a batch, or what else the message asks for."""
+
+
+class _Answers:
+    """The steps as torch's worker loop wants them: a data set, which is asked with messages.
+
+    Args:
+        steps: make the answers.
+        token: the token of the training process's `Blocks`, for the large tensors in them.
+    """
+
+    def __init__(self, steps: WorkerSteps, token: int) -> None:
+        self.dataset, self.begin_worker = steps.dataset, steps.begin_worker
+        self._answer = HandOver(steps.answer, token)
+
     def __getitems__(self, message: bytes) -> tuple[float, float, bytes]:
-        """Return the processor seconds that this took, the seconds of waiting for a processor, and the answer."""
+        """Return the processor seconds that this took, the seconds of waiting for a processor, and the pickled answer."""
+        before_s, queued_s = time.process_time(), thread_queued_s()
+        made = bytes(ForkingPickler.dumps(self._answer(message)))
+        return time.process_time() - before_s, thread_queued_s() - queued_s, made
 
 
 class WorkerProcesses:
@@ -480,10 +440,12 @@ class WorkerProcesses:
         self._pid = os.getpid()
         self.epoch: WorkerEpoch | None = None  # the last one that they work for
         self.all: list[_Process] = []
+        self._blocks = Blocks()  # as long as the processes
+        answers = _Answers(steps, self._blocks.token)
         context = torch.multiprocessing if context is None else context
         try:
             for number in range(processes):
-                self.all.append(_Process(steps, number, processes, context, init, base_seed))
+                self.all.append(_Process(answers, number, processes, context, init, base_seed))
         except BaseException:
             self.end()
             raise
@@ -523,10 +485,9 @@ def _end(processes: list[_Process]) -> None:
 
 class _Process:
     def __init__(
-        self, steps: WorkerSteps, number: int, of: int, context: Any, init: Callable[[int], None] | None, base_seed: int
+        self, answers: _Answers, number: int, of: int, context: Any, init: Callable[[int], None] | None, base_seed: int
     ) -> None:
         self._sent = SentBlocks()
-        self._result_bytes = 0  # the size of a batch's images in a result; 0: not known yet
         self._asked, self._made, self._over = context.Queue(), context.Queue(), context.Event()
         self._number = number
         self._lock = threading.Lock()  # a thread of the epoch before may still be here
@@ -534,7 +495,7 @@ class _Process:
         self._process = context.Process(
             target=_utils.worker._worker_loop,
             args=(
-                _DatasetKind.Map, [steps] if _TAKES_A_LIST else steps, self._asked, self._made, self._over, True, _as_it_is,
+                _DatasetKind.Map, [answers] if _TAKES_A_LIST else answers, self._asked, self._made, self._over, True, _as_it_is,
                 False, base_seed, _WorkerStart(init), number, of, False, None,
             ),
             daemon=True,
@@ -549,42 +510,34 @@ class _Process:
     def run(self, epoch: WorkerEpoch, batch: Bytes) -> Any:
         """Return the finished batch. Raises the user's error as torch's workers do; RuntimeError if the process died."""
         with self._lock:
-            if self._lent:  # by an epoch that was broken off
-                self._answer(epoch)
+            self._forget(epoch)
             assert epoch.pool is not None
-            block, lent = epoch.pool.block_of(batch.images), None
+            block = epoch.pool.block_of(batch.images)
             holds: Any = batch.images
             if block is None:
                 block, holds = epoch.pool.lend(batch.images.numel())
                 block[1].copy_(batch.images.reshape(-1))
-            room: Block | None = None
-            if self._result_bytes:
-                room, lent = epoch.pool.lend(self._result_bytes)
-            on_its_way, result = self._sent.send(block), None if room is None else self._sent.send(room)
-            sent = _Sent(dataclasses.replace(batch, images=torch.empty(0)), on_its_way, tuple(batch.images.shape), result)
-            self._asked.put((0, bytes(ForkingPickler.dumps(sent))))
-            self._lent = holds, lent
-            answer = self._answer(epoch)
-        made = pickle.loads(_content(answer))
-        if isinstance(made, _Placed):
-            assert lent is not None
-            images = _in_block(torch.from_numpy(lent), made.dtype, made.shapes)
-            return [images if made.views else images[0], torch.from_numpy(made.targets) if made.by_value else made.targets]
-        first = made[0] if isinstance(made, list) and made else None
-        views: list[Any] = first if isinstance(first, list) else [first]
-        if all(type(view) is torch.Tensor for view in views):
-            self._result_bytes = max(self._result_bytes, sum(view.numel() * view.element_size() for view in views))
-        return made
+            without = dataclasses.replace(batch, images=torch.empty(0))
+            sent = _Sent(without, self._sent.send(block), tuple(batch.images.shape))
+            answer = self._ask(epoch, bytes(ForkingPickler.dumps(sent)), holds)
+        return pickle.loads(_content(answer))
 
-    def ask(self, epoch: WorkerEpoch, message: bytes) -> bytes:
+    def ask(self, epoch: WorkerEpoch, message: bytes) -> Any:
         """Return the answer to a message without memory in it. Raises as `run` does."""
         with self._lock:
-            if self._lent:
-                self._answer(epoch)
-            self._asked.put((0, message))
-            self._lent = (message,)
-            answer = self._answer(epoch)
-        return _content(answer)
+            self._forget(epoch)
+            answer = self._ask(epoch, message, message)
+        return pickle.loads(_content(answer))
+
+    def _ask(self, epoch: WorkerEpoch, message: bytes, holds: Any) -> Any:
+        self._asked.put((0, message))
+        self._lent = (holds,)
+        return self._answer(epoch)
+
+    def _forget(self, epoch: WorkerEpoch) -> None:
+        """Wait for the batch in work of an epoch that was broken off, if there is one. It is unpickled: its blocks get free."""
+        if self._lent and not isinstance(answer := self._answer(epoch), ExceptionWrapper):
+            pickle.loads(answer[2])
 
     def _answer(self, epoch: WorkerEpoch) -> Any:
         """Wait for the batch in work, in an epoch that needs it or the process; a wrapped error if a sample failed."""

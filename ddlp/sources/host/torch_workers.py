@@ -36,7 +36,7 @@ from ddlp.sources.host.hand_over import Blocks, HandOver
 from ddlp.sources.host.keyed_samples import KeyedBatch, KeyedSamples
 from ddlp.sources.host.timed_fetch import FetchHooks, Made, TimedFetcher, time_fetches
 from ddlp.stats.report import Counts
-from ddlp.transfer.to_device import MoveAndTransform
+from ddlp.transfer.to_device import MoveAndTransform, pins
 
 
 class _KeyedSampler:
@@ -164,6 +164,7 @@ class KeyedView:
         self.generator = loader.generator if base_seed is None else for_base_seed(base_seed)
         self.dataset = _samples_of(loader)
         self.collate_fn = _as_it_is
+        self.pin_memory = pins(loader)
         self._index_sampler = _KeyedSampler(self, loader._index_sampler, loader._auto_collation)
         self.worker_init_fn = _WorkerStart(loader.worker_init_fn, loader.postpone_decoding)
         # With workers, torch calls iter() of the sampler again after it has drawn its base seed, and reads that iterator.

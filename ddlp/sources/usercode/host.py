@@ -12,9 +12,7 @@ import operator
 import pickle
 import queue
 import threading
-import time
 from collections.abc import Callable
-from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
@@ -26,13 +24,11 @@ from ddlp import decode
 from ddlp.sampling.checkpoint import is_stateful, sampler_of
 from ddlp.sampling.epoch_plan import is_built_in
 from ddlp.sources.base import BatchState, EpochSink, EpochSpec, PreparedBatch
-from ddlp.sources.host.hand_over import Blocks, HandOver
 from ddlp.sources.host.keyed_samples import KeyedBatch, KeyedSamples
 from ddlp.sources.host.own_steps import WorkerEpoch, WorkerProcesses, worker_processes
 from ddlp.sources.usercode.tree import Encoded, encode
 from ddlp.sources.usercode.work import Work
 from ddlp.stats.live import length
-from ddlp.stats.thread_cpu import thread_queued_s
 from ddlp.transfer.epilogue import Epilogue
 from ddlp.translate.datasets import PortableSet
 from ddlp.translate.portable import Portable
@@ -87,12 +83,7 @@ class _Batches:
     def __init__(self, loader: Any) -> None:
         self.dataset, self.collate_fn, self._postpone = loader.dataset, loader.collate_fn, loader.postpone_decoding
         self._keyed = KeyedSamples(self.dataset, self.collate_fn, loader._auto_collation)
-        self.blocks: Blocks | None = Blocks()  # as long as the processes live
-        self._hand_over = HandOver(_as_it_is, self.blocks.token)
         self._began = False
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "blocks": None}
 
     def same_as(self, other: Any) -> bool:
         """Return whether ``other`` has the same objects."""
@@ -102,20 +93,14 @@ class _Batches:
     def begin_worker(self, init: Callable[[], None]) -> None:
         """Do nothing: a loader with a worker_init_fn has no such processes (`why_at_home`)."""
 
-    def __getitems__(self, message: bytes) -> tuple[float, float, bytes]:
-        """Return the processor seconds, the seconds of waiting for a processor, and the pickled batch."""
+    def answer(self, message: bytes) -> Any:
+        """Return the batch."""
         if not self._began:
             self._began = True
             gc.freeze()  # as in torch_workers
             if self._postpone:
                 decode.install()
-        before_s, queued_s = time.process_time(), thread_queued_s()
-        made = bytes(ForkingPickler.dumps(self._hand_over(self._keyed.__getitems__(pickle.loads(message)))))
-        return time.process_time() - before_s, thread_queued_s() - queued_s, made
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
+        return self._keyed.__getitems__(pickle.loads(message))
 
 
 class UserCodeHost:
@@ -130,7 +115,7 @@ class UserCodeHost:
         self._workers: WorkerProcesses
         self._workers, self._persistent = worker_processes(loader, _Batches(loader), base_seed)
         self._epoch = self._workers.epoch = WorkerEpoch(None)
-        self._free: queue.SimpleQueue[Callable[[bytes], bytes]] = queue.SimpleQueue()
+        self._free: queue.SimpleQueue[Callable[[bytes], Any]] = queue.SimpleQueue()
         for one in self._workers.all:
             self._free.put(functools.partial(one.ask, self._epoch))
         self._comparing = threading.Lock()
@@ -172,7 +157,7 @@ class UserCodeHost:
     def _ask(self, batch: KeyedBatch) -> Any:
         worker = self._free.get()
         try:
-            return pickle.loads(worker(pickle.dumps(batch)))
+            return worker(pickle.dumps(batch))
         finally:
             self._free.put(worker)
 

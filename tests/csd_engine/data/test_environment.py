@@ -109,7 +109,7 @@ def test_an_engine_s_workers_have_it(tmp_path: Path) -> None:
     try:
         (worker,) = engine.children()
         told = f"AWS_SECRET_ACCESS_KEY={SECRET}\0".encode()
-        until(lambda: told in Path(f"/proc/{worker}/environ").read_bytes(), 10, "it")  # not there before the worker's exec
+        until(lambda: told in Path(f"/proc/{worker}/environ").read_bytes(), 30, "it")  # not there before the worker's exec
     finally:
         engine.end()
     assert SECRET not in engine.log

@@ -10,6 +10,7 @@ from csd_engine.transforms import fileplan
 from csd_engine.transforms.compiled import compile_plan
 from csd_engine.transforms.fileplan import file_plan
 from csd_engine.transforms.pipeline import Pipeline
+from csd_engine.transforms.resample import RESAMPLED
 
 FIELDS = (
     "left", "top", "width", "height", "full_width", "full_height", "filter", "out_left", "out_top", "out_width", "out_height",
@@ -28,7 +29,7 @@ class Random(random.Random):
         return sorted((self.uniform(low, high), self.uniform(low, high)))
 
     def operator(self, name):
-        size, filters = [self.side(), self.side()], ("bilinear", "bicubic")
+        size, filters = [self.side(), self.side()], sorted(RESAMPLED)
         ratio = [2**exponent for exponent in self.interval(-3, 3)]
         longest = self.side()
         return {"op": name, **{
@@ -103,7 +104,7 @@ def test_jobs_and_boxes_are_the_definitions(kernel):
             kinds |= {("reduced", job.reduce), ("resized", job.filter), ("vertical first", job.vertical_first)}
             kinds |= {type(operator).__name__ for operator in pipeline.operators}
     assert made > 1000 and refused > 1000
-    assert len(kinds) == 4 + 3 + 2 + 8
+    assert len(kinds) == 4 + 6 + 2 + 8
 
 
 def test_numbers_are_drawn_in_single_precision(kernel):

@@ -297,7 +297,7 @@ def test_a_worker_that_hangs_while_it_starts_dies_with_its_engine(start):
     os.kill(worker, signal.SIGSTOP)
     try:
         engine.process.kill()
-        until(lambda: not alive(worker), 10, "the end of its worker")
+        until(lambda: not alive(worker), 30, "the end of its worker")
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(worker, signal.SIGCONT)

@@ -70,7 +70,7 @@ class Contest:
         attacking = threading.Thread(target=attack, args=(self,))
         attacking.start()
         try:
-            until(lambda: self.hostile_samples, 20, "the attack")
+            until(lambda: self.hostile_samples, 30, "the attack")
             first = self.hostile_samples
             for _ in range(4):
                 self.ask()

@@ -51,7 +51,7 @@ def test_a_release_goes_with_the_next_message_or_heartbeat(start, recipe):
             time.sleep(0.5)
             assert path.exists()
             recipe.lease(job, 2)
-        until(lambda path=path: not path.exists(), 2)
+        until(lambda path=path: not path.exists(), 30)
         link.close()
 
 

@@ -10,7 +10,8 @@ import pytest
 from csd_engine.batchfile.publishing import PART_SUFFIX
 from csd_engine.directory import Entry
 from csd_engine.errors import SpoolError
-from csd_engine.service.spool import Spool, free_bytes
+from csd_engine.machine.sizes import free_bytes
+from csd_engine.service.spool import Spool
 
 
 def spare_files(spool: Spool) -> list[Path]:

@@ -52,7 +52,7 @@ def plans(draw):
             steps.append(Crop(top, left, height, width))
         elif kind == "resize":
             width, height = draw(st.integers(1, 70)), draw(st.integers(1, 70))
-            steps.append(Resize(height, width, draw(st.sampled_from(["bilinear", "bicubic", "lanczos", "nearest"]))))
+            steps.append(Resize(height, width, draw(st.sampled_from(sorted(FILTERS)))))
         elif kind == "flip":
             steps.append(Flip(draw(st.booleans())))
         elif kind == "pad":
@@ -123,7 +123,7 @@ def test_an_image_decoded_smaller():
 CALL = UserCall(lambda image, key, size: image, 0, (5, 5))
 
 
-@pytest.mark.parametrize("steps", [(Gray(3), Resize(5, 5, "lanczos")), (CALL,), (Gray(3), CALL)])
+@pytest.mark.parametrize("steps", [(Gray(3), Resize(5, 5, "nearest")), (CALL,), (Gray(3), CALL)])
 def test_what_is_left_to_pillow_alone(steps):
     assert compile_plan(SamplePlan(steps, (5, 5, 3), ()), SIZE, pipeline()) is None
 

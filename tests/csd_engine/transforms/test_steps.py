@@ -22,6 +22,7 @@ from csd_engine.transforms.colour_steps import (
 )
 from csd_engine.transforms.crops import Crops
 from csd_engine.transforms.primitives import Crop, Flip, Gray, Pad, Resize, kernel_steps
+from csd_engine.transforms.resample import RESAMPLED
 from csd_engine.transforms.warp_steps import WARP_FILTERS, Turn, Warp
 
 SIZES = [(1, 1), (2, 3), (3, 3), (40, 31), (64, 64), (97, 50)]
@@ -92,7 +93,7 @@ STEPS = {
     "flip": lambda rnd, w, h, c: Flip(rnd.random() < 0.5),
     "pad": lambda rnd, w, h, c: pad(rnd, c),
     "gray": lambda rnd, w, h, c: Gray(rnd.choice([1, 3])),
-    "resize": lambda rnd, w, h, c: Resize(rnd.randrange(1, 90), rnd.randrange(1, 90), rnd.choice(["bilinear", "bicubic"])),
+    "resize": lambda rnd, w, h, c: Resize(rnd.randrange(1, 90), rnd.randrange(1, 90), rnd.choice(sorted(RESAMPLED))),
 }
 
 

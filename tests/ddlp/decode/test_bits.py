@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from csd_engine.transforms.resample import FILTERS
 from ddlp import decode
 from ddlp.decode.image import PostponedFile, PostponedImage
 from tests.jpegkinds import FOR_PILLOW, KINDS, encode_kind, picture
@@ -129,3 +130,17 @@ def test_many_looks_at_one_image(installed):
         assert np.array_equal(np.asarray(ours), np.asarray(theirs))
         assert type(ours) is PostponedImage  # the accesses asked for arrays, not for a Pillow image
     assert np.array_equal(np.asarray(image), np.asarray(plain))
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_a_resize_by_any_filter_of_the_kernel_is_one_call(name, installed):
+    """The access for an array leaves the image postponed only if Pillow has done none of the work."""
+    data = encode_kind("420", picture(5, (243, 181)))
+    decode.uninstall()
+    plain = Image.open(io.BytesIO(data)).convert("RGB")
+    decode.install()
+    image = Image.open(io.BytesIO(data)).convert("RGB")
+    for size in ((97, 64), (300, 200), (30, 181)):
+        ours, theirs = (one.resize(size, FILTERS[name]).crop((5, 6, 30, 64)).transpose(0) for one in (image, plain))
+        assert np.array_equal(np.asarray(ours), np.asarray(theirs))
+        assert (type(ours) is PostponedImage) == (name != "nearest")

@@ -227,7 +227,7 @@ def test_uninstall_leaves_nothing(device: Device, capsys, half: str) -> None:
         assert alive(supervisor) and device.home.exists()
         more.append("--all")
     ddlp(capsys, "deploy", "--name", "csd0", "--uninstall", *more)
-    until(lambda: not alive(supervisor) and not alive(engine), 20, "the end of the engine")
+    until(lambda: not alive(supervisor) and not alive(engine), 30, "the end of the engine")
     assert everything(device.sshd.home) == [] and everything(device.spool) == ["job-4711", "mine"]
     assert not book.directory("csd0").exists() and everything(device.data_here) == data
     told = ddlp(capsys, "deploy", "--name", "csd0", "--uninstall", status=1)
@@ -348,7 +348,7 @@ def test_broken_off_anywhere_it_is_mended_by_the_next_run(device: Device, capsys
         os.killpg(process.pid, signal.SIGINT)
     assert process.wait(20) in (0, 130, -signal.SIGINT)
     config = str(device.sshd.config)
-    until(lambda: not _commands(config), 20, "the end of its ssh processes")
+    until(lambda: not _commands(config), 30, "the end of its ssh processes")
     ddlp(capsys, *device.arguments())
     assert "Nothing had to be changed." in ddlp(capsys, *device.arguments())
     assert epoch(device, csd="csd0", strategy="csd")

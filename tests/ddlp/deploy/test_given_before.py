@@ -83,7 +83,7 @@ def test_the_port_and_the_address_that_were_given_hold(device: Device, capsys) -
     forward = ["ssh", *device.sshd.options, "-N", "-L", f"127.0.0.1:{gate}:127.0.0.1:{device.port}", "board"]
     with subprocess.Popen(forward) as ssh:
         try:
-            until(lambda: check_port(given).level is Level.OK, 20, "the gate to open")
+            until(lambda: check_port(given).level is Level.OK, 30, "the gate to open")
             told = ddlp(capsys, "doctor", "csd0", status=1)
             assert "Do this first: Run it again: ddlp deploy --name csd0" in told
             for _ in range(2):

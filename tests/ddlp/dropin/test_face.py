@@ -6,6 +6,8 @@ import inspect
 import multiprocessing
 import os
 import pickle
+import subprocess
+import sys
 import threading
 import types
 import warnings
@@ -254,14 +256,17 @@ def test_too_many_workers_are_warned_of(paths):
         DDLPLoader(numbered(paths), num_workers=500)
 
 
-def test_pin_memory_without_an_accelerator_warns_as_dataloader(paths):
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("own", [False, True])
+def test_pin_memory_without_an_accelerator_warns_at_the_users_line(paths, own, workers):
     if not hasattr(torch, "accelerator"):
         pytest.skip("this torch warns of nothing")
     if torch.accelerator.is_available():
         pytest.skip("this machine has an accelerator")
+    dataset = [(torch.ones(2), 1)] * 20 if own else numbered(paths)
     for kind in (DataLoader, DDLPLoader):
         with pytest.warns(UserWarning, match="no accelerator is found") as caught:
-            batches = list(kind(numbered(paths), batch_size=20, pin_memory=True))
+            batches = list(kind(dataset, batch_size=20, num_workers=workers, pin_memory=True))
         assert len(caught) == 1
         assert not batches[0][0].is_pinned()
     assert caught[0].filename == __file__  # DDLPLoader's is at the user's line
@@ -302,3 +307,23 @@ def test_no_warning_where_nothing_is_lost(paths):
         warnings.simplefilter("error")
         list(DDLPLoader(numbered(paths), batch_size=4, num_workers=2))
         list(DDLPLoader(Ten(), batch_size=4, num_workers=2))
+
+
+WITHOUT_DEVICES = """
+import sys
+import torch
+from torchvision import transforms as T
+import ddlp
+
+loader = ddlp.DDLPLoader(ddlp.ImageFiles(sys.argv[1:], range(6), T.Compose([T.RandomCrop(8), T.ToTensor()])), 2, num_workers=1)
+own = ddlp.DDLPLoader([torch.ones(2)] * 4, 2, num_workers=1)
+print(sum(len(batch) for kind in (loader, own) for _ in range(2) for batch in kind))
+loader.state_dict(), loader.report(), loader.live()
+rooms = ("ddlp.pools", "ddlp.deploy", "ddlp.sources.engine", "ddlp.sources.usercode", "csd_engine.service", "zmq", "ray")
+print([name for name in sys.modules if name.startswith(rooms)])
+"""
+
+
+def test_a_user_without_devices_loads_nothing_that_serves_them(paths):
+    done = subprocess.run([sys.executable, "-c", WITHOUT_DEVICES, *paths[:6]], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "20\n[]\n", done.stderr

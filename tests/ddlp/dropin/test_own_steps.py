@@ -176,6 +176,26 @@ def test_a_known_transform_with_a_collate_fn_of_ones_own(paths, way):
         assert list(cut(DDLPLoader(data, 6, collate_fn=collate, **way))) == list(DataLoader(data, 6, collate_fn=collate))
 
 
+def test_results_of_a_collate_fn_lie_in_memory_that_is_used_again(paths):
+    """Also after epochs that were left while a worker made a batch. What is delivered stays as it is."""
+    data = numbered(paths, v1.Compose([v1.Resize((40, 40)), v1.ToTensor()]))
+
+    def collate(samples):
+        return {"images": torch.stack([image for image, _ in samples]), "targets": [target for _, target in samples]}
+
+    theirs = list(DataLoader(data, 3, collate_fn=collate))
+    loader = DDLPLoader(data, 3, collate_fn=collate, num_workers=2, persistent_workers=True)
+    delivered = []
+    for _ in range(4):
+        for batch in cut(loader):
+            delivered.append(batch)
+            break
+        batches = list(cut(loader))
+        assert not any(batch["images"].is_shared() for batch in batches)
+        equal(batches, theirs)
+    equal(delivered, [theirs[0]] * 4)
+
+
 def random_steps():
     steps = {"global generators": lambda: Noise()}
     try:
@@ -326,7 +346,7 @@ def test_persistent_processes_serve_all_epochs(paths):
     started = [one._process for one in loader._own_processes.all]
     del loader, each
     gc.collect()
-    until(lambda: not any(process.is_alive() for process in started), 10, "the processes' end")
+    until(lambda: not any(process.is_alive() for process in started), 30, "the processes' end")
 
 
 def test_persistent_processes_begin_anew_where_they_must(paths):

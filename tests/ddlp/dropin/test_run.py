@@ -105,7 +105,8 @@ def test_a_script_like_timms(folder: Path, tmp_path: Path, plain_timm: subproces
     assert f"MultiEpochsDataLoader(ImageFolder): left alone: {alone}; JPEGs that it opens by Pillow" in subclass
     assert "which ddlp could do faster" not in swapped.stderr  # the loader's own notice would repeat it
     drawn = "random crops, flips and colours are drawn by ddlp"
-    assert ": swapped, cpu: " in collate and f"{drawn}, your collate_fn runs as it is, with random numbers of a seed" in collate
+    called = "the collate_fn fast_collate runs as it is, with random numbers of a seed"
+    assert ": swapped, cpu: " in collate and f"{drawn}, {called}" in collate
     assert ": swapped, cpu: " in plainest and plainest.endswith(drawn) and "320 samples" in gain
     assert re.match(r"1[67]\d JPEGs were decoded late; that saved some \S+ s of processor time \(an estimate", late), late
     assert [one.began.strategy for one in read_run(tmp_path)] == ["cpu"] * 4
@@ -119,6 +120,7 @@ def test_only_what_changes_no_random_number(folder: Path, plain_timm: subprocess
     loaders = sorted(loaders, key=len)
     assert all(": left alone: " in line for line in loaders) and len(loaders) == 3, loaders
     assert ": left alone: --only-exact: where it is swapped, random crops, flips and colours are drawn by " in loaders[2]
+    assert "drawn by ddlp, the collate_fn fast_" in loaders[2]
     assert re.match(r"4[89]\d JPEGs were decoded late; that saved some ", late), late
     off = run(*RUN, "--only-exact", "--no-postpone", "--", "like_timm.py", folder)
     assert off.stdout == plain_timm.stdout and len(said(off)) == 3

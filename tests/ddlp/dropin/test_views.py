@@ -2,11 +2,13 @@
 
 import json
 import pickle
+import random
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils._pytree import tree_flatten
 from torch.utils.data import DataLoader
 from torchvision import datasets
 from torchvision import transforms as T
@@ -115,6 +117,115 @@ class NotQuite(Listed):
         return [q, k]
 
 
+class Twofold:
+    """Each view is made by two transforms in turn, as DINOv2's repository writes it."""
+
+    def __init__(self, geometry, *finish):
+        self.geometry, self.finish = geometry, finish
+
+    def __call__(self, image):
+        first = self.finish[0](self.geometry(image))
+        others = [finish(self.geometry(image)) for finish in self.finish[1:]]
+        return [first, *others]
+
+
+class Named:
+    def __init__(self, **transforms):
+        self.transforms, self.many = transforms, 2
+
+    def __call__(self, image):
+        made = {name: transform(image) for name, transform in self.transforms.items()}
+        if self.many > 1:
+            made["more"] = [self.transforms["first"](image) for _ in range(self.many)]
+        made["offsets"], made["again"] = (), made["first"]
+        return made
+
+
+class Backwards(Unlike):
+    def __call__(self, x):
+        views = self.first(x), (self.second(x), 3)
+        return list(reversed(views))
+
+
+class Shared(Unlike):
+    def __call__(self, x):
+        both = self.first(x)
+        return [self.second(both), self.second(both)]
+
+
+class AsItIs(Listed):
+    def __call__(self, x):
+        return [x, self.base_transform(x)]
+
+
+class Dropped(Listed):
+    def __call__(self, x):
+        self.base_transform(x)
+        return [self.base_transform(x)]
+
+
+class ByChance(Unlike):
+    def __call__(self, x):
+        return [self.first(x) if random.random() < 0.5 else self.second(x)]
+
+
+class BySize(Unlike):
+    def __call__(self, x):
+        return [self.first(x) if x.width > 20 else self.second(x)]
+
+
+class IfAny(Unlike):
+    def __call__(self, x):
+        return [self.first(x) if x else self.second(x)]
+
+
+class InTurn(Unlike):
+    turn = 0
+
+    def __call__(self, x):
+        self.turn += 1
+        return [self.first(x), self.turn]
+
+
+class Once(Unlike):
+    def __init__(self, first, second):
+        super().__init__(first, second)
+        self.rest = [second]
+
+    def __call__(self, x):
+        return [self.first(x), *[self.rest.pop()(x) for _ in range(1)]]
+
+
+class Forgiving(Listed):
+    def __call__(self, x):
+        try:
+            return [x.width, self.base_transform(x)]
+        except:  # noqa: E722
+            return [self.base_transform(x)]
+
+
+class Later(Listed):
+    def __call__(self, x):
+        yield self.base_transform(x)
+
+
+class ByMethod(Listed):
+    def view(self, x):
+        return self.base_transform(x)
+
+    def __call__(self, x):
+        return [self.view(x)]
+
+
+class Renamed(Listed):
+    def __call__(self, x):
+        return list(dict(one=self.base_transform(x), two=self.base_transform(x)))
+
+
+def dict(**named):  # not Python's
+    return [*named.values()][:1]
+
+
 def files(paths, transform):
     return ImageFiles(paths, list(range(len(paths))), transform)
 
@@ -130,6 +241,7 @@ BOTH = [
     lambda: MultiCrop(fixed(), fixed(T.RandomInvert(p=1.0)), fixed(size=(13, 15)), 3),
     lambda: MultiCrop(fixed(), fixed(), fixed(T.Grayscale(3)), 0),
     lambda: Unlike(fixed(size=(7, 9)), fixed()),
+    lambda: Twofold(T.Resize((20, 24)), fixed(), fixed(T.RandomInvert(p=1.0)), fixed(T.Grayscale(3))),
 ]
 
 
@@ -220,6 +332,45 @@ def test_a_folder_and_a_pickle(tmp_path, paths):
     assert [one.shape for one in views] == [(6, 3, 24, 24)] * 2 and views[0].dtype == torch.float16 and len(labels) == 6
 
 
+def same(ours, theirs):
+    """All tensors are equal, and lie in the same lists, tuples and dicts."""
+    (mine, form), (others, wanted) = tree_flatten(ours), tree_flatten(theirs)
+    assert form == wanted
+    for one, other in zip(mine, others, strict=True):
+        assert type(one) is type(other) and (torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other)
+
+
+@pytest.mark.parametrize("given", [
+    Shared(view(), view()), AsItIs(view()), Dropped(view()), ByChance(view(), view()), BySize(view(), view()),
+    IfAny(view(), view()), InTurn(view(), view()), Once(view(), view()), Forgiving(view()), Later(view()), ByMethod(view()),
+    Renamed(view()), NotQuite(view()), Extended(view(), view(), view(), 2), Counted(view(), 65), Counted(view(), 0),
+    Counted(view(), 2.0),
+], ids=lambda given: type(given).__name__)  # fmt: skip
+def test_a_transform_that_does_more_than_views_is_user_code(given):
+    with pytest.raises(Untranslatable, match="not one of the operators"):
+        translate(given)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_views_in_a_dict_or_with_more_beside_them(paths, workers):
+    small = fixed(size=(7, 9))
+    for given in (Named(first=fixed(), second=small), Backwards(fixed(), small)):
+        data = files(paths[:10], given)
+        for way in ({"batch_size": 4}, {"batch_size": None}, {"batch_size": 4, "collate_fn": list}):
+            loader = DDLPLoader(data, num_workers=workers, **way)
+            assert "cut here" in loader.explain()
+            same(list(loader), list(DataLoader(data, **way)))
+
+
+def test_each_view_in_a_dict_has_its_own_draws(paths):
+    data = files(paths[:10], Named(first=view(), second=view(size=12)))
+    found = [list(DDLPLoader(data, 5, seed=4, num_workers=workers)) for workers in (0, 2)]
+    same(*found)
+    for views, _ in found[0]:
+        assert torch.equal(views["again"], views["first"]) and views["second"].shape == (5, 3, 12, 12)
+        assert len({one.numpy().tobytes() for one in (views["first"], *views["more"])}) == 3
+
+
 def test_what_cannot_be_views():
     with pytest.raises(Untranslatable, match="different values"):
         translate(Views(fixed(), fixed(T.Grayscale(), size=12)))
@@ -227,10 +378,8 @@ def test_what_cannot_be_views():
         translate(Views(view(), fixed()))
     with pytest.raises(Untranslatable, match="the whole transform"):
         translate(T.Compose([T.Resize(30), Views(view(), view())]))
-    with pytest.raises(Untranslatable, match="not one of the operators"):
-        translate(NotQuite(view()))
-    with pytest.raises(Untranslatable, match="not one of the operators"):
-        translate(Extended(view(), view(), view(), 2))
+    with pytest.raises(Untranslatable, match="in a dict"):
+        translate(Named(first=view()))
     assert [len(obstacles_in(given)) for given in (Views(view(), fixed()), Views(view(), view(size=12)))] == [1, 0]
     assert len(obstacles_in(Views(view(T.Lambda(abs)), view(T.Lambda(abs))))) == 2
     with pytest.raises(ValueError, match="no transform"):

@@ -20,6 +20,9 @@ import torch
 from torchvision import transforms as T
 
 from ddlp import DDLPLoader, Device, ImageFiles
+from ddlp.config import LoaderConfig
+from ddlp.schedule.strategies.wrr import Wrr
+from ddlp.sources.engine.connections import EngineConnections
 from tests.engine_process import alive, until
 from tests.open_files import open_files
 
@@ -42,6 +45,11 @@ def dataset(paths: list[str]) -> ImageFiles:
 def make_loader(data: Any, strategy: str | None, **options: Any) -> DDLPLoader:
     """A loader with the options that most tests use."""
     return DDLPLoader(data, BATCH, strategy=strategy, seed=SEED, **options)
+
+
+def connections_of(loader: DDLPLoader) -> EngineConnections:
+    """The loader's connections to its engines, made before its first epoch."""
+    return loader._offload_for(Wrr, None)._reached(LoaderConfig.of(loader))
 
 
 def device(engine: Any, **options: Any) -> Device:
@@ -281,7 +289,7 @@ class Script:
     def nothing_left(self, within_s: float = 5.0) -> None:
         """Assert that none of its processes runs, and that its temporary directory is empty."""
         until(lambda: not self.running(), within_s, f"the end of {self.running()}")
-        until(lambda: not os.listdir(self.temporary), 1, f"the removal of {os.listdir(self.temporary)}")
+        until(lambda: not os.listdir(self.temporary), 30, f"the removal of {os.listdir(self.temporary)}")
 
     def stop(self) -> None:
         """Kill the rest of its processes."""

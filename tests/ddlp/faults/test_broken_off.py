@@ -11,11 +11,10 @@ import time
 import pytest
 
 import ddlp.sources.host.native
-from ddlp.config import LoaderConfig
 from ddlp.process import finalizers as ending
 from ddlp.sources.engine import source as csd
 from ddlp.sources.engine.connections import EMBEDDED
-from tests.ddlp.faults.scene import engine_pid, make_loader, train, until
+from tests.ddlp.faults.scene import connections_of, engine_pid, make_loader, train, until
 
 
 def ours(prefix: str = "ddlp-") -> list[str]:
@@ -41,14 +40,14 @@ def test_training_does_not_wait_any_more_after_its_timeout(leaves_nothing, data,
 def test_one_batch_of_each_of_many_iterators(leaves_nothing, data, truth, told):
     """A device that joins late is not asked to join epochs that are over. An engine refuses its 257th job."""
     loader = make_loader(data, "wrr")
-    with loader._reached(LoaderConfig.of(loader))._connecting[EMBEDDED]:
+    with connections_of(loader)._connecting[EMBEDDED]:
         for _ in range(300):
             next(iter(loader))
         assert len(ours("ddlp-attach")) == 300, "the threads that bring the device in"
     until(lambda: not ours("ddlp-attach"), 30, "the end of the threads that bring it in")
     truth.check(train(loader, 0.05), 300)
     assert loader.report().batches_csd
-    assert next(loader._connections._places[EMBEDDED].link._numbers) < 10, "jobs"
+    assert next(loader._offload.connections._places[EMBEDDED].link._numbers) < 10, "jobs"
     assert not len(told), list(told)
 
 
@@ -60,8 +59,8 @@ def test_an_engine_that_dies_between_its_answer_and_its_part(leaves_nothing, dat
     def digest(spec, item):
         if not tries:
             os.kill(engine_pid(), signal.SIGKILL)
-            link = loader._connections._places[EMBEDDED].link
-            until(lambda: link.lost is not None, 20, "the loss to be noticed")
+            link = loader._offload.connections._places[EMBEDDED].link
+            until(lambda: link.lost is not None, 30, "the loss to be noticed")
         tries.append(item)
         return compare(spec, item)
 
@@ -94,7 +93,7 @@ def test_a_close_that_is_interrupted_ends_the_run(leaves_nothing, data, monkeypa
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert closed == [True]
-    until(lambda: not ours(), 10, "the end of the threads")
+    until(lambda: not ours(), 30, "the end of the threads")
 
 
 def test_a_thread_that_cannot_be_started(leaves_nothing, data, monkeypatch):
@@ -109,7 +108,7 @@ def test_a_thread_that_cannot_be_started(leaves_nothing, data, monkeypatch):
     loader = make_loader(data, "cpu", num_workers=4)
     with pytest.raises(RuntimeError, match="new thread"):
         iter(loader)
-    until(lambda: not ours(), 10, "the end of those that were started")
+    until(lambda: not ours(), 30, "the end of those that were started")
 
 
 def test_threads_that_make_iterators_at_once():

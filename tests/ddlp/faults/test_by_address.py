@@ -36,7 +36,7 @@ def test_roots_under_another_name(engines, data, truth, told, images, tmp_path, 
     for epoch in range(2):
         at_work = {} if epoch else {0: lambda: until(lambda: any(one.rate for one in live(loader).devices), 30, "its batch")}
         truth.check(train(loader, 0.01, at=at_work), epoch)
-        until(lambda: not list(engine.spool.glob("job-*")), 20, "the job's end with its epoch")
+        until(lambda: not list(engine.spool.glob("job-*")), 30, "the job's end with its epoch")
         made += loader.report().batches_csd
     assert made and not len(told), list(told)
 
@@ -177,7 +177,7 @@ def test_one_of_two_is_not_there(engines, data, truth, images, tmp_path):
     loader = make_loader(data, "wrr", csd=[nobody, device(engine)])
     iterator = iter(loader)
     next(iterator)
-    until(lambda: any(one.rate for one in live(loader).devices), 25, "the other one's batch")
+    until(lambda: any(one.rate for one in live(loader).devices), 30, "the other one's batch")
     iterator._shutdown_workers()
 
 

@@ -64,7 +64,7 @@ def test_files_and_arrays_in_one_data_set(engine, paths, told):
 
 def test_each_sample_once_if_the_engine_is_killed(engine, data, truth, told):
     def kill() -> None:
-        until(lambda: parcels(engine), 20, "a parcel")
+        until(lambda: parcels(engine), 30, "a parcel")
         engine.process.kill()
 
     truth.check(train(make_loader(data, "csd", csd=carried(engine)), at={3: kill}))
@@ -83,20 +83,20 @@ def test_nothing_is_left_on_the_engine_if_the_host_is_killed(engines, tmp_path, 
             time.sleep(0.05)
     """)
     assert one.line() == "ready"
-    until(lambda: parcels(engine), 20, "a parcel")
+    until(lambda: parcels(engine), 30, "a parcel")
     os.kill(one.pid, signal.SIGKILL)
-    until(lambda: not list(engine.spool.glob("job-*")), 20, "an empty spool")
+    until(lambda: not list(engine.spool.glob("job-*")), 30, "an empty spool")
     one.nothing_left()
 
 
 def test_a_loader_that_is_dropped_in_mid_epoch(engine, data):
     iterator = iter(make_loader(data, "csd", csd=carried(engine)))
     next(iterator)
-    until(lambda: parcels(engine), 20, "a parcel")
+    until(lambda: parcels(engine), 30, "a parcel")
     assert "ddlp-parcels" in [thread.name for thread in threading.enumerate()]
     del iterator
-    until(lambda: "ddlp-parcels" not in [thread.name for thread in threading.enumerate()], 20, "the thread's end")
-    until(lambda: not list(engine.spool.glob("job-*")), 20, "an empty spool")
+    until(lambda: "ddlp-parcels" not in [thread.name for thread in threading.enumerate()], 30, "the thread's end")
+    until(lambda: not list(engine.spool.glob("job-*")), 30, "an empty spool")
 
 
 def test_damaged_parts_cost_their_batches_and_no_sample(engine, data, truth, told, monkeypatch):

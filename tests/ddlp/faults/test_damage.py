@@ -70,7 +70,7 @@ class Vandal:
         self.batches = self.lying = 0
 
     def __call__(self) -> None:
-        published = until(self._lying_there, 20, f"{self._files + 3} files that lie in the spool")
+        published = until(self._lying_there, 30, f"{self._files + 3} files that lie in the spool")
         self.lying = len(published)
         old = self._spool / "old"
         shutil.copy(published[0], old)
@@ -119,7 +119,7 @@ def test_files_that_nobody_expects(leaves_nothing, data, truth, told):
     copies = []
 
     def strew():
-        for path in until(lambda: sorted(leaves_nothing.glob("**/job-*/*.safetensors")), 10, "files in the spool"):
+        for path in until(lambda: sorted(leaves_nothing.glob("**/job-*/*.safetensors")), 30, "files in the spool"):
             identity, lease, _ = path.name.split(".")
             for name in (f"{identity}.{int(lease) + 1000}.safetensors", f"{'0' * 32}.{lease}.safetensors", "x.part"):
                 if path.exists() and not (path.parent / name).exists():
@@ -272,12 +272,12 @@ def test_what_was_read_before_the_audit_is_not_delivered(leaves_nothing, data, t
     check, ready = EngineJob._check, []
 
     def check_late(*arguments):
-        until(lambda: ready or loader._last.executor.ledger.ready_csd, 20, "one that is ready")
+        until(lambda: ready or loader._last.executor.ledger.ready_csd, 30, "one that is ready")
         ready.extend(loader._last.executor.ledger.ready_csd)
         check(*arguments)
 
     def audited():
-        until(lambda: any(device.barred for device in loader._last.executor._devices.values()), 20, "the end of the audit")
+        until(lambda: any(device.barred for device in loader._last.executor._devices.values()), 30, "the end of the audit")
 
     with monkeypatch.context() as patched:
         patched.setattr(EngineJob, "_check", check_late)

@@ -51,7 +51,7 @@ class Both:
 
     def at_work(self) -> None:
         """Wait for a batch of each source. Each holds at most four that are not yet used, so most of the epoch is left."""
-        until(lambda: all(c.sinks and published(c) for c in (self.to_engine, self.to_own)), 20, "a batch of each")
+        until(lambda: all(c.sinks and published(c) for c in (self.to_engine, self.to_own)), 30, "a batch of each")
 
     def last_lease(self) -> int:
         """The number of this epoch's last lease; numbers run over all sources."""
@@ -113,7 +113,7 @@ def test_the_own_source_is_killed_in_mid_epoch(engine, data, truth, told, monkey
         numbers.append(both.last_lease())
         both.to_own.sink.lost(OWN, "it was killed")
         if kind is InProcess:
-            until(lambda: len(both.to_own.sink.sources) == 2, 20, "its return")
+            until(lambda: len(both.to_own.sink.sources) == 2, 30, "its return")
 
     truth.check(train(both.loader, 0.005, at={0: kill}))
     assert [text for text in told if f"{OWN} is gone (it was killed)" in text]
@@ -133,7 +133,7 @@ def test_the_engine_is_killed_in_mid_epoch(engine, data, truth, told, monkeypatc
         both.at_work()
         engine.process.send_signal(signal.SIGKILL)
         engine.process.wait()
-        until(lambda: not next(one for one in both.loader.live().devices if one.name != OWN).alive, 20, "its loss")
+        until(lambda: not next(one for one in both.loader.live().devices if one.name != OWN).alive, 30, "its loss")
         numbers.append(both.last_lease())
 
     truth.check(train(both.loader, 0.005, at={0: kill}))

@@ -100,6 +100,6 @@ def test_hanging_worker(leaves_nothing, slow_engine, data, truth, told, strategy
     truth.check(train(loader, 0.02, at={6: lambda: os.kill(worker, signal.SIGSTOP)}), 1)
     assert time.monotonic() - began < 20
     truth.check(train(loader, 0.02), 2)  # on the host, or on another worker
-    until(lambda: worker not in worker_pids(), 15, "the replacement of the worker")
+    until(lambda: worker not in worker_pids(), 30, "the replacement of the worker")
     truth.check(train(loader, 0.02), 3)
     assert loader.report().batches_csd > 0

@@ -112,7 +112,7 @@ def test_user_code_in_workers_beside_an_engine(leaves_nothing, data, truth):
     truth.check(train(loader), 1)
     del loader
     gc.collect()
-    until(lambda: not [p for p in descendants() if "-m csd_engine" in p.command], 4, "the engine's end")
+    until(lambda: not [p for p in descendants() if "-m csd_engine" in p.command], 30, "the engine's end")
     plain._iterator._shutdown_workers()
 
 
@@ -141,7 +141,7 @@ def test_collected_in_one_of_our_own_threads_that_holds_the_lock(leaves_nothing,
             thread.start()
             thread.join(10)
             assert not thread.is_alive()
-            until(lambda run=run: not run._threads.at_work, 5, "the end of the run")
+            until(lambda run=run: not run._threads.at_work, 30, "the end of the run")
             del run, collect, thread
     finally:
         gc.enable()

@@ -42,12 +42,12 @@ def test_a_spool_that_does_not_answer(engines, data, truth, told, images, spool_
 
     def given_up():
         devices.append(loader._last.executor.ledger.devices)
-        until(lambda: len(told) or devices[0][first.address].hanging, 20, "a fetch to be given up")
+        until(lambda: len(told) or devices[0][first.address].hanging, 30, "a fetch to be given up")
         assert not devices[0][first.address].at_work and devices[0][second.address].at_work
 
     def back():
         ends.set()
-        until(lambda: devices[0][first.address].at_work, 20, "its return")
+        until(lambda: devices[0][first.address].at_work, 30, "its return")
 
     truth.check(train(loader, 0.05, at={20: given_up, 30: back}), 1)
     assert loader.report().batches_csd > 20
@@ -74,7 +74,7 @@ def test_the_only_spool_does_not_answer(engines, data, truth, told, images, spoo
     iterator._shutdown_workers()
     assert len(said(told)) == 2 and "left to themselves" in said(told)[1], list(told)
     ends.set()
-    until(lambda: not iterator.executor._threads.at_work, 10, "the end of the threads")
+    until(lambda: not iterator.executor._threads.at_work, 30, "the end of the threads")
 
 
 def test_no_thread_can_be_started_for_those_that_hang(engines, data, truth, told, images, spool_that_hangs, monkeypatch):
@@ -107,7 +107,7 @@ def test_it_does_not_answer_while_the_device_joins(engines, data, truth, told, i
 
     def comes():
         ends.set()
-        until(lambda: loader._last.executor.ledger.devices[engine.address].at_work, 20, "its coming")
+        until(lambda: loader._last.executor.ledger.devices[engine.address].at_work, 30, "its coming")
 
     try:
         truth.check(train(loader, at={10: comes}))
@@ -130,7 +130,7 @@ def test_that_it_is_full_is_known_though_the_device_says_so_before_it_joins(engi
     loader = make_loader(data, "wrr", csd=device(engine))
     iterator = iter(loader)
     account = iterator.executor.ledger.devices[engine.address]
-    until(lambda: account.at_work, 20, "its coming")
+    until(lambda: account.at_work, 30, "its coming")
     assert account.held_back and f"{engine.address}: its spool is full" in loader.report().notes
     iterator.executor.lost(engine.address, "it was switched off")
     assert not account.held_back and not [text for text in loader.report().notes if "full" in text]

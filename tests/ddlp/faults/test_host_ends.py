@@ -44,7 +44,7 @@ def test_killed_together_with_its_engine_while_a_worker_hangs(script):
     os.kill(worker, signal.SIGSTOP)
     os.kill(engine_pid(one.pid), signal.SIGKILL)
     os.kill(one.pid, signal.SIGKILL)
-    until(lambda: not one.running(), 5, "the end of the worker")
+    until(lambda: not one.running(), 30, "the end of the worker")
 
 
 LOOP = """

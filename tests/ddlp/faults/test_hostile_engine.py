@@ -193,7 +193,7 @@ def test_a_device_that_lies_is_one_line_an_epoch(lying, data, truth, told):
 def test_once_an_epoch_is_over_nobody_waits_for_an_engine_that_does_not_answer(lying, data, truth, told, kind):
     loader = make_loader(data, "wrr", csd=lying(instead_of(kind, lambda _: [])()).device(), transfer="stream")
     truth.check(train(loader, 0.01))
-    until(lambda: not any(one.name.startswith("ddlp-attach") for one in threading.enumerate()), 20, "the thread's end")
+    until(lambda: not any(one.name.startswith("ddlp-attach") for one in threading.enumerate()), 30, "the thread's end")
 
 
 def test_a_spool_that_is_somewhere_else(lying, data, truth, told, tmp_path):

@@ -152,9 +152,9 @@ def test_few_finished_batches_wait_on_the_device(leaves_nothing, data, truth, la
     ledgers.append(iterator.executor.ledger)
     for batch in iterator:
         got.append(batch)
-        until(lambda: len(brought) >= min(40, len(got) + AHEAD), 5, f"{AHEAD} batches on the device")
+        until(lambda: len(brought) >= min(40, len(got) + AHEAD), 30, f"{AHEAD} batches on the device")
         if len(got) == 5:
-            until(lambda: len(ledgers[0].ready_host) > 2 * AHEAD, 5, "more of them ready")
+            until(lambda: len(ledgers[0].ready_host) > 2 * AHEAD, 30, "more of them ready")
         ready.append(len(ledgers[0].ready_host))
     truth.check(on_cpu(got))
     assert max(there) <= AHEAD + 1  # and the one that training uses
@@ -235,7 +235,7 @@ def test_readers_end_with_the_loader(leaves_nothing, data, lands):
     del loader
     next(iterator)  # it outlives its loader, and still needs the readers
     del iterator
-    until(lambda: not readers(), 10, "no reader left")
+    until(lambda: not readers(), 30, "no reader left")
 
 
 def test_ways_into_a_gpu_want_a_gpu(data):

@@ -198,7 +198,7 @@ def test_a_device_that_leaves_out_good_images(engines, images, paths, told, monk
         assert report.batches_csd == (COUNT // BATCH if rows == 1 else 0)
         assert ("it left 6 samples to this host" in str(report)) == (rows == 1)
         # The liar passes on that the epoch has ended. Without that the engine waits for the host, longer than `engines` does.
-        until(lambda: not list(engine.spool.glob("job-*")), 20, "the end of the job")
+        until(lambda: not list(engine.spool.glob("job-*")), 30, "the end of the job")
     finally:
         liar.close()
     if rows > BATCH // 2:

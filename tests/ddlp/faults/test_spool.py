@@ -41,7 +41,7 @@ def test_a_full_disk(data, truth, told, small_disk, strategy):
     assert len(told) <= 1, list(told)
     del loader
     gc.collect()
-    until(lambda: not os.listdir(small_disk), 5)
+    until(lambda: not os.listdir(small_disk), 30)
 
 
 def _fill(path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_path_too_long_for_a_socket(leaves_nothing, data, truth, told, tmp_pat
     assert loader.report().batches_csd == 40 and not len(told)
     del loader
     gc.collect()
-    until(lambda: os.listdir(place) == [], 5)
+    until(lambda: os.listdir(place) == [], 30)
 
 
 def _train_until_joined(loader):

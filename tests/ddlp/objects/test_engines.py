@@ -270,11 +270,11 @@ def test_an_epoch_that_is_broken_off_while_requests_hang(server, theirs, start):
     dataset = objects(server, DETERMINISTIC)
     theirs.hanging = set(sorted(theirs.objects)[8:])
     iterator = iter(loader_of(dataset, engine, "wrr"))
-    until(lambda: theirs._now > 0, 20, "a request that hangs")
+    until(lambda: theirs._now > 0, 30, "a request that hangs")
     next(iterator)
     del iterator
     gc.collect()
-    until(lambda: not list(engine.spool.glob("job-*")), 20, "an empty spool")
+    until(lambda: not list(engine.spool.glob("job-*")), 30, "an empty spool")
     theirs.hanging = set()
     loader = loader_of(dataset, engine)
     assert len(list(loader)) == loader.report().batches_csd == 11

@@ -202,7 +202,7 @@ def test_break_ends_the_bar_and_the_epoch(terminal):
         if k == 3:
             break
     assert screen(terminal.end())[0].startswith("  3%|") and not list(getattr(tqdm, "_instances", ()))
-    until(lambda: not [t for t in threading.enumerate() if t.name in ("ddlp-0", "ddlp-1")], 5, "the epoch's threads' end")
+    until(lambda: not [t for t in threading.enumerate() if t.name in ("ddlp-0", "ddlp-1")], 30, "the epoch's threads' end")
 
 
 @pytest.mark.parametrize("style", ["tqdm", "rich"])

@@ -67,7 +67,7 @@ def test_a_wait_under_way(delays):
     assert live(loader).waiting_now_s == 0
     thread = threading.Thread(target=list, args=(loader,))
     thread.start()
-    until(lambda: live(loader).waiting_now_s > 0.1, 5, "the wait")
+    until(lambda: live(loader).waiting_now_s > 0.1, 30, "the wait")
     thread.join()
     assert live(loader).waiting_now_s == 0
 
@@ -93,7 +93,7 @@ def test_an_engine_that_dies(delays):
     loader = delays.loader(40, strategy="wrr", device_s=0.05, host_s=0.02)
     batches = iter(loader)
     next(batches)
-    until(lambda: live(loader).report.rate_csd is not None, 10, "the device's first batch")
+    until(lambda: live(loader).report.rate_csd is not None, 30, "the device's first batch")
     assert live(loader).devices[0].alive and live(loader).devices[0].held > 0
     os.kill(engine_pid(), signal.SIGKILL)
     with pytest.warns(UserWarning, match="is gone"):

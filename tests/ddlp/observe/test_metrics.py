@@ -80,7 +80,7 @@ def test_a_wait_under_way_is_seen(delays):
     with serve_metrics(loader, 0) as server:
         thread = threading.Thread(target=list, args=(loader,))
         thread.start()
-        until(lambda: scrape(server.url)["ddlp_waiting_now_seconds",] > 0.1, 5, "the wait")
+        until(lambda: scrape(server.url)["ddlp_waiting_now_seconds",] > 0.1, 30, "the wait")
         thread.join()
         assert scrape(server.url)["ddlp_waiting_now_seconds",] == 0
 

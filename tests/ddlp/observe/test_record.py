@@ -99,10 +99,10 @@ def test_an_epoch_that_is_broken_off(tmp_path):
     next(iterator)
     del iterator
     gc.collect()
-    until(lambda: '"EpochEnded"' in (tmp_path / "0000.jsonl").read_text(), 5, "the file's end")
+    until(lambda: '"EpochEnded"' in (tmp_path / "0000.jsonl").read_text(), 30, "the file's end")
     trace = read_run(tmp_path)[0]
     assert trace.whole and len(trace.of(Step)) == 1
-    until(lambda: not [t for t in threading.enumerate() if t.name == "ddlp-record"], 5, "the writer's end")
+    until(lambda: not [t for t in threading.enumerate() if t.name == "ddlp-record"], 30, "the writer's end")
     assert abs(analyse(trace).resources[0].unaccounted_s) < 0.02 * trace.wall_s + 0.01
 
 

@@ -66,7 +66,7 @@ def test_each_sample_once_by_engines_that_come_and_go(cards, start, data, truth,
     def go() -> None:
         (gone,) = [name for name in names(cards) if f"-{first.pid}-" in name]
         first.terminate()
-        until(lambda: gone not in names(cards), 20, "its card's end")
+        until(lambda: gone not in names(cards), 30, "its card's end")
 
     truth.check(train(loader, at={0: come, 2: go}))
     first.wait(10)
@@ -135,7 +135,7 @@ def test_trouble_with_the_directory_ends_no_training(cards, start, data, truth, 
 
     def open_to_all() -> None:
         cards.chmod(0o777)
-        until(lambda: loader._connections.trouble, 10, "the trouble")
+        until(lambda: loader._offload.connections.trouble, 30, "the trouble")
         time.sleep(0.1)  # it is told after that
 
     truth.check(train(loader, at={0: open_to_all}))

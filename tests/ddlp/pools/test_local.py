@@ -107,7 +107,7 @@ def test_another_one_joins_the_epoch_and_one_too_many_ends(leaves_nothing, slow,
         wait_for(BOTH, have_published, loader)
 
     truth.check(train(loader, at={0: grow, 1: lambda: pool.want(1)}))
-    until(lambda: len(engine_pids()) == 1, 10, "the other one's end")
+    until(lambda: len(engine_pids()) == 1, 30, "the other one's end")
     truth.check(train(loader, at={0: lambda: wait_for({"pool engine 1"}, there, loader)}), 1)
     with pytest.raises(ValueError, match=r"want\(0\): a number of engines"):
         pool.want(0)
@@ -128,7 +128,7 @@ def test_its_processes_live_as_long_as_the_loaders_that_share_them(spool, data, 
 
     pids = epochs_of_two_loaders()
     gc.collect()
-    until(lambda: not any(map(alive, pids)), 5, "the engines' end")
+    until(lambda: not any(map(alive, pids)), 30, "the engines' end")
     assert os.listdir(spool) == []
 
 

@@ -57,7 +57,7 @@ def test_an_engine_that_is_told_to_end_delivers_what_it_has_begun(cards, start, 
     def end() -> None:
         until(at_work, 30, "leases")
         engine.terminate()
-        until(lambda: not names(cards), 20, "its card's end")
+        until(lambda: not names(cards), 30, "its card's end")
         assert ask_all([str(cards)]) == []
 
     Truth(many).check(train(loader, 0.05, at={0: end}))
@@ -79,7 +79,7 @@ def test_a_smaller_pool_lets_an_engine_go_in_mid_epoch_and_a_larger_one_has_it_b
     def shrink() -> None:
         wait_for(BOTH, have_published, loader)
         pool.want(1)
-        until(lambda: "pool engine 2: it retired: it is not in the pool any more" in loader.report().notes, 20, "retiring")
+        until(lambda: "pool engine 2: it retired: it is not in the pool any more" in loader.report().notes, 30, "retiring")
         states = {one.name: one.state for one in loader.report().engines}
         assert states["pool engine 1"] == "at work" and states["pool engine 2"] in ("retiring", "gone")
         told = prometheus_text(loader)
@@ -114,9 +114,9 @@ def test_one_that_is_killed_while_it_retires_costs_time_and_no_sample(cards, sta
         assert answer.name == name and answer.node == "127.0.0.1" and len(answer.status.jobs) == 1
         assert "127.0.0.1  up" in table([answer])
         account = loader._last.executor.ledger.devices[name]
-        until(lambda: account.outstanding, 20, "a lease")
+        until(lambda: account.outstanding, 30, "a lease")
         engine.terminate()
-        until(lambda: account.retiring or not account.alive, 20, "its retiring")
+        until(lambda: account.retiring or not account.alive, 30, "its retiring")
         os.kill(engine.pid, signal.SIGKILL)
         engine.wait()
 
@@ -130,4 +130,4 @@ def test_a_dropped_loaders_engines_end_at_once(spool: Path, slow, data):  # noqa
     wait_for(BOTH, have_published, loader)
     pids = engine_pids()
     del loader, iterator
-    until(lambda: not engine_pids(), 5, f"the end of {pids}")
+    until(lambda: not engine_pids(), 30, f"the end of {pids}")

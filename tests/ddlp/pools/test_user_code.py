@@ -92,7 +92,7 @@ class Pool:
         if node is None or (node._process is not None and node._process.poll() is not None):
             node, self.spare = self.spare, Kept()
             self.kept[name] = node
-        until(lambda: not node.under_way, 20, "the end of its tasks for another loader")
+        until(lambda: not node.under_way, 30, "the end of its tasks for another loader")
         return node
 
 
@@ -224,7 +224,7 @@ def test_a_real_pool_leaves_nothing_and_grows_and_shrinks(leaves_nothing, told):
             pool.want(1)
 
         check(train(loader, at={1: grow}), Records(120, 0.0), in_order=False)
-        until(lambda: len(begun()) == 1, 10, "the end of the second")
+        until(lambda: len(begun()) == 1, 30, "the end of the second")
         (pid,) = begun()
         check(train(loader, at={0: lambda: nodes_published(loader)}), Records(120, 0.0), 1, in_order=False)
         assert begun() == [pid] and not len(told)
@@ -234,7 +234,7 @@ def test_a_real_pool_leaves_nothing_and_grows_and_shrinks(leaves_nothing, told):
     next(iterator)
     assert alive(pid)  # the iterator holds the node
     del iterator
-    until(lambda: not alive(pid), 10, "its end")
+    until(lambda: not alive(pid), 30, "its end")
 
 
 def test_a_first_batch_comes_before_any_node(limited, monkeypatch):
@@ -358,7 +358,7 @@ def test_a_scripts_own_class_goes_there_and_a_killed_script_leaves_no_process(tm
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "DDLP_TEST_MARK": str(tmp_path)}
     ran = subprocess.run(command, capture_output=True, text=True, timeout=100, env=env, check=False)
     assert (ran.returncode == -9) if killed else ("devices made" in ran.stdout and "made 0" not in ran.stdout), ran.stderr
-    until(lambda: not _marked(str(tmp_path)), 15, "the end of its processes")
+    until(lambda: not _marked(str(tmp_path)), 30, "the end of its processes")
 
 
 def _marked(mark: str) -> list[str]:

@@ -85,7 +85,7 @@ class Torchrun:
 
     def nothing_left(self) -> None:
         """Assert that nothing is left, except torchrun's own directories for logs."""
-        until(lambda: not self.running(), 10, f"the end of {self.running()}")
+        until(lambda: not self.running(), 30, f"the end of {self.running()}")
         ours = [name for name in os.listdir(self.temporary) if name.startswith("ddlp")]
         assert not ours
 

@@ -133,8 +133,8 @@ def spool() -> Iterator[Path]:
     """A spool. At the end it must be empty, and no engine may use it any more."""
     with tempfile.TemporaryDirectory(prefix="r-", dir="/tmp") as path:
         yield Path(path)
-        until(lambda: os.listdir(path) == [], 15, "an empty spool")
-        until(lambda: not [pid for pid in os.listdir("/proc") if pid.isdigit() and path in command(pid)], 10, "all ends")
+        until(lambda: os.listdir(path) == [], 30, "an empty spool")
+        until(lambda: not [pid for pid in os.listdir("/proc") if pid.isdigit() and path in command(pid)], 30, "all ends")
 
 
 def unlocked(spool: Path) -> bool:
@@ -169,7 +169,7 @@ def rank(spool: Path) -> Iterator[Callable[[int], Rank]]:
 
 
 def gone(engine: int, workers: list[int]) -> None:
-    until(lambda: not alive(engine) and not any(map(alive, workers)), 15, "the end of the engine")
+    until(lambda: not alive(engine) and not any(map(alive, workers)), 30, "the end of the engine")
 
 
 def test_both_start_at_once_and_share_one(spool, rank):
@@ -210,7 +210,7 @@ def test_the_last_one_waits_for_its_end(spool, rank):
     assert alive(engine)
     second.ask("release")
     assert os.listdir(spool) == []
-    until(lambda: not alive(engine), 5)
+    until(lambda: not alive(engine), 30)
 
 
 def test_a_killed_engine_is_replaced_for_all(spool, rank):
@@ -223,7 +223,7 @@ def test_a_killed_engine_is_replaced_for_all(spool, rank):
     assert new != engine and first.ask("acquire") == new
     first.kill()
     second.kill()
-    until(lambda: not alive(new), 15)
+    until(lambda: not alive(new), 30)
 
 
 def test_a_stopped_engine_does_not_stay(spool, rank):

@@ -34,9 +34,9 @@ state, run = map(Path, sys.argv[1:])
 for epoch in range(2):
     for number, _ in enumerate(small(record=run)):
         if epoch == number == 0:
-            until(lambda: '"busy_percent":40' in (run / "0000.jsonl").read_text(), 20, "a sample")
+            until(lambda: '"busy_percent":40' in (run / "0000.jsonl").read_text(), 30, "a sample")
             state.write_text(AFTER)
-            until(lambda: '"busy_percent":90' in (run / "0000.jsonl").read_text(), 20, "a sample of the second state")
+            until(lambda: '"busy_percent":90' in (run / "0000.jsonl").read_text(), 30, "a sample of the second state")
 """
 
 
@@ -89,6 +89,6 @@ def test_a_real_gpu_is_busy(tmp_path: Path) -> None:
 
     for number, _ in enumerate(small(record=tmp_path)):
         if number == 0:
-            until(works, 20, "a sample of a busy GPU")
+            until(works, 30, "a sample of a busy GPU")
     found = read_run(tmp_path)[0].of(GpuUse)
     assert any(one.busy_percent > 20 and one.memory_used_bytes > a.nbytes for one in found)

@@ -135,7 +135,7 @@ def test_an_iterator_that_is_dropped_ends_its_file(tmp_path: Path) -> None:
     next(iterator)
     del iterator
     gc.collect()
-    until(lambda: '"EpochEnded"' in (tmp_path / "0000.jsonl").read_text(), 5, "the file's end")
+    until(lambda: '"EpochEnded"' in (tmp_path / "0000.jsonl").read_text(), 30, "the file's end")
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -77,12 +77,12 @@ class Scene:
 
     def at_work(self) -> None:
         """Wait for its first batch. Without training, the host has few slots."""
-        until(lambda: any(lease.published for lease in self.contract.sink.leases.values()), 20, "its first batch")
+        until(lambda: any(lease.published for lease in self.contract.sink.leases.values()), 30, "its first batch")
 
     def holds_nothing(self) -> None:
         """After the epochs: assert that no batch of theirs is left."""
         if self.spool is not None:
-            until(lambda: not batch_files(self.spool), 5, "an empty spool")
+            until(lambda: not batch_files(self.spool), 30, "an empty spool")
         gc.collect()
 
 
@@ -119,7 +119,7 @@ def scene_of_its_own(scene: Scene, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     yield scene
     if scene.source is None:
         gc.collect()
-        until(lambda: not [p for p in descendants() if str(scene.spool) in p.command], 10, "the engine's end")
+        until(lambda: not [p for p in descendants() if str(scene.spool) in p.command], 30, "the engine's end")
         shutil.rmtree(scene.spool, ignore_errors=True)
 
 
@@ -152,7 +152,7 @@ def test_lost_and_back_in_mid_epoch(scene_of_its_own, truth, strategy):
     def lose() -> None:
         scene.at_work()
         scene.lose()
-        until(lambda: len(contract.sink.sources) == 2, 20, "its return")
+        until(lambda: len(contract.sink.sources) == 2, 30, "its return")
 
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -216,7 +216,7 @@ def test_broken_off(scene):
     next(iterator)
     scene.at_work()
     del iterator
-    until(lambda: all(source.closes for source in scene.contract.sink.sources), 5, "its end")
+    until(lambda: all(source.closes for source in scene.contract.sink.sources), 30, "its end")
     scene.holds_nothing()
     scene.contract.check(whole=False)
 

@@ -8,18 +8,38 @@
 #include "ddlp.h"
 #include "memory.h"
 
+/* Pillow's filters, their terms in Pillow's order: other orders round differently. The sine is the C library's, as in Pillow.
+ * C libraries differ in its last bit; rounding to COEFFICIENT_BITS hides that. */
+static inline double box(double x) { return x > -0.5 && x <= 0.5 ? 1.0 : 0.0; }
+
 static inline double bilinear(double x) {
     double weight = 1.0 - fabs(x);
     return weight > 0.0 ? weight : 0.0;
 }
 
-/* Keys' cubic with a = -1/2, its terms in Pillow's order: other orders round differently. */
+static inline double hamming(double x) {
+    x = fabs(x);
+    if (x == 0.0) return 1.0;
+    if (x >= 1.0) return 0.0;
+    x = x * M_PI;
+    return sin(x) / x * (0.54f + 0.46f * cos(x));
+}
+
+/* Keys' cubic with a = -1/2. */
 static inline double bicubic(double x) {
     const double a = -0.5;
     x = fabs(x);
     double near = ((a + 2.0) * x - (a + 3.0)) * x * x + 1, far = (((x - 5) * x + 8) * x - 4) * a;
     return x < 1.0 ? near : x < 2.0 ? far : 0.0;
 }
+
+static inline double sinc(double x) {
+    if (x == 0.0) return 1.0;
+    x = x * M_PI;
+    return sin(x) / x;
+}
+
+static inline double lanczos(double x) { return -3.0 <= x && x < 3.0 ? sinc(x) * sinc(x / 3) : 0.0; }
 
 enum { TOGETHER = 32 }; /* outputs computed side by side: long loops without branches, which compilers vectorize */
 
@@ -38,7 +58,8 @@ static inline __attribute__((always_inline)) void weigh(stretch *s, const int fi
         const double number = tap, inverse = s->inverse;
         for (int i = 0; i < TOGETHER; i++) {
             double x = (tap + s->low[i] - s->center[i] + 0.5) * inverse;
-            double weight = filter == DDLP_BICUBIC ? bicubic(x) : bilinear(x);
+            double weight = filter == DDLP_BILINEAR ? bilinear(x) : filter == DDLP_BICUBIC ? bicubic(x)
+                          : filter == DDLP_LANCZOS ? lanczos(x) : filter == DDLP_HAMMING ? hamming(x) : box(x);
             weight = number < s->count[i] ? weight : 0.0;
             weights[i] = weight;
             s->total[i] += weight;
@@ -54,8 +75,13 @@ static void reckon(stretch *s, int output, int inputs, int filter) {
         s->low[i] = low > 0 ? low : 0;
         s->count[i] = (high < inputs ? high : inputs) - s->low[i];
     }
-    if (filter == DDLP_BICUBIC) weigh(s, DDLP_BICUBIC);
-    else weigh(s, DDLP_BILINEAR);
+    switch (filter) { /* each loop is compiled for its filter */
+    case DDLP_BILINEAR: weigh(s, DDLP_BILINEAR); break;
+    case DDLP_BICUBIC: weigh(s, DDLP_BICUBIC); break;
+    case DDLP_LANCZOS: weigh(s, DDLP_LANCZOS); break;
+    case DDLP_HAMMING: weigh(s, DDLP_HAMMING); break;
+    default: weigh(s, DDLP_BOX);
+    }
     for (int i = 0; i < TOGETHER; i++) s->total[i] = s->total[i] != 0.0 ? s->total[i] : 1.0;
     for (int tap = 0; tap < s->room; tap++) {
         double *restrict weights = s->weights + (ptrdiff_t)tap * TOGETHER;
@@ -113,6 +139,17 @@ static void begin_further_left(resample_axis *axis, int output, int width) {
     axis->taps[output] += shift;
 }
 
+double axis_support(int filter) {
+    switch (filter) {
+    case DDLP_BOX: return 0.5;
+    case DDLP_BILINEAR:
+    case DDLP_HAMMING: return 1.0;
+    case DDLP_BICUBIC: return 2.0;
+    case DDLP_LANCZOS: return 3.0;
+    default: return 0.0;
+    }
+}
+
 int axis_prepare(resample_axis *axis, const axis_geometry *g) {
     if (memcmp(&axis->geometry, g, sizeof *g) == 0) return 0;
     memset(&axis->geometry, 0, sizeof axis->geometry);
@@ -120,7 +157,7 @@ int axis_prepare(resample_axis *axis, const axis_geometry *g) {
     s.scale = (double)g->inputs / g->outputs;
     const double widened = s.scale < 1.0 ? 1.0 : s.scale;
     s.inverse = 1.0 / widened;
-    s.support = (g->filter == DDLP_BICUBIC ? 2.0 : 1.0) * widened;
+    s.support = axis_support(g->filter) * widened;
     s.room = ((int)ceil(s.support) * 2 + 2) & ~1; /* Pillow's bound, made even */
     if (reserve(axis, (size_t)g->kept, (size_t)s.room)) return -ENOMEM;
     s.weights = axis->weights;

@@ -38,6 +38,9 @@ typedef struct {
     size_t start_room, plain_room, split_room, weights_room, taps_room; /* bytes held */
 } resample_axis;
 
+/* How far this filter reaches, in input samples if there are as many outputs; 0: there is no such filter. */
+double axis_support(int filter);
+
 /* 0, or -ENOMEM. Memory is kept for the next call. A call with the same geometry as the last one returns at once. */
 int axis_prepare(resample_axis *axis, const axis_geometry *geometry);
 void axis_free(resample_axis *axis);

@@ -42,7 +42,7 @@ static inline const resample_passes *passes_used(void) {
     }
 }
 
-/* Sums are computed modulo 2**32. The true sum fits into int32: at most 255 * 2**22 * 1.4 with bicubic's lobes. */
+/* Sums are computed modulo 2**32. The true sum fits into int32: at most 255 * 2**22 * 1.6 with lanczos's lobes. */
 static inline uint8_t clip_sum(uint32_t sum) {
     int32_t value = (int32_t)sum >> COEFFICIENT_BITS;
     return (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value);

@@ -23,7 +23,7 @@ static int is_possible(const ddlp_job *job) {
            job->height >= 1 && job->width < MOST_PIXELS && job->height < MOST_PIXELS &&
            kept_within(job->out_left, job->out_width, job->full_width) &&
            kept_within(job->out_top, job->out_height, job->full_height) && job->out != NULL &&
-           (job->filter == DDLP_BILINEAR || job->filter == DDLP_BICUBIC || (job->filter == DDLP_NO_RESIZE && same));
+           (axis_support(job->filter) > 0.0 || (job->filter == DDLP_NO_RESIZE && same));
 }
 
 /* Prepares the coefficients of the axes that change, and sets which input they need. */

@@ -118,7 +118,7 @@ def test_what_it_took_is_told_where_sigterm_has_ended_the_command_already(tmp_pa
     os.kill(ours.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, ours.pid, os.WSTOPPED)
     os.kill(command, signal.SIGTERM)
-    until(lambda: not alive(command), 20, "the end of the command")
+    until(lambda: not alive(command), 30, "the end of the command")
     ctypes.CDLL(None).tgkill(ours.pid, ours.pid, int(signal.SIGTERM))  # to the waiting thread, as is usual
     os.kill(ours.pid, signal.SIGCONT)
     _, said = ours.communicate(timeout=30)

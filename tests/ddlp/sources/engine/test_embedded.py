@@ -32,7 +32,7 @@ def options(tmp_path: Path) -> Iterator[EmbeddedOptions]:
     """Options with a spool of their own, which must be empty at the end."""
     spool = tmp_path / "spool"
     yield EmbeddedOptions(spool=str(spool))
-    until(lambda: not spool.exists() or os.listdir(spool) == [], 3)
+    until(lambda: not spool.exists() or os.listdir(spool) == [], 30)
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +114,8 @@ def test_it_ends_with_its_host(tmp_path, then, number):
     if number:
         process.send_signal(number)
     process.wait(10)
-    until(lambda: not alive(engine) and not any(map(alive, workers)), 5, "the end of the engine")
-    until(lambda: os.listdir(tmp_path) == [], 5, "the removal of its directory")
+    until(lambda: not alive(engine) and not any(map(alive, workers)), 30, "the end of the engine")
+    until(lambda: os.listdir(tmp_path) == [], 30, "the removal of its directory")
     process.stdout.close()
     process.stderr.close()
 
@@ -126,8 +126,8 @@ def test_it_ends_though_a_forked_child_holds_its_pipe(tmp_path):
     try:
         process.kill()
         process.wait(10)
-        until(lambda: not alive(engine), 5, "the end of the engine")
-        until(lambda: os.listdir(tmp_path) == [], 5, "the removal of its directory")
+        until(lambda: not alive(engine), 30, "the end of the engine")
+        until(lambda: os.listdir(tmp_path) == [], 30, "the removal of its directory")
         assert alive(child)
     finally:
         os.kill(child, signal.SIGKILL)

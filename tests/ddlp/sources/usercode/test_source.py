@@ -101,7 +101,7 @@ class Pool:
 def clean(hard_limit: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("ddlp.process.pauses.FIRST_PAUSE_S", 0.05)
     yield
-    until(lambda: not Thread.living, 10, "the end of all nodes")
+    until(lambda: not Thread.living, 30, "the end of all nodes")
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def check(batches: list[Any]) -> None:
 
 
 def at_work(contract: Contract) -> None:
-    until(lambda: contract.sinks and any(lease.published for lease in contract.sink.leases.values()), 20, "its first batch")
+    until(lambda: contract.sinks and any(lease.published for lease in contract.sink.leases.values()), 30, "its first batch")
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -151,7 +151,7 @@ def test_lost_and_back_in_mid_epoch(contract, strategy, how):
         at_work(contract)
         if how != "dies":
             contract.sink.lost("node", "it was pulled out")
-        until(lambda: len(contract.sink.sources) == 2, 20, "its return")
+        until(lambda: len(contract.sink.sources) == 2, 30, "its return")
 
     check(train(loader, 0.002, at={0: lose}))
     assert "node: it was gone, and is back" in loader.report().notes
@@ -169,7 +169,7 @@ def test_a_lost_one_is_waited_for_while_the_pool_does_not_have_it(contract, stra
     def lose() -> None:
         at_work(contract)
         pool.there = False
-        until(lambda: not loader._nodes.names, 10, "the pool's word")
+        until(lambda: not loader._offload._nodes.names, 30, "the pool's word")
         contract.sink.lost("node", "it was pulled out")
         threading.Timer(1.5, setattr, (pool, "there", True)).start()
 
@@ -200,7 +200,7 @@ def test_broken_off(contract):
     next(iterator)
     at_work(contract)
     del iterator
-    until(lambda: all(source.closes for source in contract.sink.sources), 5, "its end")
+    until(lambda: all(source.closes for source in contract.sink.sources), 30, "its end")
     contract.check(whole=False)
 
 

@@ -55,7 +55,7 @@ def test_a_failure_that_nothing_explains_still_says_where_to_look() -> None:
 
 
 def gone(process: int) -> bool:
-    return until(lambda: not alive(process), 20, f"the end of process {process}")
+    return until(lambda: not alive(process), 30, f"the end of process {process}")
 
 
 def test_a_read_that_hangs_is_ended_with_all_it_started(tmp_path: Path) -> None:
