@@ -39,6 +39,7 @@ from torchvision import tv_tensors
 from csd_engine.errors import named, noted
 from csd_engine.kernels import kernel
 from csd_engine.keyed import Keyed
+from ddlp.process.allocator import keep_freed_memory
 from ddlp.process.finalizers import when_dropped
 from ddlp.sampling.keyed_generators import GENERATORS
 from ddlp.sampling.own_generators import own_generators
@@ -595,6 +596,7 @@ class _WorkerStart:
         self._init = init
 
     def __call__(self, worker: int) -> None:
+        keep_freed_memory()
         info = get_worker_info()
         steps: Any = None if info is None else info.dataset
         object.__setattr__(info, "dataset", steps.dataset)  # WorkerInfo refuses plain assignment

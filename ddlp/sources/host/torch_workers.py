@@ -25,6 +25,7 @@ from torch.utils.data.dataloader import (
 )
 
 from ddlp import decode
+from ddlp.process.allocator import keep_freed_memory
 from ddlp.process.finalizers import when_dropped
 from ddlp.sampling import sampler_order as order
 from ddlp.sampling.checkpoint import OrderSource, Resume, SamplerStart, save
@@ -110,6 +111,7 @@ class _WorkerStart:
 
     def __call__(self, worker: int) -> None:
         gc.freeze()  # else each worker searches all objects of the training process for garbage, which takes up to a second
+        keep_freed_memory()
         time_fetches()
         if self._postpone:
             decode.install()
