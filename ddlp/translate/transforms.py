@@ -589,7 +589,7 @@ def _name(transform: Any) -> str:
     """The operator as the user wrote it, on one line and not too long; by its name where its repr is an address."""
     text = " ".join(repr(transform).split())
     if re.search(r" at 0x[0-9a-f]+>$", text, re.IGNORECASE):
-        text = getattr(transform, "__qualname__", type(transform).__qualname__)
+        text = getattr(transform, "__qualname__", type(transform).__qualname__).rpartition("<locals>.")[2]
     return text if len(text) <= 120 else f"{text[:117]}..."
 
 

@@ -429,7 +429,7 @@ def test_explain_shows_the_steps_of_views_and_crops(paths):
     first, second = (v1.Compose([*KNOWN, *own, v1.ToTensor()]) for own in ([Shift()], []))
     lines = DDLPLoader(numbered(paths, Views(first, second)), 6).explain()
     assert "2 views of each sample, RandomResizedCrop" in lines
-    assert "Shift object" in lines and " -> ToTensor() | ToTensor(), then" in lines
+    assert "own steps  Shift -> ToTensor() | ToTensor(), then" in lines
     crops = DDLPLoader(numbered(paths, v1.Compose([v1.Resize(20), v1.FiveCrop(12), v1.Lambda(stacked)])), 6).explain()
     assert "gets a tuple of 5 PIL images" in crops and "it gets several crops of each image, not one" in crops
 
