@@ -62,7 +62,7 @@ def _tell_postponed() -> bool:
     ranks, savings = here(), decode.total(settings().counts)
     if not savings.images or (ranks is not None and ranks.rank):
         return False
-    say(str(savings))
+    say(f"{savings}{lines.what_would_help()}")
     return True
 
 
@@ -178,7 +178,7 @@ def _why_alone(wanted: Any, torchs: Any, dataset: Any) -> str:
         return f"{wanted.__name__} is a subclass of DataLoader, with code of its own"
     if settings().record or settings().strategy == "dataloader" or lines.may_be_known(dataset):
         return ""
-    return f"{type(dataset).__name__}'s own code makes its samples"
+    return lines.unknown(dataset)
 
 
 _say_once = functools.cache(say)

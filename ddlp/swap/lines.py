@@ -13,12 +13,13 @@ from ddlp.process.ranks import here
 from ddlp.process.user_warnings import user_frame
 from ddlp.swap.settings import say, settings
 
-__all__ = ["SAID", "late", "left_alone", "made_at", "may_be_known", "say_of_first_rank"]
+__all__ = ["SAID", "late", "left_alone", "made_at", "may_be_known", "say_of_first_rank", "unknown", "what_would_help"]
 
 # How the paths of Python's own code and of commands that pip has installed begin.
 _PYTHONS = os.path.join(os.path.dirname(os.__file__), ""), os.path.join(sys.prefix, "bin", ""), "<frozen "
 _KNOWN = ("ddlp", "timm", "torchvision")  # packages with data sets that ddlp knows
 SAID: set[str] = set()  # the lines of this process
+_OWN: set[str] = set()  # the classes of the script's own data sets, by name
 _ALONE: weakref.WeakValueDictionary[tuple[int, str], Any] = weakref.WeakValueDictionary()  # data sets, by id and what was said
 if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=SAID.clear)
@@ -53,6 +54,25 @@ def say_of_first_rank(text: str) -> None:
 def late() -> str:
     """Return what ddlp does for a loader that is left alone, as the end of a line."""
     return "; JPEGs that it opens by Pillow are decoded late" if settings().postpone else ""
+
+
+def unknown(dataset: Any) -> str:
+    """Return why a loader is left alone whose data set ddlp does not know, with what to write instead where that is known."""
+    kind, instead = type(dataset), ""
+    if kind.__module__.partition(".")[0] == "datasets":
+        columns = (getattr(dataset, "features", None) or {}).items()
+        image = next((name for name, feature in columns if type(feature).__name__ == "Image"), None)
+        if image is not None:
+            instead = f"; ddlp.HuggingFaceImages(dataset, transform, {image!r}) in its place would be swapped"
+    elif not hasattr(kind, "__iter__"):
+        _OWN.add(kind.__name__)
+    return f"{kind.__name__}'s own code makes its samples{instead}"
+
+
+def what_would_help() -> str:
+    """Return what the script's own data sets could tell, where they have JPEGs; "" where there are none."""
+    names = " or ".join(sorted(_OWN))
+    return f". A {names} that tells its files by a method __ddlp__ would be swapped (docs/settings.md)" if names else ""
 
 
 def left_alone(kind: str, dataset: Any, why: str) -> None:

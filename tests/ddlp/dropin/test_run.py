@@ -350,6 +350,31 @@ print([name for name in ("torchvision", "ddlp.loader", "ddlp.decode", "csd_engin
 """
 
 
+IMAGES = """
+import sys
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+import datasets
+
+class Photographs(Dataset):
+    def __len__(self): return 4
+    def __getitem__(self, index): return Image.open(sys.argv[1]).convert("RGB").getpixel((0, 0))[0]
+
+rows = datasets.Dataset.from_dict({"photo": sys.argv[1:] * 4}).cast_column("photo", datasets.Image())
+print([batch.tolist() for batch in DataLoader(Photographs(), 4, num_workers=1)], len(DataLoader(rows, 4)))
+"""
+
+
+def test_what_is_left_alone_is_told_what_to_write(folder: Path) -> None:
+    pytest.importorskip("datasets")
+    photograph = next(folder.rglob("*.jpg"))
+    done = run(*RUN, "--", "-c", IMAGES, photograph)
+    of_own, of_rows, late = said(done)
+    assert done.returncode == 0 and "Photographs's own code makes its samples; JPEGs" in of_own, done.stderr
+    assert "own code makes its samples; ddlp.HuggingFaceImages(dataset, transform, 'photo') in its place would be" in of_rows
+    assert late.endswith(" A Photographs that tells its files by a method __ddlp__ would be swapped (docs/settings.md)"), late
+
+
 def test_what_is_left_alone_needs_nothing_of_ours() -> None:
     """A script that opens no JPEG and has data sets of its own pays for no import."""
     done = run(*RUN, "--", "-c", OWN)
