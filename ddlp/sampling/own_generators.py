@@ -10,7 +10,7 @@ import dis
 import functools
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 __all__ = ["own_generators"]
@@ -41,11 +41,14 @@ def _found(thing: Any, seen: set[int], deep: int) -> Iterator[Any]:
 
 
 def _within(thing: Any) -> Iterator[Any]:
-    """Yield the objects that an object holds, and those that its code names."""
-    if isinstance(thing, Mapping):
-        yield from thing.values() if len(thing) <= _MANY else ()
+    """Yield the objects that an object holds, and those that its code names.
+
+    Containers are copied first: another thread may fill them meanwhile, as the one that opens a data set's files does.
+    """
+    if isinstance(thing, dict):
+        yield from list(dict.values(thing)) if len(thing) <= _MANY else ()
     elif isinstance(thing, (list, tuple, set, frozenset)):
-        yield from thing if len(thing) <= _MANY else ()
+        yield from tuple(thing) if len(thing) <= _MANY else ()
     elif isinstance(thing, types.FunctionType):
         if not _of_library(thing):
             yield from _of_function(thing)
@@ -58,7 +61,7 @@ def _within(thing: Any) -> Iterator[Any]:
         yield from [getattr(thing, name) for kind in type(thing).__mro__ for name in _slots(kind) if hasattr(thing, name)]
         for kind in type(thing).__mro__:
             if not _of_library(kind):
-                yield from (value for value in vars(kind).values() if not isinstance(value, type))
+                yield from [value for value in list(vars(kind).values()) if not isinstance(value, type)]
 
 
 def _of_library(code: Any) -> bool:

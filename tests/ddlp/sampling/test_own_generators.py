@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import sys
+import threading
 
 import numpy as np
 import pytest
@@ -76,6 +78,31 @@ def test_found_by_name():
     for code in (Pictures(), with_default, lambda image: GLOBAL(image=image)):
         assert [one for one in own_generators(code) if one is GLOBAL] == [GLOBAL]
     assert own_generators(Slots(None)) == [] == own_generators([torch.nn.Linear(2, 2), np.zeros(3)])
+
+
+def test_a_data_set_that_opens_its_files_meanwhile():
+    data = Pictures(GLOBAL)
+    data.open_files, data.names, ends = {}, set(), threading.Event()
+
+    def open_and_close():
+        number = 0
+        while not ends.is_set():
+            number += 1
+            data.open_files[number % 50] = data.names.add(number % 50)
+            data.open_files.pop((number + 25) % 50, None)
+            data.names.discard((number + 25) % 50)
+
+    switches = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    opening = threading.Thread(target=open_and_close)
+    opening.start()
+    try:
+        for _ in range(1000):
+            assert GLOBAL in own_generators(data)
+    finally:
+        ends.set()
+        opening.join()
+        sys.setswitchinterval(switches)
 
 
 @pytest.mark.parametrize("data", [Pictures(), Pictures(closure(GLOBAL))], ids=["global", "closure"])
