@@ -12,6 +12,7 @@
 
 #include "batch/plan.h"
 #include "resample/resample.h"
+#include "steps/steps.h"
 #include "batch/windows.h"
 
 static uint64_t state, hash;
@@ -256,6 +257,37 @@ static int one_plan(void) {
     return !result;
 }
 
+/* Colours, filters and warps of an image, large enough for whole vectors and for what is left after them. */
+static void some_steps(resample_state *resample) {
+    static const double factors[] = {0, 0.3, 1, 1.7, -2.5, 40};
+    static const int kinds[] = {STEP_BRIGHTNESS, STEP_CONTRAST, STEP_SATURATION, STEP_SHARPNESS, STEP_HUE,       STEP_GRAY,
+                                STEP_AUTOCONTRAST, STEP_EQUALIZE, STEP_BLUR,     STEP_AFFINE,    STEP_PERSPECTIVE};
+    static float weights[] = {0.25f, 0.5f, 0.25f, 0.1f, 0.2f, 0.4f, 0.2f, 0.1f};
+    const int32_t size[3] = {1 + (int32_t)below(90), 1 + (int32_t)below(70), below(4) ? 3 : 1};
+    uint8_t *pixels = random_bytes((size_t)size[0] * (size_t)size[1] * (size_t)size[2]);
+    step_state s;
+    memset(&s, 0, sizeof s);
+    check(steps_begin(&s, pixels, size) == 0, "begin of steps");
+    for (int round = 0; round < 3; round++) {
+        ddlp_step_numbers step = {.kind = kinds[below(sizeof kinds / sizeof *kinds)], .data = weights};
+        const int warps = step.kind == STEP_AFFINE || step.kind == STEP_PERSPECTIVE;
+        step.n[0] = step.kind == STEP_HUE ? below(256) : step.kind == STEP_GRAY ? 1 + 2 * below(2) : factors[below(6)];
+        if (step.kind == STEP_BLUR) step.n[0] = 3, step.n[1] = 5;
+        if (warps) {
+            step.n[0] = 1 + below(90), step.n[1] = 1 + below(70), step.n[2] = below(3) ? 2 + below(2) : 0;
+            for (int i = 3; i < 6; i++) step.n[i] = below(256);
+            for (int i = 6; i < 12; i++) step.n[i] = below(3) ? (below(4001) - 2000.0) / 1000 : i % 4 == 2;
+            step.n[8] += below(40), step.n[11] += below(40);
+            step.n[12] = (below(2001) - 1000.0) / 100000, step.n[13] = (below(2001) - 1000.0) / 100000;
+        }
+        const int result = steps_run(&s, resample, &step, 1);
+        check(!result || (step.kind == STEP_BLUR && result == DDLP_STEP), "a step was refused"); /* the image may be too small for a blur */
+        add(s.image.pixels, (size_t)s.image.width * (size_t)s.image.height * (size_t)s.image.channels);
+    }
+    steps_free(&s);
+    free(pixels);
+}
+
 int main(int count, char **arguments) {
     static const char *const variants[] = {"c", "sse2", "avx2", "vnni", "neon"};
     int rounds = count > 1 ? atoi(arguments[1]) : 100;
@@ -269,6 +301,7 @@ int main(int count, char **arguments) {
         for (int i = 0; i < rounds; i++) one_resample(&s);
         large(&s, 0);
         large(&s, 1);
+        for (int i = 0; i < 10 * rounds; i++) some_steps(&s);
         resample_free(&s);
         printf(" %016llx", (unsigned long long)hash);
         for (int i = 0; i < 8; i++) {

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "steps/steps.h"
+#include "variant.h"
 
 static size_t bytes_of(const picture *image) { return (size_t)image->width * (size_t)image->height * (size_t)image->channels; }
 
@@ -22,100 +23,50 @@ static void tables(picture *image, uint8_t (*table)[256]) {
         for (size_t c = 0; c < 3; c++) image->pixels[i + c] = table[c][image->pixels[i + c]];
 }
 
-static uint8_t blended(uint8_t a, uint8_t b, float factor) {
-    const float value = (float)a + factor * (float)((int)b - (int)a);
-    return value <= 0 ? 0 : value >= 255 ? 255 : (uint8_t)value;
+/* Pillow does not clip for a factor between 0 and 1, but then no value is out of range. */
+static uint8_t blended(int a, int b, float factor) {
+    float value = (float)a + factor * (float)(b - a);
+    value = value < 0 ? 0 : value;
+    value = value > 255 ? 255 : value;
+    return (uint8_t)(int32_t)value;
 }
 
-void colour_blend(const uint8_t *a, const uint8_t *b, float factor, uint8_t *out, size_t count) {
-    if (factor == 0 || factor == 1) {
-        memmove(out, factor == 0 ? a : b, count);
-        return;
-    }
-    /* Always clipped. Pillow does not clip for a factor between 0 and 1, but then no value is out of range. */
-    for (size_t i = 0; i < count; i++) {
-        float value = (float)a[i] + factor * (float)((int)b[i] - (int)a[i]);
-        value = value < 0 ? 0 : value;
-        value = value > 255 ? 255 : value;
-        out[i] = (uint8_t)(int32_t)value;
-    }
+static void blend(const uint8_t *a, const uint8_t *b, float factor, uint8_t *out, size_t count) {
+    for (size_t i = 0; i < count; i++) out[i] = blended(a[i], b[i], factor);
 }
 
-/* Blends with an image of one value. */
-static void blend_with(picture *image, uint8_t value, float factor) {
+static void blend_with(uint8_t value, float factor, uint8_t *pixels, size_t count) {
     uint8_t table[256];
-    for (int i = 0; i < 256; i++) table[i] = factor == 0 ? value : factor == 1 ? (uint8_t)i : blended(value, (uint8_t)i, factor);
-    colour_table(image, table);
+    for (int i = 0; i < 256; i++) table[i] = blended(value, i, factor);
+    for (size_t i = 0; i < count; i++) pixels[i] = table[pixels[i]];
 }
 
-void colour_brightness(picture *image, float factor) { blend_with(image, 0, factor); }
-
-void colour_contrast(picture *image, float factor) {
-    const size_t count = (size_t)image->width * (size_t)image->height;
-    uint64_t sum = 0;
-    if (image->channels == 1)
-        for (size_t i = 0; i < count; i++) sum += image->pixels[i];
-    else
-        for (size_t i = 0; i < count; i++) sum += luma(image->pixels + 3 * i);
-    blend_with(image, (uint8_t)((double)sum / (double)count + 0.5), factor);
+static void saturate(const uint8_t *gray, float factor, uint8_t *pixels, size_t count) {
+    uint8_t wide[3 * COLOUR_PART];
+    for (size_t i = 0; i < count; i++) wide[3 * i] = wide[3 * i + 1] = wide[3 * i + 2] = gray[i];
+    blend(wide, pixels, factor, pixels, 3 * count);
 }
 
-void colour_saturation(picture *image, float factor) {
-    enum { PART = 256 };
-    const size_t count = (size_t)image->width * (size_t)image->height;
-    uint8_t gray[3 * PART];
-    if (image->channels == 1) return;
-    for (size_t first = 0; first < count; first += PART) {
-        const size_t n = count - first < PART ? count - first : PART;
-        uint8_t *pixels = image->pixels + 3 * first;
-        for (size_t i = 0; i < n; i++) gray[3 * i] = gray[3 * i + 1] = gray[3 * i + 2] = luma(pixels + 3 * i);
-        colour_blend(gray, pixels, factor, pixels, 3 * n);
-    }
+static void gray_of(const uint8_t *rgb, uint8_t *gray, size_t count) {
+    for (size_t i = 0; i < count; i++) gray[i] = luma(rgb + 3 * i);
 }
 
-void colour_smooth(const picture *image, uint8_t *out) {
-    const int32_t width = image->width, height = image->height;
-    const int channels = image->channels;
-    const ptrdiff_t row = (ptrdiff_t)width * channels;
+static void smooth(const uint8_t *in, ptrdiff_t row, int channels, uint8_t *restrict to, size_t count) {
+    const uint8_t *below = in + row, *above = in - row;
     const float side = 1.0f / 13, middle = 5.0f / 13;
-    if (width < 3 || height < 3) {
-        memcpy(out, image->pixels, bytes_of(image));
-        return;
+    for (const uint8_t *end = in + count; in < end; in++, below++, above++) {
+        float sum = 0.5f; /* in Pillow's order */
+        sum += (float)below[-channels] * side + (float)below[0] * side + (float)below[channels] * side;
+        sum += (float)in[-channels] * side + (float)in[0] * middle + (float)in[channels] * side;
+        sum += (float)above[-channels] * side + (float)above[0] * side + (float)above[channels] * side;
+        sum = sum > 255 ? 255 : sum;
+        *to++ = (uint8_t)(int32_t)sum;
     }
-    memcpy(out, image->pixels, (size_t)row);
-    for (int32_t y = 1; y < height - 1; y++) {
-        const uint8_t *restrict in = image->pixels + y * row;
-        uint8_t *restrict to = out + y * row;
-        memcpy(to, in, (size_t)channels);
-        for (ptrdiff_t x = channels; x < row - channels; x++) {
-            const uint8_t *below = in + row, *above = in - row;
-            float sum = 0.5f; /* in Pillow's order */
-            sum += (float)below[x - channels] * side + (float)below[x] * side + (float)below[x + channels] * side;
-            sum += (float)in[x - channels] * side + (float)in[x] * middle + (float)in[x + channels] * side;
-            sum += (float)above[x - channels] * side + (float)above[x] * side + (float)above[x + channels] * side;
-            sum = sum > 255 ? 255 : sum;
-            to[x] = (uint8_t)(int32_t)sum;
-        }
-        memcpy(to + row - channels, in + row - channels, (size_t)channels);
-    }
-    memcpy(out + (height - 1) * row, image->pixels + (height - 1) * row, (size_t)row);
 }
 
 /* Converts to HSV and back as Pillow does. Pillow's mixture of float and double decides the last bit. */
-void colour_hue(picture *image, uint8_t shift) {
-    const size_t count = (size_t)image->width * (size_t)image->height;
-    int sector[256];
-    float part[256], share[256];
-    if (image->channels == 1) return;
-    for (int i = 0; i < 256; i++) {
-        const double sixths = (double)(float)i * 6.0 / 255.0;
-        const int whole = (int)sixths;
-        sector[i] = whole % 6;
-        part[i] = (float)(sixths - (double)(float)whole);
-        share[i] = (float)((double)(float)i / 255.0);
-    }
-    for (size_t i = 0; i < count; i++) {
-        uint8_t *rgb = image->pixels + 3 * i;
+static void turn_hue(uint8_t *rgb, size_t count, uint8_t shift, const hue_tables *tables) {
+    for (const uint8_t *end = rgb + 3 * count; rgb < end; rgb += 3) {
         const uint8_t r = rgb[0], g = rgb[1], b = rgb[2];
         const uint8_t most = r > g ? (r > b ? r : b) : (g > b ? g : b), least = r < g ? (r < b ? r : b) : (g < b ? g : b);
         if (most == least) continue; /* no saturation: the pixel does not change */
@@ -131,12 +82,12 @@ void colour_hue(picture *image, uint8_t shift) {
             rgb[0] = rgb[1] = rgb[2] = most;
             continue;
         }
-        const float f = part[hue], fs = share[saturation];
+        const float f = tables->part[hue], fs = tables->share[saturation];
         const double v = (double)(float)most;
         const uint8_t p = (uint8_t)(int)(v * (1.0 - (double)fs) + 0.5);
         const uint8_t q = (uint8_t)(int)(v * (1.0 - (double)(fs * f)) + 0.5);
         const uint8_t t = (uint8_t)(int)(v * (1.0 - (double)fs * (1.0 - (double)f)) + 0.5);
-        switch (sector[hue]) {
+        switch (tables->sector[hue]) {
         case 0: rgb[0] = most, rgb[1] = t, rgb[2] = p; break;
         case 1: rgb[0] = q, rgb[1] = most, rgb[2] = p; break;
         case 2: rgb[0] = p, rgb[1] = most, rgb[2] = t; break;
@@ -145,6 +96,81 @@ void colour_hue(picture *image, uint8_t shift) {
         default: rgb[0] = most, rgb[1] = p, rgb[2] = q; break;
         }
     }
+}
+
+const colour_loops colour_loops_c = {blend, blend_with, saturate, gray_of, smooth, turn_hue};
+
+static const colour_loops *loops(void) {
+#if defined(DDLP_X86)
+    if (variant_used() >= VARIANT_AVX2) return &colour_loops_avx2;
+#endif
+    return &colour_loops_c;
+}
+
+void colour_blend(const uint8_t *a, const uint8_t *b, float factor, uint8_t *out, size_t count) {
+    loops()->blend(a, b, factor, out, count);
+}
+
+void colour_gray(const uint8_t *rgb, uint8_t *gray, size_t count) { loops()->gray(rgb, gray, count); }
+
+void colour_brightness(picture *image, float factor) { loops()->blend_with(0, factor, image->pixels, bytes_of(image)); }
+
+void colour_contrast(picture *image, float factor) {
+    const size_t count = (size_t)image->width * (size_t)image->height;
+    uint8_t part[COLOUR_PART];
+    uint64_t sum = 0;
+    for (size_t first = 0; first < count; first += COLOUR_PART) {
+        const size_t n = count - first < COLOUR_PART ? count - first : COLOUR_PART;
+        const uint8_t *gray = image->channels == 1 ? image->pixels + first : part;
+        uint32_t of_part = 0;
+        if (image->channels == 3) colour_gray(image->pixels + 3 * first, part, n);
+        for (size_t i = 0; i < n; i++) of_part += gray[i];
+        sum += of_part;
+    }
+    loops()->blend_with((uint8_t)((double)sum / (double)count + 0.5), factor, image->pixels, bytes_of(image));
+}
+
+void colour_saturation(picture *image, float factor) {
+    const size_t count = (size_t)image->width * (size_t)image->height;
+    uint8_t gray[COLOUR_PART];
+    if (image->channels == 1) return;
+    for (size_t first = 0; first < count; first += COLOUR_PART) {
+        const size_t n = count - first < COLOUR_PART ? count - first : COLOUR_PART;
+        colour_gray(image->pixels + 3 * first, gray, n);
+        loops()->saturate(gray, factor, image->pixels + 3 * first, n);
+    }
+}
+
+void colour_smooth(const picture *image, uint8_t *out) {
+    const int32_t width = image->width, height = image->height;
+    const int channels = image->channels;
+    const ptrdiff_t row = (ptrdiff_t)width * channels;
+    if (width < 3 || height < 3) {
+        memcpy(out, image->pixels, bytes_of(image));
+        return;
+    }
+    memcpy(out, image->pixels, (size_t)row);
+    for (int32_t y = 1; y < height - 1; y++) {
+        const uint8_t *in = image->pixels + y * row;
+        uint8_t *to = out + y * row;
+        memcpy(to, in, (size_t)channels);
+        loops()->smooth(in + channels, row, channels, to + channels, (size_t)(row - 2 * channels));
+        memcpy(to + row - channels, in + row - channels, (size_t)channels);
+    }
+    memcpy(out + (height - 1) * row, image->pixels + (height - 1) * row, (size_t)row);
+}
+
+void colour_hue(picture *image, uint8_t shift) {
+    hue_tables tables;
+    if (image->channels == 1) return;
+    for (int i = 0; i < 256; i++) {
+        const double sixths = (double)(float)i * 6.0 / 255.0;
+        const int whole = (int)sixths;
+        tables.sector[i] = whole % 6;
+        tables.part[i] = (float)(sixths - (double)(float)whole);
+        tables.share[i] = (float)((double)(float)i / 255.0);
+    }
+    loops()->turn_hue(image->pixels, (size_t)image->width * (size_t)image->height, shift, &tables);
 }
 
 static void histograms(const picture *image, uint32_t (*of)[256]) {

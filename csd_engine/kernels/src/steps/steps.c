@@ -14,7 +14,7 @@ static int fits(int64_t width, int64_t height) {
 
 uint8_t *steps_other(step_state *state, int32_t width, int32_t height, int32_t channels) {
     const int other = !state->used;
-    const size_t bytes = (size_t)width * (size_t)height * (size_t)channels;
+    const size_t bytes = (size_t)width * (size_t)height * (size_t)channels + STEP_SLACK;
     return grow((void **)&state->memory[other], &state->room[other], bytes) ? NULL : state->memory[other];
 }
 
@@ -157,11 +157,9 @@ static int gray(step_state *state, int channels) {
     if (channels != 1 && channels != 3) return DDLP_STEP;
     uint8_t *out = steps_other(state, image->width, image->height, channels);
     if (!out) return -ENOMEM;
-    for (size_t i = 0; i < count; i++) {
-        const uint8_t value = image->channels == 1 ? image->pixels[i] : luma(image->pixels + 3 * i);
-        if (channels == 1) out[i] = value;
-        else out[3 * i] = out[3 * i + 1] = out[3 * i + 2] = value;
-    }
+    if (image->channels == 1) memcpy(out, image->pixels, count);
+    else colour_gray(image->pixels, out, count);
+    for (size_t i = channels == 1 ? 0 : count; i-- > 0;) out[3 * i] = out[3 * i + 1] = out[3 * i + 2] = out[i]; /* from the end */
     steps_swap(state, image->width, image->height, channels);
     return 0;
 }

@@ -38,6 +38,8 @@ enum { PAD_CONSTANT = 0, PAD_EDGE = 1, PAD_REFLECT = 2, PAD_SYMMETRIC = 3 };
 
 enum { STEP_NUMBERS = 14 };
 
+enum { STEP_SLACK = 16 };
+
 struct ddlp_step_numbers {
     int32_t kind, unused;
     double n[STEP_NUMBERS];
@@ -88,8 +90,37 @@ static inline uint8_t luma(const uint8_t *rgb) {
     return (uint8_t)((rgb[0] * 19595 + rgb[1] * 38470 + rgb[2] * 7471 + 0x8000) >> 16);
 }
 
+/* What takes most of their time, for each instruction set; all of them give the same bits. The loops with AVX2 read and write
+ * vectors within their arrays, but `gray` and `turn_hue` may read
+ * up to STEP_SLACK bytes after the pixels, and don't use these. */
+enum { COLOUR_PART = 256 }; /* pixels that are made grey together */
+typedef struct {
+    int sector[256];  /* the sixth of the circle that a hue lies in */
+    float part[256];  /* where in that sixth, 0 to 1 */
+    float share[256]; /* a saturation as 0 to 1 */
+} hue_tables;
+typedef struct {
+    /* as colour_blend */
+    void (*blend)(const uint8_t *a, const uint8_t *b, float factor, uint8_t *out, size_t count);
+    /* the same with an image of one value */
+    void (*blend_with)(uint8_t value, float factor, uint8_t *pixels, size_t count);
+    /* the same with a grey image: a byte for each of at most COLOUR_PART pixels */
+    void (*saturate)(const uint8_t *gray, float factor, uint8_t *pixels, size_t count);
+    /* as colour_gray */
+    void (*gray)(const uint8_t *rgb, uint8_t *gray, size_t count);
+    /* `count` values of a row, smoothed; in: the first of them */
+    void (*smooth)(const uint8_t *in, ptrdiff_t row, int channels, uint8_t *restrict to, size_t count);
+    /* turns the hue of `count` pixels */
+    void (*turn_hue)(uint8_t *rgb, size_t count, uint8_t shift, const hue_tables *tables);
+} colour_loops;
+extern const colour_loops colour_loops_c;
+extern const colour_loops colour_loops_avx2; /* on x86 */
+
 /* out[i] = a[i] + factor * (b[i] - a[i]), clipped and cut to a byte as in Pillow's Image.blend; out may be a or b. */
 void colour_blend(const uint8_t *a, const uint8_t *b, float factor, uint8_t *out, size_t count);
+
+/* gray[i] = luma(rgb + 3 * i) */
+void colour_gray(const uint8_t *rgb, uint8_t *gray, size_t count);
 
 /* Write the image, smoothed as by Pillow's ImageFilter.SMOOTH, into `out`. */
 void colour_smooth(const picture *image, uint8_t *out);
@@ -99,6 +130,13 @@ int warp_affine(const picture *image, uint8_t *out, int32_t width, int32_t heigh
                 const double a[6]);
 int warp_perspective(const picture *image, uint8_t *out, int32_t width, int32_t height, int filter, const uint8_t colour[3],
                      const double a[8]);
+
+/* Write `count` pixels of a row, taken from the image at these positions. Those outside it stay as they are. */
+typedef void warp_sampler(const picture *image, uint8_t *out, const double *xin, const double *yin, int count);
+warp_sampler warp_nearest, warp_bilinear, warp_bicubic;
+
+/* warp_avx2.c: the same for three channels. Up to STEP_SLACK bytes after the image are read, and not used. */
+warp_sampler warp_bilinear_avx2, warp_bicubic_avx2;
 
 /* blur.c: writes the blurred image into `out`. 0; DDLP_STEP: the image is smaller than the reflected border; -ENOMEM. */
 int blur(step_state *state, int taps_across, int taps_down, const float *weights, uint8_t *out);

@@ -1,9 +1,12 @@
 /* Pillow's Image.transform (AFFINE and PERSPECTIVE; nearest, bilinear, bicubic), in its own order of operations. */
 #include <math.h>
+#include <string.h>
 
 #include "steps/steps.h"
+#include "variant.h"
 
 enum { NEAREST = 0, BILINEAR = 2, BICUBIC = 3 }; /* Image.Resampling's numbers */
+enum { PART = 64 }; /* pixels of a row whose positions are computed together */
 
 static int floor_of(double v) { return v < 0 ? (int)floor(v) : (int)v; }
 
@@ -15,6 +18,10 @@ static void pixel(uint8_t *to, const uint8_t *from, int channels) {
 }
 
 static void fill(uint8_t *out, size_t count, int channels, const uint8_t colour[3]) {
+    if (channels == 1 || (colour[0] == colour[1] && colour[0] == colour[2])) {
+        memset(out, colour[0], count * (size_t)channels);
+        return;
+    }
     for (size_t i = 0; i < count; i++) pixel(out + i * (size_t)channels, colour, channels);
 }
 
@@ -76,10 +83,25 @@ static void bicubic(const picture *image, uint8_t *to, double xin, double yin) {
     }
 }
 
-typedef void (*sampler)(const picture *image, uint8_t *to, double xin, double yin);
+void warp_nearest(const picture *image, uint8_t *out, const double *xin, const double *yin, int count) {
+    for (int i = 0; i < count; i++) nearest(image, out + i * image->channels, xin[i], yin[i]);
+}
 
-static sampler sampler_of(int filter) {
-    return filter == NEAREST ? nearest : filter == BILINEAR ? bilinear : filter == BICUBIC ? bicubic : NULL;
+void warp_bilinear(const picture *image, uint8_t *out, const double *xin, const double *yin, int count) {
+    for (int i = 0; i < count; i++) bilinear(image, out + i * image->channels, xin[i], yin[i]);
+}
+
+void warp_bicubic(const picture *image, uint8_t *out, const double *xin, const double *yin, int count) {
+    for (int i = 0; i < count; i++) bicubic(image, out + i * image->channels, xin[i], yin[i]);
+}
+
+static warp_sampler *sampler_of(int filter, int channels) {
+#if defined(DDLP_X86)
+    if (variant_used() >= VARIANT_AVX2 && channels == 3 && filter != NEAREST)
+        return filter == BILINEAR ? warp_bilinear_avx2 : filter == BICUBIC ? warp_bicubic_avx2 : NULL;
+#endif
+    (void)channels;
+    return filter == NEAREST ? warp_nearest : filter == BILINEAR ? warp_bilinear : filter == BICUBIC ? warp_bicubic : NULL;
 }
 
 /* Takes the nearest pixels, without rotation or shear. Positions are summed up, as in Pillow. */
@@ -100,19 +122,25 @@ static int in_fixed(const double a[6], int x, int y) {
 static uint32_t fixed(double v) { return (uint32_t)(int64_t)floor(v * 65536.0 + 0.5); }
 
 /* Takes the nearest pixels by fixed-point numbers with 16 bits before and after the point. Sums are unsigned, so they may
- * overflow 32 bits. */
-static void affine_fixed(const picture *image, uint8_t *out, int32_t width, int32_t height, const double a[6]) {
-    const int channels = image->channels;
+ * overflow 32 bits. It is compiled for each number of channels. */
+static inline __attribute__((always_inline)) void in_fixed_point(const picture *image, uint8_t *out, int32_t width, int32_t height,
+                                                                 const double a[6], const int channels) {
     const uint32_t a0 = fixed(a[0]), a1 = fixed(a[1]), a3 = fixed(a[3]), a4 = fixed(a[4]);
+    const uint32_t columns = (uint32_t)image->width, rows = (uint32_t)image->height;
     uint32_t a2 = fixed(a[2] + a[0] * 0.5 + a[1] * 0.5), a5 = fixed(a[5] + a[3] * 0.5 + a[4] * 0.5);
     for (int32_t y = 0; y < height; y++, a2 += a1, a5 += a4) {
         uint32_t xx = a2, yy = a5;
         for (int32_t x = 0; x < width; x++, xx += a0, yy += a3, out += channels) {
-            const int32_t xin = (int32_t)xx >> 16, yin = (int32_t)yy >> 16;
-            if (xin >= 0 && xin < image->width && yin >= 0 && yin < image->height)
-                pixel(out, image->pixels + ((size_t)yin * (size_t)image->width + (size_t)xin) * (size_t)channels, channels);
+            const uint32_t xin = (uint32_t)((int32_t)xx >> 16), yin = (uint32_t)((int32_t)yy >> 16); /* large if negative */
+            if (xin < columns && yin < rows)
+                pixel(out, image->pixels + ((size_t)yin * columns + xin) * (size_t)channels, channels);
         }
     }
+}
+
+static void affine_fixed(const picture *image, uint8_t *out, int32_t width, int32_t height, const double a[6]) {
+    if (image->channels == 3) in_fixed_point(image, out, width, height, a, 3);
+    else in_fixed_point(image, out, width, height, a, 1);
 }
 
 static void affine_nearest(const picture *image, uint8_t *out, int32_t width, int32_t height, const double a[6]) {
@@ -132,7 +160,8 @@ static void affine_nearest(const picture *image, uint8_t *out, int32_t width, in
 int warp_affine(const picture *image, uint8_t *out, int32_t width, int32_t height, int filter, const uint8_t colour[3],
                 const double a[6]) {
     const int channels = image->channels;
-    const sampler take = sampler_of(filter);
+    warp_sampler *const take = sampler_of(filter, channels);
+    double xs[PART], ys[PART];
     if (!take) return DDLP_STEP;
     fill(out, (size_t)width * (size_t)height, channels, colour);
     if (filter == NEAREST) {
@@ -141,9 +170,14 @@ int warp_affine(const picture *image, uint8_t *out, int32_t width, int32_t heigh
     }
     for (int32_t y = 0; y < height; y++) {
         const double yin = y + 0.5, across = a[1] * yin, down = a[4] * yin;
-        for (int32_t x = 0; x < width; x++, out += channels) {
-            const double xin = x + 0.5;
-            take(image, out, a[0] * xin + across + a[2], a[3] * xin + down + a[5]);
+        for (int32_t first = 0; first < width; first += PART) {
+            const int count = width - first < PART ? width - first : PART;
+            for (int i = 0; i < count; i++) {
+                const double xin = first + i + 0.5;
+                xs[i] = a[0] * xin + across + a[2], ys[i] = a[3] * xin + down + a[5];
+            }
+            take(image, out, xs, ys, count);
+            out += count * channels;
         }
     }
     return 0;
@@ -152,14 +186,20 @@ int warp_affine(const picture *image, uint8_t *out, int32_t width, int32_t heigh
 int warp_perspective(const picture *image, uint8_t *out, int32_t width, int32_t height, int filter, const uint8_t colour[3],
                      const double a[8]) {
     const int channels = image->channels;
-    const sampler take = sampler_of(filter);
+    warp_sampler *const take = sampler_of(filter, channels);
+    double xs[PART], ys[PART];
     if (!take) return DDLP_STEP;
     fill(out, (size_t)width * (size_t)height, channels, colour);
     for (int32_t y = 0; y < height; y++) {
         const double yin = y + 0.5;
-        for (int32_t x = 0; x < width; x++, out += channels) {
-            const double xin = x + 0.5, depth = a[6] * xin + a[7] * yin + 1;
-            take(image, out, (a[0] * xin + a[1] * yin + a[2]) / depth, (a[3] * xin + a[4] * yin + a[5]) / depth);
+        for (int32_t first = 0; first < width; first += PART) {
+            const int count = width - first < PART ? width - first : PART;
+            for (int i = 0; i < count; i++) {
+                const double xin = first + i + 0.5, depth = a[6] * xin + a[7] * yin + 1;
+                xs[i] = (a[0] * xin + a[1] * yin + a[2]) / depth, ys[i] = (a[3] * xin + a[4] * yin + a[5]) / depth;
+            }
+            take(image, out, xs, ys, count);
+            out += count * channels;
         }
     }
     return 0;
