@@ -56,6 +56,19 @@ class Board:
         assert not check or done.returncode == 0, f"{self.name}: {command}: {done.stderr}{done.stdout}"
         return done
 
+    def files(self) -> set[str]:
+        """All files on the board, except what a login writes."""
+        found = self.run(
+            "find / -xdev -path /proc -prune -o -path /dev -prune -o -path /run -prune -o -path /var/log -prune "
+            r"-o -name __pycache__ -prune -o -path '/home/*/.cache*' -prune -o -print; find /spool /data"
+        )
+        return set(found.stdout.splitlines())
+
+    def engines(self) -> list[str]:
+        """The engine's running programs there."""
+        programs = self.run("for one in /proc/[0-9]*/cmdline; do tr '\\0' ' ' < $one; echo; done 2> /dev/null").stdout
+        return [line for line in programs.splitlines() if "csd_engine" in line]
+
     def kill(self) -> None:
         """Pull the plug."""
         emulator("kill", "--name", self.name)

@@ -76,16 +76,6 @@ def epoch(paths: list[Path], **options: Any) -> tuple[dict[int, torch.Tensor], A
     return found, loader.report()
 
 
-def everything(board: Any) -> tuple[set[str], list[str]]:
-    """All files on the board, except what a login writes, and all running programs."""
-    files = board.run(
-        "find / -xdev -path /proc -prune -o -path /dev -prune -o -path /run -prune -o -path /var/log -prune "
-        r"-o -name __pycache__ -prune -o -path '/home/*/.cache*' -prune -o -print; find /spool /data"
-    ).stdout.splitlines()
-    programs = board.run("for one in /proc/[0-9]*/cmdline; do tr '\\0' ' ' < $one; echo; done 2> /dev/null").stdout
-    return set(files), sorted(line for line in programs.splitlines() if "csd_engine" in line)
-
-
 def engine(board: Any, before: int = 0) -> int:
     """The engine's process id on the board, once it serves and differs from `before`."""
 
@@ -96,9 +86,10 @@ def engine(board: Any, before: int = 0) -> int:
     return until(look, 60, "an engine")
 
 
+@pytest.mark.slow  # test_two_boards.py deploys and uninstalls; tests/ddlp/deploy/test_deploy.py does the rest here
 def test_from_nothing_to_nothing(board: Any, images: list[Path], ddlp: Callable[..., str]) -> None:
-    before = everything(board)
-    assert before[1] == []
+    before = board.files()
+    assert not board.engines()
     assert 'csd0 is ready. Use it with csd="csd0".' in ddlp(*arguments(board, "--kernel", "auto"))
     record = book.load("csd0")
     assert record.machine == "armv7l" and record.versions["pillow"].startswith("9.") and record.images_per_s
@@ -119,13 +110,12 @@ def test_from_nothing_to_nothing(board: Any, images: list[Path], ddlp: Callable[
     board.run(f"kill -9 {first}")
     second = engine(board, before=first)
     assert second and epoch(images, csd="csd0", strategy="csd")
-    assert ddlp("stop", "csd0") == "csd0 is stopped\n" and everything(board)[1] == []
+    assert ddlp("stop", "csd0") == "csd0 is stopped\n" and not board.engines()
     assert f"process {second}" in ddlp("logs", "csd0") and "the engine ended (status -9" in ddlp("logs", "csd0", "-n", "50")
     assert "listens on" in ddlp("start", "csd0") and epoch(images, csd="csd0", strategy="csd")
 
     ddlp("deploy", "--name", "csd0", "--uninstall")
-    after = everything(board)
-    assert after[1] == [] and after[0] - before[0] == set() and before[0] - after[0] == set()
+    assert not board.engines() and board.files() == before
     assert not book.directory("csd0").exists() and not list(board.spool.iterdir())
 
 
@@ -170,7 +160,7 @@ def test_faults_and_their_ways_out(board: Any, ddlp: Callable[..., str], tmp_pat
     assert "so it would make no batch" in told and "--reserve-bytes" in told
     told = ddlp(*arguments(board, "--root", "/nowhere", "--host-root", str(board.data)), status=1)
     assert "/nowhere is not there" in told and "correct --root" in told
-    assert everything(board)[1] == [] and not book.directory("csd0").exists(), "a failed check may change nothing"
+    assert not board.engines() and not book.directory("csd0").exists(), "a failed check may change nothing"
     told = ddlp(*arguments(board, "--address", f"tcp://{board.ip}:9"), status=1)
     assert "port 9 of" in told and "--listen-port" in told and "--address HOST" in told
     ddlp("deploy", "--name", "csd0", "--uninstall")

@@ -14,7 +14,7 @@ from tests.tour import DEVICE, Chapter, Day, tour
 EMULATOR = "./scripts/csd_emulator.sh "
 
 
-@pytest.mark.slow  # test_deploying.py deploys and trains too; here it takes the full time, in processes of its own
+@pytest.mark.slow  # test_two_boards.py deploys and trains too; here it takes the full time, in processes of its own
 def test_a_device(board: Board, tmp_path: Path) -> None:
     """`up` and `down` are the fixture's, with a name of its own; all else is typed as it is written, with that name."""
     *before, device = tour()

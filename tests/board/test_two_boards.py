@@ -32,6 +32,7 @@ from tests.needs import need_zig
 TABLE = Path(__file__).resolve().parents[2] / "docs" / "parity.md"
 IMAGES, BATCH = 240, 4
 SAID: dict[str, str] = {}  # the output of ddlp deploy, by the board's name
+BEFORE: set[str] = set()  # the files on csd0 before its deploy
 STEP_S = 0.15  # of a training step: an epoch of 60 batches takes at least 9 s
 
 
@@ -61,6 +62,7 @@ def boards(needs_boards: None, images: Path, tmp_path_factory: pytest.TempPathFa
         for name in ("csd0", "csd1"):
             own = ("--no-shared-spool", "--disk", "300M") if name == "csd0" else ()
             board = made[name] = raise_board(name[3:], "--data", str(images), "--cores", "1", *own)
+            BEFORE.update(board.files() if name == "csd0" else ())
             shared = [] if board.spool is None else ["--host-spool", str(board.spool)]
             with contextlib.redirect_stdout(io.StringIO()) as said, pytest.MonkeyPatch.context() as without:
                 without.setenv("PATH", no_gcc)
@@ -130,6 +132,7 @@ def test_a_healthy_board(boards: dict[str, Board], capsys: pytest.CaptureFixture
     assert json.loads(capsys.readouterr().out)[0]["status"]["versions"]["kernel"] == "neon"
 
 
+@pytest.mark.slow  # test_a_healthy_board compares a few; tests/ddlp/deploy/test_parity.py all, with a process here
 def test_the_committed_table_of_operators_is_what_the_board_makes(
     boards: dict[str, Board], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,10 +159,7 @@ def test_the_cable_is_out(boards: dict[str, Board], capsys: pytest.CaptureFixtur
     assert all(check["level"] == "bad" for check in checks) and "switched on" in checks[0]["way_out"]
 
 
-def test_one_without_a_shared_spool(boards: dict[str, Board], images: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["deploy", "--name", "csd0", "--reserve-bytes", "1G"]) == 1
-    told = "".join(capsys.readouterr())
-    assert "MB free for the spool /spool" in told and "so it would make no batch" in told
+def test_one_without_a_shared_spool(boards: dict[str, Board], images: Path) -> None:
     assert "not shared: batches travel over the network" in SAID["csd0"]
     dataset = pictures(images)
     loader = make_loader(dataset, "csd", csd="csd0")
@@ -215,3 +215,10 @@ def test_mte_over_two_boards(boards: dict[str, Board], images: Path) -> None:
     loader = make_loader(dataset, "mte", csd=["csd0", "csd1"], ratio=0.5)
     assert same(train(loader), train(make_loader(dataset, "cpu"), step_s=0))
     assert loader.report().batches_csd >= IMAGES // BATCH // 10  # in the second half, where the host helps
+
+
+def test_what_is_uninstalled_leaves_nothing(boards: dict[str, Board]) -> None:
+    board = boards["csd0"]
+    assert board.engines()
+    assert cli.main(["deploy", "--name", "csd0", "--uninstall"]) == 0
+    assert not board.engines() and board.files() == BEFORE
