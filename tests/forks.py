@@ -1,7 +1,7 @@
 """Runs scripts in forks of one process that has imported torch and torchvision: most of a short script's time goes there.
 
 Only for scripts whose start is not what a test is about. `python tests/forks.py` is that process. It takes a line of JSON for
-each script on its standard input, and answers with its exit status.
+each script on its standard input, and answers with its exit status; at once, with 0, for one that serves.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 LIMIT_S = 280  # for a script: then it shows its stacks and ends
@@ -41,11 +41,23 @@ class Forks:
             for name, text in (("code.py", code), ("0", given)):
                 Path(home, name).write_text(text)
             request = {"home": home, "module": module, "cwd": str(cwd), "environment": dict(environment), "cpus": list(cpus)}
-            assert self._process.stdin is not None and self._process.stdout is not None
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-            status = json.loads(self._process.stdout.readline())
+            status = self._ask(request)
             return subprocess.CompletedProcess([module or "-c"], status, *(Path(home, name).read_text() for name in "12"))
+
+    def serve(self, module: str, home: Path) -> tuple[IO[str], IO[str]]:
+        """Run a module that answers on its standard output what is written to its standard input. Returns these two."""
+        for name in "01":
+            os.mkfifo(home / name)
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        self._ask({"home": str(home), "module": module, "cwd": str(REPOSITORY), "environment": environment, "serves": True})
+        return open(home / "0", "w"), open(home / "1")
+
+    def _ask(self, request: dict[str, Any]) -> int:
+        """Return a script's exit status."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
 
     def end(self) -> None:
         try:
@@ -64,13 +76,14 @@ def main() -> None:
         request: dict[str, Any] = json.loads(line)
         if (child := os.fork()) == 0:
             break
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        print(0 if request.get("serves") else os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
     else:
         return
     home = Path(request["home"])
     for number, flags in enumerate((os.O_RDONLY, os.O_WRONLY | os.O_CREAT, os.O_WRONLY | os.O_CREAT)):
         os.dup2(os.open(home / str(number), flags, 0o600), number)
-    faulthandler.dump_traceback_later(LIMIT_S, exit=True)
+    if not request.get("serves"):
+        faulthandler.dump_traceback_later(LIMIT_S, exit=True)
     sys.stdin = open(0, closefd=False)
     os.environ.clear()
     os.environ.update(request["environment"])
@@ -78,7 +91,7 @@ def main() -> None:
     sys.path[:1] = ["", *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     if os.environ.get("PYTHONWARNINGS") == "ignore":
         warnings.simplefilter("ignore")
-    if request["cpus"]:
+    if request.get("cpus"):
         os.sched_setaffinity(0, request["cpus"])
         torch.set_num_threads(len(request["cpus"]))
     if request["module"]:

@@ -18,6 +18,7 @@ import torch
 
 from tests.ddlp.faults.scene import ENGINE, Script, Truth, Zygote, dataset, descendants, listing, until
 from tests.engine_process import EngineProcess
+from tests.forks import Forks
 from tests.small_images import make_images
 
 
@@ -127,7 +128,7 @@ def leaves_nothing(spool: Path, gpu_awake: None) -> Iterator[Path]:
     yield spool
     gc.collect()
     try:
-        until(lambda: after() == before and not os.listdir(spool), 30, "a clean end")
+        until(lambda: not os.listdir(spool) and settled() and after() == before, 30, "a clean end")
     except AssertionError:
         assert after() == before
         assert os.listdir(spool) == []
@@ -152,8 +153,8 @@ def told() -> Iterator[list[str]]:
 
 
 @pytest.fixture(scope="session")
-def zygote() -> Iterator[Zygote]:
-    one = Zygote()
+def zygote(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    one = Zygote(forks, tmp_path_factory.mktemp("zygote"))
     yield one
     one.end()
 

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torchvision import transforms as T
 
-from ddlp import DDLPLoader, Device, ImageFiles
+from ddlp import DDLPLoader, Device, ImageArrays, ImageFiles
 from ddlp.config import LoaderConfig
 from ddlp.schedule.strategies.wrr import Wrr
 from ddlp.sources.engine.connections import EngineConnections
 from tests.engine_process import alive, until
+from tests.forks import Forks
 from tests.open_files import open_files
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -40,6 +41,12 @@ def transform() -> Any:
 def dataset(paths: list[str]) -> ImageFiles:
     """The paths, with their numbers as targets: a delivered sample says which one it is."""
     return ImageFiles(paths, list(range(len(paths))), transform())
+
+
+def arrays(count: int = 60) -> ImageArrays:
+    """Random images of 32 KB each, with their numbers as targets."""
+    images = np.random.default_rng(5).integers(0, 256, (count, 104, 104, 3), dtype=np.uint8)
+    return ImageArrays(images, list(range(count)), transform())
 
 
 def make_loader(data: Any, strategy: str | None, **options: Any) -> DDLPLoader:
@@ -106,37 +113,44 @@ def until_ready(loader: DDLPLoader) -> None:
 class Process:
     pid: int
     parent: int
-    state: str
     command: str
     environment: str
 
 
+def parents() -> dict[int, int]:
+    """The parent of each running process, without zombies."""
+    found = {}
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with contextlib.suppress(OSError):
+            state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+            if state != "Z":
+                found[pid] = int(parent)
+    return found
+
+
+def looked_at(pids: Mapping[int, int]) -> list[Process]:
+    """These processes, those of them that still run, with what takes time to read."""
+    found = []
+    for pid, parent in pids.items():
+        with contextlib.suppress(OSError):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            environment = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+            found.append(Process(pid, parent, command, environment))
+    return found
+
+
 def processes() -> list[Process]:
     """All running processes, without zombies."""
-    found = []
-    for path in Path("/proc").iterdir():
-        if not path.name.isdigit():
-            continue
-        try:
-            state, parent = (path / "stat").read_text().rpartition(")")[2].split()[:2]
-            command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            environment = (path / "environ").read_bytes().decode(errors="replace")
-        except OSError:
-            continue
-        if state != "Z":
-            found.append(Process(int(path.name), int(parent), state, command, environment))
-    return found
+    return looked_at(parents())
 
 
 def descendants(pid: int | None = None) -> list[Process]:
     """All processes below one. The default is this one."""
-    everyone = processes()
-    known = {os.getpid() if pid is None else pid}
-    while True:
-        more = {p.pid for p in everyone if p.parent in known} - known
-        if not more:
-            return [p for p in everyone if p.pid in known and p.pid != (os.getpid() if pid is None else pid)]
+    everyone, top = parents(), os.getpid() if pid is None else pid
+    known = {top}
+    while more := {one for one, parent in everyone.items() if parent in known} - known:
         known |= more
+    return looked_at({one: parent for one, parent in everyone.items() if one in known and one != top})
 
 
 def engine_pid(below: int | None = None) -> int:
@@ -162,9 +176,9 @@ def shared_memory() -> list[str]:
                 continue
     ours = {os.getpid(), *(p.pid for p in descendants())}
     others = set()  # inodes, since a semaphore's file has another name when it is mapped
-    for process in processes() if inodes else ():
+    for pid in parents() if inodes else ():
         try:
-            maps = Path(f"/proc/{process.pid}/maps").read_text(errors="replace") if process.pid not in ours else ""
+            maps = Path(f"/proc/{pid}/maps").read_text(errors="replace") if pid not in ours else ""
         except OSError:  # it has ended, or is another user's
             continue
         others |= {int(line.split()[4]) for line in maps.splitlines() if " /dev/shm/" in line}
@@ -202,23 +216,18 @@ def engine_at_work(loader):
 
 
 class Zygote:
-    """Starts the scripts' processes, see zygote.py."""
+    """Starts the scripts' processes, see zygote.py. ``home``: an empty directory."""
 
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).parent / "zygote.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=REPOSITORY,
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-            text=True,
-        )
+    def __init__(self, forks: Forks, home: Path) -> None:
+        self._home = home
+        self._requests, self._answers = forks.serve("tests.ddlp.faults.zygote", home)
         self._statuses: dict[int, int] = {}
         self._next()
 
     def _next(self) -> dict[str, int]:
-        assert self._process.stdout is not None
-        said: dict[str, int] = json.loads(self._process.stdout.readline())
+        line = self._answers.readline()
+        assert line, (self._home / "2").read_text()
+        said: dict[str, int] = json.loads(line)
         if "status" in said:
             self._statuses[said["pid"]] = said["status"]
         return said
@@ -227,9 +236,8 @@ class Zygote:
         """Run a script. Its output goes to files beside it."""
         request = {"script": str(script), "environment": environment}
         request.update({name: str(script.with_suffix(f".{name}")) for name in ("stdout", "stderr")})
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
+        self._requests.write(json.dumps(request) + "\n")
+        self._requests.flush()
         while "status" in (said := self._next()):
             pass
         return said["pid"]
@@ -241,7 +249,9 @@ class Zygote:
         return self._statuses[pid]
 
     def end(self) -> None:
-        self._process.communicate("{}\n")  # not by closing: workers that a failed test left hold the pipe open
+        self._requests.write("{}\n")  # not by closing alone: workers that a failed test left hold the pipe open
+        self._requests.close()
+        self._answers.close()
 
 
 class Script:

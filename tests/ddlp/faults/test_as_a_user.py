@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -50,11 +51,13 @@ def train_py(leaves_nothing, images, tmp_path):
 ENVIRONMENT = {"PYTHONPATH": str(REPOSITORY)}
 
 
-def test_it_says_nothing(train_py):
-    done = subprocess.run(train_py, capture_output=True, text=True, env={**os.environ, **ENVIRONMENT}, timeout=50)
+def test_it_says_nothing(forks, train_py):
+    _, script, folder = train_py
+    done = forks.run(code=f"import sys; sys.argv[1:] = [{folder!r}]\n{Path(script).read_text()}", environment=os.environ)
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "trained\n")
 
 
+@pytest.mark.slow  # test_host_ends.py: test_interrupted; here with an interpreter of its own
 def test_ctrl_c_says_one_thing(train_py):
     process = subprocess.Popen(
         [*train_py, "wait"],

@@ -41,11 +41,11 @@ def test_one_batch_of_each_of_many_iterators(leaves_nothing, data, truth, told):
     """A device that joins late is not asked to join epochs that are over. An engine refuses its 257th job."""
     loader = make_loader(data, "wrr")
     with connections_of(loader)._connecting[EMBEDDED]:
-        for _ in range(300):
+        for _ in range(40):
             next(iter(loader))
-        assert len(ours("ddlp-attach")) == 300, "the threads that bring the device in"
+        assert len(ours("ddlp-attach")) == 40, "the threads that bring the device in"
     until(lambda: not ours("ddlp-attach"), 30, "the end of the threads that bring it in")
-    truth.check(train(loader, 0.05), 300)
+    truth.check(train(loader, 0.05), 40)
     assert loader.report().batches_csd
     assert next(loader._offload.connections._places[EMBEDDED].link._numbers) < 10, "jobs"
     assert not len(told), list(told)

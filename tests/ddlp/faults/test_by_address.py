@@ -8,17 +8,16 @@ import shutil
 import signal
 import time
 
-import numpy as np
 import pytest
 
 from csd_engine.errors import EngineRefused, EngineUnreachable
 from csd_engine.protocol import codec as protocol
 from csd_engine.protocol.keys import make_keys
 from csd_engine.service.spool import host_directory, host_mark
-from ddlp import DDLPError, Device, ImageArrays
+from ddlp import DDLPError, Device
 from ddlp.observe import live
 from ddlp.process.system import boot
-from tests.ddlp.faults.scene import Truth, dataset, device, make_loader, train, transform, until
+from tests.ddlp.faults.scene import Truth, arrays, dataset, device, make_loader, train, until
 from tests.engine_process import EngineProcess
 from tests.small_images import make_images
 
@@ -26,7 +25,7 @@ TCP = "tcp://127.0.0.1:0"
 
 
 @pytest.mark.parametrize("strategy", ("csd", "mte", "wrr", "ordered"))
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 def test_roots_under_another_name(engines, data, truth, told, images, tmp_path, strategy):
     elsewhere = tmp_path / "device"
     shutil.copytree(images, elsewhere)
@@ -50,7 +49,7 @@ def test_the_spool_under_another_name(engines, data, truth, images, tmp_path):
     assert loader.report().batches_csd == 40
 
 
-@pytest.mark.parametrize("strategy", ("csd", "wrr"))
+@pytest.mark.parametrize("strategy", (pytest.param("csd", marks=pytest.mark.slow), "wrr"))
 def test_two_devices_of_which_one_is_killed(engines, data, truth, told, images, strategy):
     one, two = (engines("--root", str(images), "--slowdown", "3") for _ in range(2))
     loader = make_loader(data, strategy, csd=[device(one), device(two)])
@@ -80,6 +79,7 @@ def test_a_device_that_is_lost_is_not_in_the_bound_of_later_epochs(engines, data
     assert report.bound_s == pytest.approx(report.samples / report.rate_cpu)
 
 
+@pytest.mark.slow  # tests/ddlp/pools/test_retire.py, and test_two_devices_share_a_tail_each_at_its_own_speed
 def test_a_device_comes_back(engines, data, truth, told, images):
     engine = engines("--root", str(images))
     loader = make_loader(data, "csd", csd=device(engine))
@@ -96,25 +96,20 @@ def test_a_device_comes_back(engines, data, truth, told, images):
         again.end()
 
 
-def arrays(count=400):
-    random = np.random.default_rng(5)
-    images = random.integers(0, 256, (count, 40, 40, 3), dtype=np.uint8)
-    return ImageArrays(images, list(range(count)), transform())
-
-
 def test_arrays_travel_below_the_spool(engines, truth, told, images):
-    """1.9 MB of images, of which the engine's roots hold nothing."""
+    """Half a megabyte of images, of which the engine's roots hold nothing."""
     engine = engines("--root", str(images))
-    data = arrays()
+    data = arrays(16)
     loader = make_loader(data, "csd", csd=device(engine))
     truth = Truth(data)
     for epoch in range(2):
         truth.check(train(loader), epoch)
-        assert loader.report().batches_csd == 100 and not len(told), list(told)
+        assert loader.report().batches_csd == 4 and not len(told), list(told)
     assert len(list(engine.spool.glob("files/*/*.npy"))) == 1
 
 
 @pytest.mark.parametrize("way", ["a link in it", "the directory itself"])
+@pytest.mark.some(1)
 def test_the_spools_files_lead_nowhere_else(engines, told, images, tmp_path, way):
     """A host may put links there. The engine does not read what they point to."""
     engine = engines("--root", str(images))

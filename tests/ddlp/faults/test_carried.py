@@ -40,7 +40,7 @@ def parcels(engine: Any) -> list[str]:
     return [path.name for path in engine.spool.glob("job-*/*.parcel")]
 
 
-@pytest.mark.parametrize("transfer", [None, "stream"])
+@pytest.mark.parametrize("transfer", [None, pytest.param("stream", marks=pytest.mark.slow)])
 def test_the_same_bits_from_an_engine_without_the_data(engine, data, truth, told, transfer):
     loader = make_loader(data, "csd", csd=carried(engine), transfer=transfer)
     truth.check(train(loader))

@@ -8,8 +8,9 @@ import re
 import shutil
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,6 +60,11 @@ WAYS = {
 RATIO, STEP = 0.25, 7
 
 
+def some_of(ways: Iterable[Callable[[Path, Path], None]], *quick: Callable[[Path, Path], None]) -> list[Any]:
+    """The parameters of a test, of which the quick run takes these."""
+    return [way if way in quick else pytest.param(way, marks=pytest.mark.slow) for way in ways]
+
+
 class Vandal:
     """Damages files in the spool. It is called between two steps, when all fetch slots are full, so nothing races with it.
 
@@ -91,7 +97,7 @@ class Vandal:
         return found if len(found) >= self._files + 3 else []
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize("way", some_of(WAYS, flip, replace, fifo), ids=lambda way: way.__name__)
 def test_damaged_files(leaves_nothing, data, truth, told, way):
     """mte leaves the device's batches in the spool until the host's are used."""
     loader = make_loader(data, "mte", ratio=RATIO)
@@ -218,7 +224,7 @@ if any("csd_engine" in word for word in sys.orig_argv):
         ("mask", r"What differs is RandomErasing\(p=0\.5, "),
     ],
 )
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 def test_the_operator_that_differs_is_named(leaves_nothing, data, tmp_path, monkeypatch, step, named):
     (tmp_path / "sitecustomize.py").write_text(ONE_WRONG.format(step=step))
     monkeypatch.setenv("DDLP_KERNEL", "off")  # with a kernel the altered operator would not run
@@ -247,6 +253,7 @@ def test_an_audit_finds_an_engine_that_goes_wrong_later(leaves_nothing, data, tr
     assert loader.report().batches_csd == 0
 
 
+@pytest.mark.slow  # test_an_audit_finds_an_engine_that_goes_wrong_later
 def test_an_audit_finds_wrong_pixels_of_a_device_just_lost(leaves_nothing, data, truth, wrong_engine, told, monkeypatch):
     """The device is lost while the host makes the audited batch again. It is then not tried again, though it is back."""
     wrong_engine(4)

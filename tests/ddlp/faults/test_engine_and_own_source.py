@@ -80,7 +80,7 @@ def engine(engines: Any, images: Path) -> EngineProcess:
 
 
 @pytest.mark.parametrize("strategy", ["csd", "mte", "wrr", "ordered"])
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 def test_each_sample_once_with_the_hosts_bits(engine, data, truth, told, monkeypatch, strategy):
     both = Both(engine, data, strategy, monkeypatch)
     for epoch in range(2):
@@ -98,7 +98,7 @@ def test_each_sample_once_with_the_hosts_bits(engine, data, truth, told, monkeyp
     ("strategy", "kind"),
     [("csd", InProcess), ("csd", StaysAway), ("mte", InProcess), ("wrr", StaysAway), ("ordered", InProcess)],
 )
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 def test_the_own_source_is_killed_in_mid_epoch(engine, data, truth, told, monkeypatch, strategy, kind):
     """Its published batches are lost with it. The engine goes on, and so does the source if it comes back."""
     both = Both(engine, data, strategy, monkeypatch, kind)
@@ -124,7 +124,7 @@ def test_the_own_source_is_killed_in_mid_epoch(engine, data, truth, told, monkey
     both.check()
 
 
-@pytest.mark.parametrize("strategy", ["csd", "ordered"])
+@pytest.mark.parametrize("strategy", ["csd", pytest.param("ordered", marks=pytest.mark.slow)])
 def test_the_engine_is_killed_in_mid_epoch(engine, data, truth, told, monkeypatch, strategy):
     both = Both(engine, data, strategy, monkeypatch)
     numbers: list[int] = []

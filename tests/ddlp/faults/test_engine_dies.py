@@ -19,7 +19,7 @@ def options(strategy):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 def test_killed_engine(leaves_nothing, data, truth, told, strategy, monkeypatch):
     monkeypatch.setenv("DDLP_ENGINE_SLOWDOWN", "25")  # otherwise it may have done its part by the sixth step
     loader = make_loader(data, strategy, shuffle=strategy != "ordered", **options(strategy))
@@ -58,7 +58,7 @@ def test_a_killed_engine_that_is_back_in_the_same_epoch(leaves_nothing, slow_eng
     assert loader.report().notes == (f"{EMBEDDED}: it was gone, and is back",)
 
 
-@pytest.mark.parametrize("strategy", ("csd", "wrr"))
+@pytest.mark.parametrize("strategy", (pytest.param("csd", marks=pytest.mark.slow), "wrr"))
 def test_killed_worker(leaves_nothing, slow_engine, data, truth, told, strategy):
     loader = make_loader(data, strategy, **options(strategy))
     truth.check(train(loader, 0.02), 0)

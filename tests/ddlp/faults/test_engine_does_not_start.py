@@ -54,6 +54,7 @@ def check(loader, truth, told, because):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.some(1)
 def test_an_interpreter_that_ends_at_once(data, truth, told, interpreter, strategy):
     interpreter("echo no such module >&2; exit 3")
     loader = make_loader(data, strategy)
@@ -83,6 +84,7 @@ def test_no_interpreter(data, truth, told, monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "value"), [("CPUS", "4000"), ("WORKERS", "none")])
+@pytest.mark.some(1)
 def test_settings_that_cannot_be(data, truth, told, monkeypatch, name, value):
     monkeypatch.setenv(f"DDLP_ENGINE_{name}", value)
     check(make_loader(data, "wrr"), truth, told, value)
@@ -104,7 +106,7 @@ def test_a_quota_smaller_than_a_batch(data, truth, told):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 def test_killed_when_it_is_about_to_join(data, truth, told, monkeypatch, strategy):
     """The engine is killed after it has told its address. The next one joins the same epoch."""
     await_ready = EmbeddedEngine._await_ready

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -15,7 +13,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from ddlp import DDLPLoader
-from tests.ddlp.faults.scene import REPOSITORY, descendants, engine_pid, make_loader, train, until
+from tests.ddlp.faults.scene import descendants, engine_pid, make_loader, train, until
 
 
 def test_children_come_and_go_in_mid_epoch(leaves_nothing, slow_engine, data, truth, told):
@@ -159,7 +157,7 @@ class Finder:
             print(threading.current_thread().name, "imports", name, flush=True)
 
 sys.meta_path.insert(0, Finder())
-strategy, paths = sys.argv[1], sys.argv[2:]
+strategy, *paths = {arguments}
 transform = T.Compose([T.RandomResizedCrop(16), T.ToTensor(), T.RandomErasing(0.5)])
 loader = DDLPLoader(ImageFiles(paths, [0] * len(paths), transform), 2, num_workers=2, strategy=strategy)
 print(len(list(loader)), "batches")
@@ -170,14 +168,12 @@ print(len(list(loader)), "batches")
     "strategy, suffix, kernel",
     [("cpu", "jpg", ""), pytest.param("cpu", "tif", "off", marks=pytest.mark.slow), ("csd", "jpg", "")],
 )
-def test_no_thread_imports_anything(tmp_path, paths, strategy, suffix, kernel):
+def test_no_thread_imports_anything(forks, tmp_path, paths, strategy, suffix, kernel):
     """A process that is forked during an import, such as DataLoader's worker, would wait for the module's lock for ever."""
     copies = [tmp_path / f"{k}.{suffix}" for k in range(8)]
     for path, copy in zip(paths, copies):
         Image.open(path).save(copy)
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORTS, strategy, *map(str, copies)],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "DDLP_KERNEL": kernel},
-        capture_output=True, text=True, timeout=50,
-    )  # fmt: skip
+    done = forks.run(
+        code=IMPORTS.format(arguments=[strategy, *map(str, copies)]), environment={**os.environ, "DDLP_KERNEL": kernel}
+    )
     assert done.stdout == "4 batches\n", done.stdout + done.stderr

@@ -59,7 +59,7 @@ def said(told):
     return [text for text in told if "is not ready yet" not in text]
 
 
-@pytest.mark.parametrize("strategy", ["csd", "wrr"])
+@pytest.mark.parametrize("strategy", ["csd", pytest.param("wrr", marks=pytest.mark.slow)])
 def test_the_only_spool_does_not_answer(engines, data, truth, told, images, spool_that_hangs, strategy):
     """The host makes the missing batches. Nobody waits for the threads that hang."""
     hangs, ends = spool_that_hangs

@@ -18,7 +18,7 @@ AT_WORK = """
 SLOW = {"DDLP_ENGINE_SLOWDOWN": "3"}
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_killed(script, number):
     one = script(AT_WORK + "    time.sleep(60)", **SLOW)
     assert one.line() == "ready"
@@ -28,6 +28,7 @@ def test_killed(script, number):
     assert one.end()[1] == ""
 
 
+@pytest.mark.slow  # the next one sees what ends such a worker; test_killed, that a killed host leaves nothing
 def test_killed_while_a_worker_hangs(script):
     one = script(AT_WORK + "    time.sleep(60)", **SLOW)
     assert one.line() == "ready"
@@ -56,7 +57,7 @@ LOOP = """
 """
 
 
-@pytest.mark.parametrize(("strategy", "after_s"), [("wrr", 0.0), ("csd", 0.73)])
+@pytest.mark.parametrize(("strategy", "after_s"), [pytest.param("wrr", 0.0, marks=pytest.mark.slow), ("csd", 0.73)])
 def test_interrupted(script, strategy, after_s):
     one = script(AT_WORK.replace('"wrr"', f'"{strategy}"') + LOOP, **SLOW)
     assert one.line() == "ready"
@@ -128,7 +129,10 @@ ENDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("how", ENDS)
+QUICK = ("exception", "an iterator alive, in a cycle", "hard", "abandoned thread")
+
+
+@pytest.mark.parametrize("how", [how if how in QUICK else pytest.param(how, marks=pytest.mark.slow) for how in ENDS])
 def test_ends(script, how):
     then, expected, last = ENDS[how]
     one = script(AT_WORK + "    " + then, **SLOW)
@@ -156,6 +160,7 @@ BETWEEN_EPOCHS = """
 
 
 @pytest.mark.parametrize("then", ["time.sleep(60)", "pass", "for batch in loader: time.sleep(1)", "a = [loader]; a.append(a)"])
+@pytest.mark.some(2)
 def test_ends_while_batches_are_made_for_the_next_epoch(script, then):
     one = script(BETWEEN_EPOCHS + "    " + then)
     assert one.line() == "ready"

@@ -161,7 +161,10 @@ LIES: dict[str, Callable[[], Lie]] = {
 
 
 OTHERS = itertools.cycle(["wrr", "mte", "ordered"])
-SCENES = [("csd", lie) for lie in LIES] + [(next(OTHERS), lie) for lie in LIES if lie.startswith(("batch", "part"))]
+SCENES = [("csd", lie) for lie in LIES] + [
+    pytest.param(next(OTHERS), lie, marks=[] if number % 3 == 0 else [pytest.mark.slow])
+    for number, lie in enumerate(lie for lie in LIES if lie.startswith(("batch", "part")))
+]
 
 
 @pytest.mark.parametrize(("strategy", "lie"), SCENES)

@@ -45,8 +45,10 @@ def job_directories(engine: EngineProcess) -> list[object]:
     return list(engine.spool.glob("job-*"))
 
 
-@pytest.mark.parametrize("transfer", ["shared", "stream"])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number, transfer", [
+    (signal.SIGKILL, "shared"), (signal.SIGSTOP, "stream"), pytest.param(signal.SIGKILL, "stream", marks=pytest.mark.slow),
+    pytest.param(signal.SIGSTOP, "shared", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_a_host_that_vanishes(engines, script, images, number, transfer):
     """The engine stops working for it and frees its space. The host may come back."""
     engine = engines("--root", str(images), "--lease-timeout", "1", "--slowdown", "3")
@@ -55,7 +57,7 @@ def test_a_host_that_vanishes(engines, script, images, number, transfer):
     assert host.line() == "at work"
     os.kill(host.pid, number)
     until(lambda: not job_directories(engine) and not os.listdir(engine.spool / "files"), 30, "an empty spool")
-    assert "has sent nothing" in engine.log
+    until(lambda: "has sent nothing" in engine.log, 30, "the reason in its log")
     if number == signal.SIGKILL:
         host = script(HOST, **environment)
         assert host.line() == "at work"
@@ -136,17 +138,17 @@ def test_two_devices_share_a_tail_each_at_its_own_speed(engines, data, truth, to
     slow, quick = (engines("--root", str(images), "--slowdown", factor) for factor in ("40", "4"))
     devices = [Device(one.address, one.keys, spool=tmp_path / "none") for one in (slow, quick)]
     loader = make_loader(data, "csd", csd=devices)
-    for epoch in range(3):
+    for epoch in range(2):
         truth.check(train(loader), epoch)
         assert loader.report().batches_csd == 40
     of_slow, of_quick = fetched(loader)
-    assert 0 < of_slow < of_quick and of_slow + of_quick >= 120
-    truth.check(train(loader, 0.02, at={6: quick.process.kill}), 3)
+    assert 0 < of_slow < of_quick and of_slow + of_quick >= 80
+    truth.check(train(loader, 0.02, at={6: quick.process.kill}), 2)
     assert len(told) == 1 and quick.address in told[0] and "is gone" in told[0], list(told)
     quick.process.wait()
     again = EngineProcess(quick.home, "--root", str(images), listen=quick.address, keys=quick.keys)
     try:
-        truth.check(train(loader, 0.02), 4)
+        truth.check(train(loader, 0.02), 3)
         assert fetched(loader)[1] > 0 and len(told) == 1
         assert alive(slow.process.pid)
     finally:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import subprocess
-import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator
@@ -121,6 +119,7 @@ def test_as_under_dataloader(folder, way, action):
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.some(2)
 def test_cut_off_images_that_are_wanted(folder, monkeypatch, way):
     """With LOAD_TRUNCATED_IMAGES, an image's missing part is grey; an engine leaves that to the host."""
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
@@ -164,7 +163,7 @@ def test_a_crop_above_the_limit(folder, monkeypatch, way):
         assert (expected[0][0] is Image.DecompressionBombError) == (size == 140)
 
 
-def test_a_loader_leaves_the_users_filters_alone(folder):
+def test_a_loader_leaves_the_users_filters_alone(forks, folder):
     """A data set of one's own that opens images warns as before, while a loader is at work and after it."""
     program = f"""
         import warnings
@@ -187,7 +186,7 @@ def test_a_loader_leaves_the_users_filters_alone(folder):
             except Image.DecompressionBombWarning:
                 print("it warns")
     """
-    run = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=240)
+    run = forks.run(code=textwrap.dedent(program), environment=os.environ)
     assert run.stdout == "it warns\n", run.stderr
     assert "DecompressionBombWarning: Image size (35200 pixels)" in run.stderr  # by Python's own filters
 

@@ -6,6 +6,7 @@ batches, and the training thread uses them after their events. If there is a GPU
 
 from __future__ import annotations
 
+import itertools
 import threading
 
 import pytest
@@ -19,7 +20,7 @@ from ddlp.transfer.gds.needs import place_of
 from ddlp.transfer.gpu_transfer import FileTransfer, GpuTransfer
 from ddlp.transfer.mapped_batch import may_map
 from tests.ddlp.faults.scene import make_loader, train, until
-from tests.ddlp.faults.test_damage import RATIO, STEP, Vandal, flip
+from tests.ddlp.faults.test_damage import RATIO, STEP, Vandal, delete, flip, some_of
 from tests.ddlp.faults.test_damage import WAYS as DAMAGES
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -50,8 +51,9 @@ def on_cpu(batches):
     return [[images.cpu(), labels.cpu()] for images, labels in batches]
 
 
-@pytest.mark.parametrize("transfer", [None, "pinned", "mmap", "stream"])
-@pytest.mark.some(3)
+@pytest.mark.parametrize(
+    "transfer", [None, *(pytest.param(way, marks=pytest.mark.slow) for way in ("pinned", "mmap", "stream"))]
+)
 def test_every_way(leaves_nothing, data, truth, told, lands, transfer):
     if transfer in (None, "mmap") and not may_map(leaves_nothing):
         pytest.skip(f"{leaves_nothing} is on no file system that is mapped, or in a chroot, where that can't be told")
@@ -65,9 +67,11 @@ def test_every_way(leaves_nothing, data, truth, told, lands, transfer):
         assert any("batches come by transfer=" in note and measured in note for note in report.notes), report.notes
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("strategy", ["cpu", "mte", "wrr", "ordered"])
-@pytest.mark.some(5)
+@pytest.mark.parametrize("strategy, workers", [
+    *(("wrr", 0), ("ordered", 2)),  # other tests here have mte, and the host alone
+    *(pytest.param(*one, marks=pytest.mark.slow) for one in (("wrr", 2), ("ordered", 0))),
+    *(pytest.param(*one, marks=pytest.mark.slow) for one in itertools.product(("cpu", "mte"), (0, 2))),
+])  # fmt: skip
 def test_every_strategy(leaves_nothing, data, truth, told, lands, strategy, workers):
     loader = make_loader(data, strategy, num_workers=workers, **lands())
     took_part = False
@@ -81,7 +85,7 @@ def test_every_strategy(leaves_nothing, data, truth, told, lands, strategy, work
     assert took_part == (strategy != "cpu")
 
 
-@pytest.mark.parametrize("way", DAMAGES, ids=lambda way: way.__name__)
+@pytest.mark.parametrize("way", some_of(DAMAGES, flip, delete), ids=lambda way: way.__name__)
 def test_damaged_files(leaves_nothing, data, truth, told, lands, way):
     loader = make_loader(data, "mte", ratio=RATIO, **lands("pinned"))
     vandal = Vandal(leaves_nothing, way, 4)
@@ -90,6 +94,7 @@ def test_damaged_files(leaves_nothing, data, truth, told, lands, way):
     assert all("was not used" in text and DAMAGES[way] in text and "host prepares it again" in text for text in told)
 
 
+@pytest.mark.slow  # test_damaged_files; this one is about that test
 def test_the_checksum_is_what_finds_it(leaves_nothing, data, truth, told, lands, monkeypatch):
     """Without the checksum damaged bits are delivered. So it is the checksum that makes the test above pass."""
     monkeypatch.setattr("ddlp.transfer.gpu_transfer.check_sum", lambda found, promised: None)

@@ -68,7 +68,7 @@ def collect(loader):
 
 
 @pytest.mark.parametrize("strategy", ("cpu", "csd", "mte", "wrr", "ordered"))
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 def test_unreadable_samples(leaves_nothing, broken, told, strategy):
     data, truth = broken
     expected = {}

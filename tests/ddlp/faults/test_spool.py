@@ -29,7 +29,7 @@ def small_disk(spool):
 
 @root_only
 @pytest.mark.parametrize("strategy", ("csd", "mte", "wrr"))
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 def test_a_full_disk(data, truth, told, small_disk, strategy):
     loader = make_loader(data, strategy)
     truth.check(train(loader, 0.01))
@@ -60,7 +60,7 @@ def test_a_quota_smaller_than_a_batch(leaves_nothing, data):
 
 
 @pytest.mark.parametrize("strategy", ("csd", "mte", "wrr", "ordered"))
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 def test_a_quota_of_one_batch(leaves_nothing, data, truth, told, strategy):
     loader = make_loader(data, strategy, spool_bytes=FILE_BYTES)
     truth.check(train(loader, 0.01))
@@ -95,39 +95,6 @@ def test_a_spool_that_cannot_be_written(script, tmp_path):
     one.nothing_left()
 
 
-def test_a_path_too_long_for_a_socket(leaves_nothing, data, truth, told, tmp_path):
-    place = tmp_path / ("long" * 20) / ("longer" * 10)
-    loader = make_loader(data, "csd", spool=str(place))
-    truth.check(train(loader))
-    assert loader.report().batches_csd == 40 and not len(told)
-    del loader
-    gc.collect()
-    until(lambda: os.listdir(place) == [], 30)
-
-
-def _train_until_joined(loader):
-    """Train epochs until the engine takes part. On a busy computer it may start only after several."""
-    until(lambda: train(loader, 0.01) and loader.report().batches_csd, 30, "an engine that takes part")
-
-
-def test_two_loaders_take_turns(leaves_nothing, data, truth, told):
-    first, second = make_loader(data, "wrr"), make_loader(data, "ordered")
-    for loader in (first, second):
-        _train_until_joined(loader)
-    epochs = first.report().epoch + 1, second.report().epoch + 1
-    got, also = [], []
-    other = iter(second)
-    for batch in first:
-        got.append(batch)
-        also.append(next(other))
-        time.sleep(0.03)
-    assert next(other, None) is None
-    truth.check(got, epochs[0])
-    truth.check(also, epochs[1])
-    assert first.report().batches_csd + second.report().batches_csd
-    assert not len(told), list(told)
-
-
 def test_many_loaders(leaves_nothing, data, truth, told):
     loaders = [make_loader(data, strategy) for strategy in ("wrr", "ordered", "csd", "mte", "csd")]
     iterators = [iter(loader) for loader in loaders]
@@ -137,7 +104,7 @@ def test_many_loaders(leaves_nothing, data, truth, told):
     assert not len(told), list(told)
 
 
-@pytest.mark.parametrize("batches", [1, 3])
+@pytest.mark.parametrize("batches", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_paused_epoch_does_not_starve_another(leaves_nothing, data, truth, told, batches):
     """Evaluation in mid-epoch: the training's batches fill the quota, and are not fetched meanwhile."""
     quota = {"spool_bytes": batches * FILE_BYTES}

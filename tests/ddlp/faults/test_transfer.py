@@ -20,8 +20,8 @@ from PIL import Image
 from torchvision import transforms as T
 
 from csd_engine.errors import EngineRefused
-from ddlp import DDLPError, DDLPLoader, Device, ImageArrays, ImageFiles
-from tests.ddlp.faults.scene import Truth, make_loader, train, transform, until, until_ready
+from ddlp import DDLPError, DDLPLoader, Device, ImageFiles
+from tests.ddlp.faults.scene import Truth, arrays, make_loader, train, until, until_ready
 
 OVER_THE_SOCKET = "batches are sent over the engine's socket"
 
@@ -32,7 +32,7 @@ def apart(engine, tmp_path, **options):
 
 
 @pytest.mark.parametrize("strategy", ("csd", "mte", "wrr", "ordered"))
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 def test_without_a_shared_spool(engines, data, truth, told, images, tmp_path, strategy):
     engine = engines("--root", str(images), "--slowdown", "2")
     loader = make_loader(data, strategy, csd=apart(engine, tmp_path))
@@ -83,6 +83,7 @@ def test_it_is_explained(data, capsys):
 
 
 @pytest.mark.parametrize("there", ["another disk", "a copy of the spool"])
+@pytest.mark.some(1)
 def test_one_path_on_two_disks(engines, data, truth, images, tmp_path, there):
     """Both sides have a directory of that name. Nothing is left in the one that is not the engine's."""
     engine = engines("--root", str(images))
@@ -134,7 +135,7 @@ def test_an_engine_that_is_killed(engines, data, truth, told, images, tmp_path):
     assert len(told) == 1 and "is gone" in told[0], list(told)
 
 
-@pytest.mark.parametrize("sealed", [True, False])
+@pytest.mark.parametrize("sealed", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_breaking_off_does_not_wait_for_a_batch_on_its_way(engines, data, images, tmp_path, monkeypatch, sealed):
     """The engine hangs, and the user ends the loop."""
     if not sealed:
@@ -156,12 +157,6 @@ def test_breaking_off_does_not_wait_for_a_batch_on_its_way(engines, data, images
         engine.process.send_signal(signal.SIGCONT)
 
 
-def arrays(count=400, seed=5):
-    random = np.random.default_rng(seed)
-    images = random.integers(0, 256, (count, 40, 40, 3), dtype=np.uint8)
-    return ImageArrays(images, list(range(count)), transform())
-
-
 def test_arrays_are_sent_once(engines, told, images, tmp_path):
     """1.9 MB, to an engine whose roots hold nothing of them. It keeps them for the next run."""
     engine = engines("--root", str(images))
@@ -171,7 +166,7 @@ def test_arrays_are_sent_once(engines, told, images, tmp_path):
         loader = make_loader(data, "csd", csd=apart(engine, tmp_path))
         for epoch in range(2):
             truth.check(train(loader), epoch)
-            assert loader.report().batches_csd == 100 and not len(told), list(told)
+            assert loader.report().batches_csd == 15 and not len(told), list(told)
         (path,) = (engine.spool / "arrays").iterdir()
         if run == 0:
             written = path.stat()
@@ -179,7 +174,7 @@ def test_arrays_are_sent_once(engines, told, images, tmp_path):
     assert (path.stat().st_ino, path.stat().st_size) == (written.st_ino, written.st_size)
     data.images[7] = 0  # edited in place: another content gives another name
     Truth(data).check(train(loader), 2)
-    assert loader.report().batches_csd == 100 and len(list((engine.spool / "arrays").iterdir())) == 2
+    assert loader.report().batches_csd == 15 and len(list((engine.spool / "arrays").iterdir())) == 2
 
 
 def test_arrays_beyond_the_engines_limit(engines, images, tmp_path):
@@ -188,7 +183,7 @@ def test_arrays_beyond_the_engines_limit(engines, images, tmp_path):
     with pytest.raises(EngineRefused, match="(?s)no room for a data set's array.*--upload-bytes"):
         train(loader)
     assert not list((engine.spool / "arrays").iterdir())
-    small = arrays(100)
+    small = arrays(16)
     loader = make_loader(small, "csd", csd=apart(engine, tmp_path))
     Truth(small).check(train(loader))
 
@@ -205,6 +200,7 @@ def test_what_was_sent_leads_nowhere_else(engines, told, images, tmp_path):
     assert len(train(loader, 0.05)) == 10 and loader.report().batches_csd == 0
 
 
+@pytest.mark.slow  # the next one, and a real file system that remembers
 def test_a_spool_that_shows_files_late(engines, data, truth, told, images, tmp_path):
     """Like NFS, which caches for up to a minute that a file is missing. No batch of the device is lost."""
     engine = engines("--root", str(images))
@@ -252,7 +248,7 @@ def late_view(tmp_path):
         server.communicate()
 
 
-@pytest.mark.parametrize("way", ["absent", "short"])
+@pytest.mark.parametrize("way", ["absent", pytest.param("short", marks=pytest.mark.slow)])
 def test_a_real_file_system_that_remembers_what_is_no_longer_so(engines, data, truth, told, images, late_view, way):
     """The kernel answers from its cache for a minute, whatever the file system holds by then."""
     engine = engines("--root", str(images))
@@ -266,6 +262,7 @@ def test_a_real_file_system_that_remembers_what_is_no_longer_so(engines, data, t
     gc.collect()
 
 
+@pytest.mark.slow  # test_a_shared_spool_is_used
 def test_a_real_file_system_that_is_not_late(engines, data, truth, told, images, late_view):
     engine = engines("--root", str(images))
     seen = late_view(engine.spool, -1, "absent")

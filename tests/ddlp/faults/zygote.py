@@ -1,4 +1,4 @@
-"""Imports what training scripts need, once, and forks a process for each: importing torch costs seconds.
+"""Imports what training scripts need, once, and forks a process for each. It is itself a fork of tests/forks.py's process.
 
 A line of JSON on standard input starts one: {"script", "stdout", "stderr", "environment"}; {} ends this process. A line on
 standard output gives the {"pid"} of the new process, and later one its {"pid", "status"}. The script runs as the main module of
