@@ -6,8 +6,6 @@ import gc
 import io
 import os
 import shutil
-import subprocess
-import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator
@@ -377,12 +375,11 @@ def test_a_file_of_the_cache_is_ended_early_and_once(paths, tmp_path, monkeypatc
 
 
 AT_EXIT = """
-import sys
 from pathlib import Path
 from ddlp import Cache, DDLPLoader
 from tests.ddlp.dropin.small_sets import numbered
 
-home = Path(sys.argv[1])
+home = Path({home!r})
 files = numbered(sorted(map(str, home.glob("images/*/*.jpg"))))
 loader = DDLPLoader(files, 4, num_workers=2, cache=Cache(home / "cache", "1G"))
 for batch in loader:
@@ -390,8 +387,8 @@ for batch in loader:
 """
 
 
-def test_a_process_that_ends_then_leaves_a_whole_cache(paths, tmp_path):
-    ended = subprocess.run([sys.executable, "-c", AT_EXIT, tmp_path], capture_output=True, text=True)
+def test_a_process_that_ends_then_leaves_a_whole_cache(forks, paths, tmp_path):
+    ended = forks.run(code=AT_EXIT.format(home=str(tmp_path)), environment=os.environ)
     assert (ended.returncode, ended.stderr) == (0, "")
     loader = make(paths, tmp_path)
     epoch(loader)

@@ -158,6 +158,7 @@ def test_epochs_are_the_same_as_without_it(images: ImageFiles, kind: str) -> Non
 
 @pytest.mark.parametrize("kind", [kind for kind in LOADERS if "device" not in kind])
 @pytest.mark.filterwarnings("ignore:ddlp")
+@pytest.mark.some(5)
 def test_the_batch_is_as_an_epoch_delivers_it(images: ImageFiles, kind: str) -> None:
     loader = LOADERS[kind](images)
     given = [copy.deepcopy(batch) for batch in loader.replay(2 * WARM_UP)]

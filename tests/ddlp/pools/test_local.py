@@ -48,7 +48,7 @@ def wait_for(names: set[str], seen: Callable[[DDLPLoader], set[str]], loader: DD
     until(lambda: seen(loader) == names, 30, f"{names}, not {seen(loader)},")
 
 
-@pytest.mark.parametrize("strategy", ("csd", "ordered"))
+@pytest.mark.parametrize("strategy", (pytest.param("csd", marks=pytest.mark.slow), "ordered"))
 def test_each_sample_once_with_the_hosts_bits(leaves_nothing, slow, data, truth, told, strategy):
     loader = make_loader(data, strategy, pool=2)
     truth.check(train(loader, at={0: lambda: wait_for(BOTH, have_published, loader)}), 0)
@@ -97,6 +97,7 @@ def test_a_killed_engine_is_replaced_in_the_same_epoch(leaves_nothing, slow, dat
     assert len(told) == 1 and "pool engine" in told[0] and "is gone" in told[0], list(told)
 
 
+@pytest.mark.slow  # test_retire.py: a smaller pool lets an engine go, and a larger one has it back
 def test_another_one_joins_the_epoch_and_one_too_many_ends(leaves_nothing, slow, data, truth):
     pool = LocalPool(1)
     loader = make_loader(data, "wrr", pool=pool)

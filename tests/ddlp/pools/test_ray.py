@@ -15,8 +15,6 @@ import os
 import pickle
 import re
 import signal
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -33,7 +31,7 @@ from ddlp import Cache, DDLPLoader, ImageFiles, RayPool
 from ddlp.pools.given import pool_of
 from ddlp.process.pauses import next_pause_s
 from ddlp.sources.engine.carded import own_pair
-from tests.ddlp.faults.scene import REPOSITORY, Truth, make_loader, processes, train, until
+from tests.ddlp.faults.scene import Truth, make_loader, processes, train, until
 from tests.ddlp.pools.test_local import have_published, there
 from tests.engine_process import alive
 from tests.ray_cluster import RayCluster
@@ -371,7 +369,7 @@ def test_a_cluster_on_a_network_without_a_token_is_warned_of(monkeypatch):
         RayPool()
 
 
-def test_ray_is_imported_by_none_of_ours_and_its_absence_is_one_line():
+def test_ray_is_imported_by_none_of_ours_and_its_absence_is_one_line(forks):
     script = """
 import sys
 import ddlp
@@ -382,7 +380,7 @@ try:
 except ddlp.DDLPError as error:
     print(error)
 """
-    done: Any = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=REPOSITORY)
+    done = forks.run(code=script, environment=os.environ)
     assert done.stdout == "RayPool needs Ray, which is not installed here: pip install ddlp[ray]\n", done.stderr
 
 

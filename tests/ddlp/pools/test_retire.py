@@ -19,7 +19,7 @@ from tests.ddlp.pools.test_cards import cards, names, start  # noqa: F401
 from tests.ddlp.pools.test_local import BOTH, engine_pids, have_published, slow, there, wait_for  # noqa: F401
 
 SLOW = ("--slowdown", "25")
-MANY = 8  # times the images
+MANY = 4  # times the images
 
 
 def nothing_was_made_in_vain(trace: EpochTrace, device: str) -> None:

@@ -6,8 +6,6 @@ import os
 import pickle
 import re
 import signal
-import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Mapping
@@ -24,7 +22,7 @@ from ddlp.errors import Untranslatable
 from ddlp.pools.base import nodes_of
 from ddlp.sources.usercode.process import ProcessNode
 from ddlp.sources.usercode.work import pickled
-from tests.ddlp.faults.scene import REPOSITORY, descendants, train, until
+from tests.ddlp.faults.scene import descendants, train, until
 from tests.ddlp.pools.user_code import (
     BATCH,
     Here,
@@ -332,7 +330,7 @@ def test_only_pools_that_are_asked_to_run_user_code(tmp_path, monkeypatch):
 
 
 SCRIPT = """
-import os, sys, time
+import os, time
 from torch.utils.data import Dataset
 from ddlp import DDLPLoader, LocalPool
 
@@ -345,18 +343,15 @@ if __name__ == "__main__":
     for step, batch in enumerate(loader):
         while step == 0 and not any(one.rate for one in loader.live().devices):
             time.sleep(0.05)
-        if step == 3 and sys.argv[1:]:
+        if step == 3 and {killed}:
             os.kill(os.getpid(), 9)
     print("devices made", loader.report().batches_csd)
 """
 
 
 @pytest.mark.parametrize("killed", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_a_scripts_own_class_goes_there_and_a_killed_script_leaves_no_process(tmp_path, killed):
-    (tmp_path / "script.py").write_text(SCRIPT)
-    command = [sys.executable, str(tmp_path / "script.py"), *(["kill"] if killed else [])]
-    env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "DDLP_TEST_MARK": str(tmp_path)}
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=100, env=env, check=False)
+def test_a_scripts_own_class_goes_there_and_a_killed_script_leaves_no_process(forks, tmp_path, killed):
+    ran = forks.run(code=SCRIPT.format(killed=killed), environment={**os.environ, "DDLP_TEST_MARK": str(tmp_path)})
     assert (ran.returncode == -9) if killed else ("devices made" in ran.stdout and "made 0" not in ran.stdout), ran.stderr
     until(lambda: not _marked(str(tmp_path)), 30, "the end of its processes")
 

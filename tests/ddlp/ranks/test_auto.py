@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -14,16 +15,34 @@ from typing import Any
 import pytest
 
 from ddlp.planning.measured import Measured
-from tests.engine_process import until
+from tests.ddlp.faults.scene import Zygote
+from tests.engine_process import alive, until
 from tests.sleeping_engine import SleepingEngine
 
 SCRIPT = Path(__file__).with_name("auto_rank.py")
 
 
-class Job:
-    """Ranks of auto_rank.py, started by torchrun, or each by itself, and an engine that takes 10 ms a batch."""
+class Forked:
+    """A script's process, which knows what a Popen does."""
 
-    def __init__(self, home: Path, ranks: int, *phases: dict[str, Any], torchrun: bool = True) -> None:
+    def __init__(self, zygote: Zygote, script: Path, environment: dict[str, str]) -> None:
+        self._zygote, self._pid = zygote, zygote.start(script, environment)
+
+    def wait(self, _: float) -> int:
+        return self._zygote.status(self._pid)
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        if alive(self._pid):
+            os.kill(self._pid, number)
+
+    def terminate(self) -> None:
+        self.kill(signal.SIGTERM)
+
+
+class Job:
+    """Ranks of auto_rank.py, started by torchrun, or forked each by itself, and an engine that takes 10 ms a batch."""
+
+    def __init__(self, home: Path, zygote: Zygote, ranks: int, *phases: dict[str, Any], torchrun: bool = False) -> None:
         self.home, self.ranks, self.out = home, ranks, home / "out"
         self.out.mkdir()
         self.engine = SleepingEngine(home / "engine", 0.010)
@@ -37,22 +56,24 @@ class Job:
         if torchrun:
             command = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--rdzv-backend", "c10d"]
             command += ["--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
-            self.processes = [self._start([*command, *script], {})]
+            with open(self.home / "log", "ab") as log:
+                self.processes: list[Any] = [subprocess.Popen(
+                    [sys.executable, *command, *script], env=self._environment, stdout=subprocess.DEVNULL, stderr=log
+                )]  # fmt: skip
             return
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(ranks)}
-        self.processes = [self._start(script, {**meeting, "RANK": str(rank)}) for rank in range(ranks)]
-
-    def _start(self, command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
-        with open(self.home / "log", "ab") as log:
-            return subprocess.Popen(
-                [sys.executable, *command], env={**self._environment, **environment}, stdout=subprocess.DEVNULL, stderr=log
-            )
+        self.processes = []
+        for rank in range(ranks):
+            own = home / f"rank{rank}.py"
+            own.write_text(f"import runpy, sys\nsys.argv = {script}\nrunpy.run_path({script[0]!r}, run_name='__main__')\n")
+            self.processes.append(Forked(zygote, own, {**self._environment, **meeting, "RANK": str(rank)}))
 
     @property
     def log(self) -> str:
-        return (self.home / "log").read_text(errors="replace")[-6000:]
+        files = (*self.home.glob("log"), *self.home.glob("*.stderr"))
+        return "".join(path.read_text(errors="replace")[-6000:] for path in files)
 
     def said(self, phase: str) -> list[dict[str, Any]]:
         """What each rank has written, once all have ended."""
@@ -73,11 +94,11 @@ class Job:
 
 
 @pytest.fixture
-def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Job]]:
+def start(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> Iterator[Callable[..., Job]]:
     started: list[Job] = []
 
     def one(*given: Any, **options: Any) -> Job:
-        started.append(Job(tmp_path_factory.mktemp("a"), *given, **options))
+        started.append(Job(tmp_path_factory.mktemp("a"), zygote, *given, **options))
         return started[-1]
 
     yield one
@@ -121,7 +142,7 @@ def test_two_ranks_take_one_decision(start):
 def test_four_ranks_take_one_decision(start):
     """The next training begins with it on all ranks."""
     phase = {"name": "four", "host_s": [0.005, 0.005, 0.005, 0.040], "step_s": [0.010] * 4, "remember": True}
-    job = start(4, phase, {**phase, "name": "again"})
+    job = start(4, phase, {**phase, "name": "again"}, torchrun=True)
     said = job.said("four")
     agree(said, rank=3)
     assert all("With board" in one["history"][0] and one["csd"] and one["early"] is None for one in said)
@@ -134,7 +155,7 @@ def test_four_ranks_take_one_decision(start):
 def test_ranks_that_are_killed_hold_nobody_up(start):
     """Without an all_reduce, so that training goes on. Rank 0 has the store: without it the last rank decides by itself."""
     phase = {"name": "kill", "host_s": [0.030] * 3, "step_s": [0.001] * 3, "sync": False, "until": "stop"}
-    job = start(3, phase, torchrun=False)
+    job = start(3, phase)
     for rank in range(3):
         job.until_text(f"kill.{rank}.decided", "With board")
     job.processes[2].kill()

@@ -69,14 +69,9 @@ for line in sys.stdin:
 """
 
 TRAINS = """
-import sys
-from torch.utils.data import DistributedSampler
-from torchvision import transforms
-from ddlp import DDLPLoader, ImageFiles
-transform = transforms.Compose([transforms.RandomResizedCrop(16), transforms.ToTensor()])
-data = ImageFiles(sys.argv[2:], [0] * len(sys.argv[2:]), transform)
-loader = DDLPLoader(data, 2, sampler=DistributedSampler(data, 2, 0), strategy="csd", spool=sys.argv[1])
-print(len(list(loader)), loader.report().batches_csd)
+    from torch.utils.data import DistributedSampler
+    some = dataset(paths[:24])
+    loader = DDLPLoader(some, 2, sampler=DistributedSampler(some, 2, 0), strategy={strategy!r}, spool={spool!r})
 """
 
 
@@ -272,45 +267,25 @@ def test_a_child_forked_while_the_engine_starts_holds_up_nobody(spool, rank, kil
         os.kill(child, signal.SIGKILL)
 
 
-def test_a_rank_whose_loader_is_alive_at_its_end_says_nothing(spool, tmp_path):
-    paths = [str(tmp_path / path) for path in make_jpegs(tmp_path, np.random.default_rng(7))]
-    done = subprocess.run(
-        [sys.executable, "-c", TRAINS, str(spool), *paths],
-        env={**os.environ, **environment(0)}, cwd=REPOSITORY, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout, done.stderr) == (0, "6 6\n", "")
+def test_a_rank_whose_loader_is_alive_at_its_end_says_nothing(spool, script):
+    body = TRAINS.format(strategy="csd", spool=str(spool)) + "    said(len(list(loader)), loader.report().batches_csd)"
+    one = script(body, **environment(0))
+    assert one.line() == "6 6" and one.end() == (0, "")
 
 
-WITHOUT = """
-import sys, time
-from torch.utils.data import DistributedSampler
-from torchvision import transforms
-from ddlp import DDLPLoader, ImageFiles
-transform = transforms.Compose([transforms.Resize((16, 16)), transforms.ToTensor()])
-data = ImageFiles(sys.argv[2:], [0] * len(sys.argv[2:]), transform)
-loader = DDLPLoader(data, 2, sampler=DistributedSampler(data, 2, 0), strategy="wrr", spool=sys.argv[1])
-steps = 0
-for batch in loader:
-    steps += 1
-    while not loader.report().notes:
-        time.sleep(0.05)
-print(steps, loader.report().batches_csd)
-"""
-
-
-def test_an_engine_that_does_not_start_costs_each_rank_a_warning(spool, tmp_path):
-    paths = [str(tmp_path / path) for path in make_jpegs(tmp_path, np.random.default_rng(7))]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", WITHOUT, str(spool), *paths],
-            env={**os.environ, **environment(rank), "DDLP_ENGINE_CPUS": "4000"}, cwd=REPOSITORY,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in (0, 1)
-    ]  # fmt: skip
-    for rank in ranks:
-        out, err = rank.communicate(timeout=60)
-        assert (rank.returncode, out, err.count("the embedded engine takes no part yet")) == (0, "6 0\n", 1), err
+def test_an_engine_that_does_not_start_costs_each_rank_a_warning(spool, script):
+    body = TRAINS.format(strategy="wrr", spool=str(spool)) + """
+    steps = 0
+    for batch in loader:
+        steps += 1
+        while not loader.report().notes:
+            time.sleep(0.05)
+    said(steps, loader.report().batches_csd)
+    """
+    for rank in [script(body, **environment(rank), DDLP_ENGINE_CPUS="4000") for rank in (0, 1)]:
+        assert rank.line() == "6 0"
+        status, err = rank.end()
+        assert (status, err.count("the embedded engine takes no part yet")) == (0, 1), err
     assert os.listdir(spool) == []
 
 

@@ -68,6 +68,7 @@ def test_two_ranks_train_with_one_engine(torchrun, images):
     job.nothing_left()
 
 
+@pytest.mark.slow  # test_joint.py: test_the_starters_sudden_end_is_nobody_elses
 def test_a_killed_rank_ends_the_job_and_leaves_nothing(torchrun, images):
     job = torchrun("wrr-rank")
     both = until(lambda: all(found := [job.said("wrr-rank", rank) for rank in (0, 1)]) and found, 300, "the ranks' start")

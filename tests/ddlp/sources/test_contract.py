@@ -191,7 +191,7 @@ def test_slow(scene, truth, strategy):
     scene.contract.check()
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ("csd", "wrr", *(pytest.param(one, marks=pytest.mark.slow) for one in ("mte", "ordered"))))
 def test_damaged(scene, truth, strategy):
     """Every third of its batches is damaged: the host makes those."""
     scene.contract.faults.damaged = lambda position: position % 3 == 0

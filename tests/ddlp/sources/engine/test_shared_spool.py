@@ -5,8 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import subprocess
-import sys
+import signal
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -123,16 +122,16 @@ def test_what_another_machine_may_have_made_is_left_alone(spool, tmp_path, monke
     assert not ours.exists() and others.exists() == (kind == "nfs4")
 
 
-def test_a_host_that_is_killed_leaves_what_the_next_one_removes(spool):
-    script = """
-import os, signal, sys
+def test_a_host_that_is_killed_leaves_what_the_next_one_removes(forks, spool):
+    script = f"""
+import os, signal
 from pathlib import Path
 from ddlp.sources.engine.dataset_upload import DatasetUpload
-upload = DatasetUpload.shared(Path(sys.argv[1]), sys.argv[1])
+upload = DatasetUpload.shared(Path({str(spool.directory)!r}), {str(spool.directory)!r})
 upload.show()
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    subprocess.run([sys.executable, "-c", script, str(spool.directory)])
+    assert forks.run(code=script, environment=os.environ).returncode == -signal.SIGKILL
     (dead,) = spool.files.iterdir()
     os.utime(dead, (0, 0))
     share_spool(Engine(spool.directory, spool.sign)).close()

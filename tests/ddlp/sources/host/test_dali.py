@@ -27,8 +27,6 @@ from ddlp.translate.dali import stages as dali_stages
 from tests.both_sides import until_both
 from tests.jpegkinds import KINDS, encode_kind, picture
 
-pytest.importorskip("nvidia.dali.fn", reason="DALI is not installed: pip install ddlp[dali]", exc_type=ImportError)
-
 SEED, BATCH = 3, 4
 BICUBIC = T.InterpolationMode.BICUBIC
 CROP = (T.RandomCrop(31), T.RandomHorizontalFlip(), T.RandomVerticalFlip())
@@ -72,6 +70,7 @@ def dali_threads():
 
 @pytest.fixture(autouse=True)
 def leaves_no_thread():
+    pytest.importorskip("nvidia.dali.fn", reason="DALI is not installed: pip install ddlp[dali]", exc_type=ImportError)
     yield
     until = time.monotonic() + 5
     while dali_threads() and time.monotonic() < until:

@@ -8,8 +8,6 @@ import dataclasses
 import gc
 import multiprocessing
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -267,8 +265,9 @@ assert "memfd:ddlp-batch" not in open("/proc/self/maps").read()
 """
 
 
-def test_a_killed_worker_leaves_what_it_had_handed_over():
-    subprocess.run([sys.executable, "-c", KILLED], check=True)
+def test_a_killed_worker_leaves_what_it_had_handed_over(forks):
+    done = forks.run(code=KILLED, environment=os.environ)
+    assert done.returncode == 0, done.stderr
 
 
 def test_loaders_made_and_dropped():
