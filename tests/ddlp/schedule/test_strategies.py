@@ -14,8 +14,8 @@ from ddlp.schedule.rates import Rates
 from ddlp.schedule.strategies import STRATEGIES, Mte, Order
 from tests.ddlp.schedule.worlds import MOVES, Watched, elastic, random_world
 
-# Schedules for each of the strategies: others in each run, and five times as many where slow tests run.
-SCHEDULES = pytest.mark.parametrize("schedules", [500, pytest.param(2500, marks=pytest.mark.slow)])
+# Schedules for each of the strategies: others in each run, and ten times as many where slow tests run.
+SCHEDULES = pytest.mark.parametrize("schedules", [250, pytest.param(2500, marks=pytest.mark.slow)])
 
 
 @SCHEDULES
@@ -139,7 +139,7 @@ def test_a_run_takes_no_longer_than_it_may_and_the_last_ones_are_short(host_s, l
     assert ledger.host_slots == 5
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**40), name=st.sampled_from(sorted(STRATEGIES)))
 def test_a_broken_off_iteration_goes_on_from_its_state(seed, name):
     rng = random.Random(seed)
@@ -168,6 +168,7 @@ def epoch(name, n, host_s, device_s, train_s, **kwargs):
 @pytest.mark.parametrize("name", ["wrr", "ordered"])
 @pytest.mark.parametrize("device_s", [0.5, 1.0, 3.0, 10.0])
 @pytest.mark.parametrize("train_s", [0.0, 0.2, 0.6, 1.2])
+@pytest.mark.some(12)
 def test_both_prongs_come_within_a_device_batch_of_the_bound(name, device_s, train_s):
     n, host_s = 200, 1.0
     outcome, _ = epoch(name, n, host_s, device_s, train_s)
@@ -181,6 +182,7 @@ def test_both_prongs_come_within_a_device_batch_of_the_bound(name, device_s, tra
 @pytest.mark.parametrize("name", ["mte", "ordered", "wrr"])
 @pytest.mark.parametrize("quota", [4, 16, 10**6])
 @pytest.mark.parametrize("fetch_s", [0.01, 1.0, 4.0, 8.0, 25.0])
+@pytest.mark.some(15)
 def test_a_device_behind_a_slow_network_makes_no_epoch_slower(name, quota, fetch_s):
     """The device prepares twice as fast as the host, but two fetches at a time bring fewer batches, or hardly any."""
     world = World(
@@ -278,7 +280,7 @@ REGIMES = [
 
 
 @pytest.mark.parametrize("name, workers, device_workers, known", REGIMES)
-@pytest.mark.some(5)
+@pytest.mark.some(3)
 def test_the_limit_is_reached_in_every_regime(name, workers, device_workers, known):
     """The host is 1 to 10 times as fast as the device; a step takes from almost nothing to longer than all else; times vary."""
     n, jitter = 1000, 0.1
