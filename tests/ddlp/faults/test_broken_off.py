@@ -51,6 +51,7 @@ def test_one_batch_of_each_of_many_iterators(leaves_nothing, data, truth, told):
     assert not len(told), list(told)
 
 
+@pytest.mark.slow  # test_engine_does_not_start.py: test_killed_while_bits_are_compared
 def test_an_engine_that_dies_between_its_answer_and_its_part(leaves_nothing, data, truth, told, monkeypatch):
     """The engine counts as gone, and is tried again."""
     loader = make_loader(data, "csd")

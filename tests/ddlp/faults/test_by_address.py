@@ -40,6 +40,7 @@ def test_roots_under_another_name(engines, data, truth, told, images, tmp_path, 
     assert made and not len(told), list(told)
 
 
+@pytest.mark.slow  # test_roots_under_another_name, and test_transfer.py: test_a_shared_spool_is_used
 def test_the_spool_under_another_name(engines, data, truth, images, tmp_path):
     engine = engines("--root", str(images))
     seen = tmp_path / "mounted"
@@ -134,6 +135,7 @@ def test_the_spools_files_lead_nowhere_else(engines, told, images, tmp_path, way
         home.unlink()
 
 
+@pytest.mark.slow  # tests/ddlp/sources/engine/test_shared_spool.py
 def test_left_files_of_killed_hosts_are_swept(engines, images):
     engine = engines("--root", str(images))
     left = engine.spool / "files" / host_directory(boot())

@@ -44,6 +44,7 @@ def test_killed_engine(leaves_nothing, data, truth, told, strategy, monkeypatch)
         assert [int(y) for _, labels in batches for y in labels] == list(range(len(data)))
 
 
+@pytest.mark.slow  # tests/ddlp/sources/test_contract.py: test_lost_and_back_in_mid_epoch
 def test_a_killed_engine_that_is_back_in_the_same_epoch(leaves_nothing, slow_engine, data, truth, told):
     """The loss is a warning, the return is a line of the report."""
     loader = make_loader(data, "csd")
