@@ -33,14 +33,17 @@ class Forks:
         )  # fmt: skip
 
     def run(
-        self, *, code: str = "", module: str = "", given: str = "", cwd: Path = REPOSITORY, environment: Mapping[str, str],
-        cpus: Sequence[int] = (),
+        self, *, code: str = "", module: str = "", arguments: Sequence[str] = (), given: str = "", cwd: Path = REPOSITORY,
+        environment: Mapping[str, str], cpus: Sequence[int] = (),
     ) -> subprocess.CompletedProcess[str]:
         """Run ``code``, or a module as ``python -m`` does, on these CPUs (none: all). ``given`` is its standard input."""
         with tempfile.TemporaryDirectory() as home:
             for name, text in (("code.py", code), ("0", given)):
                 Path(home, name).write_text(text)
-            request = {"home": home, "module": module, "cwd": str(cwd), "environment": dict(environment), "cpus": list(cpus)}
+            request = {
+                "home": home, "module": module, "arguments": list(arguments), "cwd": str(cwd), "environment": dict(environment),
+                "cpus": list(cpus),
+            }  # fmt: skip
             assert self._process.stdin is not None and self._process.stdout is not None
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
@@ -82,10 +85,10 @@ def main() -> None:
         os.sched_setaffinity(0, request["cpus"])
         torch.set_num_threads(len(request["cpus"]))
     if request["module"]:
-        sys.argv = [request["module"]]
+        sys.argv = [request["module"], *request["arguments"]]
         runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
     else:
-        sys.argv = ["-c"]
+        sys.argv = ["-c", *request["arguments"]]
         runpy.run_path(str(home / "code.py"), run_name="__main__")
 
 
