@@ -33,14 +33,17 @@ class Forks:
         )  # fmt: skip
 
     def run(
-        self, *, code: str = "", module: str = "", given: str = "", cwd: Path = REPOSITORY, environment: Mapping[str, str],
-        cpus: Sequence[int] = (),
+        self, *, code: str = "", module: str = "", arguments: Sequence[str] = (), given: str = "", cwd: Path = REPOSITORY,
+        environment: Mapping[str, str], cpus: Sequence[int] = (),
     ) -> subprocess.CompletedProcess[str]:
         """Run ``code``, or a module as ``python -m`` does, on these CPUs (none: all). ``given`` is its standard input."""
         with tempfile.TemporaryDirectory() as home:
             for name, text in (("code.py", code), ("0", given)):
                 Path(home, name).write_text(text)
-            request = {"home": home, "module": module, "cwd": str(cwd), "environment": dict(environment), "cpus": list(cpus)}
+            request = {
+                "home": home, "module": module, "arguments": list(arguments), "cwd": str(cwd), "environment": dict(environment),
+                "cpus": list(cpus), "serves": False,
+            }  # fmt: skip
             status = self._ask(request)
             return subprocess.CompletedProcess([module or "-c"], status, *(Path(home, name).read_text() for name in "12"))
 
@@ -49,7 +52,10 @@ class Forks:
         for name in "01":
             os.mkfifo(home / name)
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-        self._ask({"home": str(home), "module": module, "cwd": str(REPOSITORY), "environment": environment, "serves": True})
+        self._ask({
+            "home": str(home), "module": module, "arguments": [], "cwd": str(REPOSITORY), "environment": environment,
+            "cpus": [], "serves": True,
+        })  # fmt: skip
         return open(home / "0", "w"), open(home / "1")
 
     def _ask(self, request: dict[str, Any]) -> int:
@@ -76,13 +82,13 @@ def main() -> None:
         request: dict[str, Any] = json.loads(line)
         if (child := os.fork()) == 0:
             break
-        print(0 if request.get("serves") else os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        print(0 if request["serves"] else os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
     else:
         return
     home = Path(request["home"])
     for number, flags in enumerate((os.O_RDONLY, os.O_WRONLY | os.O_CREAT, os.O_WRONLY | os.O_CREAT)):
         os.dup2(os.open(home / str(number), flags, 0o600), number)
-    if not request.get("serves"):
+    if not request["serves"]:
         faulthandler.dump_traceback_later(LIMIT_S, exit=True)
     sys.stdin = open(0, closefd=False)
     os.environ.clear()
@@ -91,14 +97,14 @@ def main() -> None:
     sys.path[:1] = ["", *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     if os.environ.get("PYTHONWARNINGS") == "ignore":
         warnings.simplefilter("ignore")
-    if request.get("cpus"):
+    if request["cpus"]:
         os.sched_setaffinity(0, request["cpus"])
         torch.set_num_threads(len(request["cpus"]))
     if request["module"]:
-        sys.argv = [request["module"]]
+        sys.argv = [request["module"], *request["arguments"]]
         runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
     else:
-        sys.argv = ["-c"]
+        sys.argv = ["-c", *request["arguments"]]
         runpy.run_path(str(home / "code.py"), run_name="__main__")
 
 

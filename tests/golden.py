@@ -123,22 +123,24 @@ def _check(name: str, tree: Path, home: Path) -> str:
     return str(variant)
 
 
-def _start(name: str, tree: Path, home: Path) -> _Tree:
+def _start(name: str, tree: Path, home: Path, parts: Sequence[str]) -> _Tree:
     with open(home / "log", "wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.golden_rows", str(home / "rows")], cwd=home, env=_environment(tree, home),
+            [sys.executable, "-m", "tests.golden_rows", str(home / "rows"), *parts], cwd=home, env=_environment(tree, home),
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
     return _Tree(name, home, process)
 
 
-def load(trees: Mapping[str, Path]) -> list[dict[str, Row]]:
+def load(trees: Mapping[str, Path], parts: Sequence[str] = ()) -> list[dict[str, Row]]:
     """Load with each tree's ddlp, at the same time. Shows how far they are.
+
+    ``parts``: the names of pipelines and user code whose rows these are; none: all rows.
 
     Raises:
         Failed: one of them can't be run.
     """
-    total = len(names())
+    total = len(names(*parts))
     with contextlib.ExitStack() as stack:
         running = []
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ddlp-golden-"))).resolve()
@@ -146,7 +148,7 @@ def load(trees: Mapping[str, Path]) -> list[dict[str, Row]]:
             home = work / str(number)
             home.mkdir()
             print(f"{name}: {tree}, kernel {_check(name, tree, home)}", flush=True)
-            running.append(_start(name, tree, home))
+            running.append(_start(name, tree, home, parts))
             stack.callback(running[-1].end)
         shown = ""
         while any(tree.process.poll() is None for tree in running):
@@ -204,12 +206,13 @@ def differences(before: Mapping[str, Row], now: Mapping[str, Row]) -> list[str]:
     return found
 
 
-def differences_from_stored(now: Mapping[str, Row]) -> list[str]:
-    """Do the same beside tests/golden.json, which has one digest for each row."""
+def differences_from_stored(now: Mapping[str, Row], parts: Sequence[str] = ()) -> list[str]:
+    """Do the same beside tests/golden.json, which has one digest for each row. ``parts``: see `load`."""
     stored: dict[str, str] = json.loads(STORED.read_text())["rows"]
     found = [f"{row.name}: {row.error}" for row in now.values() if row.error]
     digests = {name: row.digest() for name, row in now.items() if not row.error}
-    missing = [f"{name}: there is none now" for name in stored if name not in now]
+    wanted = names(*parts) if parts else stored
+    missing = [f"{name}: there is none now" for name in wanted if name not in now]
     return found + missing + [f"{name}: differs" for name in digests if digests[name] != stored.get(name)]
 
 

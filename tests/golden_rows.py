@@ -1,4 +1,5 @@
 """Loads small images in many ways, writes a digest of each sample; tests/golden.py starts `python -m tests.golden_rows OUT`.
+With names of pipelines and user code behind OUT it is their rows alone.
 
 It uses only what users use of ddlp, so it runs with the ddlp of an earlier commit too: PYTHONPATH says whose. OUT gets a line
 of JSON for each row.
@@ -359,8 +360,10 @@ def cases() -> list[Case]:
     ]
 
 
-def names() -> list[str]:
-    """The names of all rows."""
+def names(*parts: str) -> list[str]:
+    """The names of all rows; or of those of some pipelines and user code, by their names."""
+    if parts:
+        return [case.name for case in cases() if case.what in parts]
     ranks = [_rank_name(strategy, rank) for strategy in _RANKS_STRATEGIES for rank in range(RANKS)]
     return [*(case.name for case in cases()), *ranks]
 
@@ -498,9 +501,14 @@ def _load(case: Case, data: Data, loaders: list[DDLPLoader]) -> Row:
     return Row(case.name, samples, order if case.strategy in REPEATED_ORDER else None, by_devices)
 
 
-def _rows(data: Data) -> Iterator[Row]:
-    """Load in all ways of `cases`. A pipeline's loaders live as long as its rows, so that they share an engine's workers."""
-    for _, group in itertools.groupby(cases(), key=lambda case: case.what):
+def _rows(data: Data, parts: list[str]) -> Iterator[Row]:
+    """Load in all ways of `cases`, or in those of ``parts``.
+
+    A pipeline's loaders live as long as its rows, so that they share an engine's workers.
+    """
+    for what, group in itertools.groupby(cases(), key=lambda case: case.what):
+        if parts and what not in parts:
+            continue
         loaders: list[DDLPLoader] = []
         for case in group:
             try:
@@ -576,9 +584,9 @@ def main() -> None:
         _be_rank(Path(sys.argv[2]))
         return
     with open(sys.argv[1], "w", buffering=1) as out, tempfile.TemporaryDirectory() as root:
-        data = _make_data(Path(root))
-        with _ranks(Path(root)) as lines:
-            for row in _rows(data):
+        data, parts = _make_data(Path(root)), sys.argv[2:]
+        with _ranks(Path(root)) if not parts else contextlib.nullcontext(list) as lines:
+            for row in _rows(data, parts):
                 _write(out, row)
             out.writelines(lines())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +16,13 @@ from ddlp.sources.engine.shared_engines import acquire
 def nothing_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Advice of an earlier test comes again."""
     monkeypatch.setattr(user_warnings, "SAID", set())
+
+
+@pytest.fixture(params=["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
+def not_forked(request: pytest.FixtureRequest) -> str:
+    """How processes start that are not forks of this one. The fork server has imported torch; spawned ones import it each."""
+    multiprocessing.set_forkserver_preload(["torch", "torchvision"])
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")

@@ -67,7 +67,7 @@ def main(args):
     data_loader_test = torch.utils.data.DataLoader(
         dataset_test, batch_size=args.batch_size, sampler=test_sampler, num_workers=args.workers, pin_memory=True
     )
-    print("argv", sys.argv[1:], "path", sys.path[0] in (os.getcwd(), os.path.dirname(os.path.abspath(__file__))))
+    print("argv", sys.argv[1:], "path", os.path.abspath(sys.path[0]) == os.path.dirname(os.path.abspath(__file__)))
     for epoch in range(2):
         if "RANK" in os.environ:
             train_sampler.set_epoch(epoch)

@@ -9,7 +9,9 @@ only) is removed. Then ddlp is imported. Prints what the test compares.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import faulthandler
 import io
 import logging
 import os
@@ -28,6 +30,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from torchvision import datasets, transforms  # noqa: F401
 
 DIRECTORY, *IMAGES = sys.argv[1:]
+faulthandler.cancel_dump_traceback_later()  # of tests/forks.py: a fork lacks its thread, and would wait for it at the end
 for SYSTEM in ("darwin", "win32"):
     if os.fork() == 0:
         for number, name in ((1, "stdout"), (2, "stderr")):
@@ -73,7 +76,7 @@ def simulate() -> None:
         return real(path, *others, **options)
 
     io.open = without_proc  # type: ignore[assignment]
-    __builtins__.open = without_proc
+    builtins.open = without_proc
 
 
 simulate()

@@ -26,12 +26,19 @@ BATCHES = 300
 HOST_S = 0.01
 
 
-@pytest.fixture
-def engine(tmp_path: Path) -> Iterator[EngineProcess]:
-    (tmp_path / "root").mkdir()
-    one = EngineProcess(tmp_path, "--root", str(tmp_path / "root"), "--operators", str(operators(tmp_path)))
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+    home = tmp_path_factory.mktemp("engine")
+    (home / "root").mkdir()
+    one = EngineProcess(home, "--root", str(home / "root"), "--operators", str(operators(home)))
     yield one
     assert one.end() == 0
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test begins with no measurement of another one's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def operators(home: Path) -> Path:
@@ -165,8 +172,7 @@ def test_a_goal_is_checked(engine: EngineProcess) -> None:
     assert loader._life.rates.resting == {"board"}, "the device costs more energy than it saves"
 
 
-def test_the_second_run_begins_with_the_decision_of_the_first(engine: EngineProcess, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_the_second_run_begins_with_the_decision_of_the_first(engine: EngineProcess) -> None:
     first = make_loader(engine, 0.01)
     train_until_decided(first)
     assert first.measured is not None and first.measured.paths
@@ -182,10 +188,9 @@ def test_the_second_run_begins_with_the_decision_of_the_first(engine: EngineProc
         assert other.decision is None, "the stored measurement was of another training"
 
 
-def test_a_store_that_cannot_be_used_is_no_error(engine: EngineProcess, tmp_path: Path, monkeypatch: Any, caplog: Any) -> None:
+def test_a_store_that_cannot_be_used_is_no_error(engine: EngineProcess, tmp_path: Path, caplog: Any) -> None:
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "ddlp").write_text("a file in the place of the directory")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     loader = make_loader(engine, 0.01)
     train(loader)
     train(loader)

@@ -84,7 +84,7 @@ def check(dataset: Any, arguments: Callable[[], dict[str, Any]], workers: int = 
 
 @pytest.mark.parametrize("kind", SAMPLERS)
 @pytest.mark.parametrize("transform", TRANSFORMS)
-@pytest.mark.some(5)
+@pytest.mark.some(3)
 def test_one_bad_index(paths, transform, kind):
     for dataset in sets(paths, transform):
         for bad in (*BAD, *ODD):
@@ -93,7 +93,7 @@ def test_one_bad_index(paths, transform, kind):
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 def test_in_workers(paths, transform):
     for dataset in sets(paths, transform):
         assert check(dataset, lambda: dict(sampler=Given([3, 99, 4])), 2) == ["batch", "IndexError", "batch"]
@@ -106,7 +106,7 @@ SUBSETS = [[3, 99, 4], [3, None, 4], [3, "1", 4], [3, 1.5, 4], ["1", "2"], [True
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 def test_a_subset_with_bad_indices(paths, transform):
     for dataset in sets(paths, transform):
         for indices in SUBSETS:
@@ -133,6 +133,7 @@ def test_torchs_samplers_of_a_longer_data_set(paths, kind):
 
 @pytest.mark.parametrize("strategy", ["csd", "mte", "wrr", "ordered"])
 @pytest.mark.parametrize("first", [False, True])
+@pytest.mark.some(4)
 def test_beside_a_device(paths, engine, strategy, first):
     """The device is never asked for such a batch, and makes the others."""
     order = [99, *range(12)] if first else [*range(6), 99, *range(6, 12), 1.5]

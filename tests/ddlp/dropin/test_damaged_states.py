@@ -61,7 +61,7 @@ KINDS = ["files", "own files", "code", "own code", "stream"]
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 def test_one_value_is_another(paths, kind, data):
     first = make(paths, kind)
     whole = state_of(first, data.draw(st.sampled_from([0, 3])))

@@ -162,7 +162,7 @@ DRAWN = {
 
 
 @pytest.mark.parametrize("name", DRAWN)
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 def test_host_and_engine_give_torchvisions_bits_for_what_is_drawn(paths, engine, name):
     operators, ops = DRAWN[name]
     end = v2.Compose([v2.SanitizeBoundingBoxes(), *FLOATS])

@@ -6,8 +6,6 @@ import inspect
 import multiprocessing
 import os
 import pickle
-import subprocess
-import sys
 import threading
 import types
 import warnings
@@ -225,9 +223,9 @@ def _digest(loader: DDLPLoader, results: multiprocessing.SimpleQueue) -> None:
     results.put({k: v.sum().item() for k, v in by_target(list(loader)).items()})
 
 
-def test_works_in_a_spawned_process(paths):
+def test_works_in_a_process_that_is_not_forked(paths, not_forked):
     loader = DDLPLoader(numbered(paths, RANDOM), batch_size=4, num_workers=2, seed=3)
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context(not_forked)
     results = context.SimpleQueue()
     process = context.Process(target=_digest, args=(loader, results))
     process.start()
@@ -324,6 +322,6 @@ print([name for name in sys.modules if name.startswith(rooms)])
 """
 
 
-def test_a_user_without_devices_loads_nothing_that_serves_them(paths):
-    done = subprocess.run([sys.executable, "-c", WITHOUT_DEVICES, *paths[:6]], capture_output=True, text=True, timeout=120)
+def test_a_user_without_devices_loads_nothing_that_serves_them(paths, forks):
+    done = forks.run(code=WITHOUT_DEVICES, arguments=paths[:6], environment=os.environ)
     assert done.stdout == "20\n[]\n", done.stderr

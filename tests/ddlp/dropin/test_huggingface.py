@@ -18,8 +18,14 @@ from ddlp.observe import checked
 from ddlp.observe.verdict import BITS, LABELS
 from tests.ddlp.dropin.small_sets import DETERMINISTIC, RANDOM, numbered, write_images
 
-datasets = pytest.importorskip("datasets")
 COUNT = 23
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _imports() -> None:
+    """Here, so that the processes of a run that have none of these tests import nothing so large."""
+    global datasets
+    datasets = pytest.importorskip("datasets")
 
 
 def turned(data: bytes, orientation: int, xmp: bool = False) -> bytes:
@@ -107,6 +113,7 @@ def test_bytes_in_mapped_arrow_files(arrow, engine):
 
 
 @pytest.mark.parametrize("form", ["torch", "numpy", None])
+@pytest.mark.some(2)
 def test_the_other_columns_have_the_data_sets_format(arrow, form):
     compare(HuggingFaceImages(arrow.with_format(form), DETERMINISTIC))
     compare(HuggingFaceImages(arrow.with_format(form, columns=["text", "image"]), DETERMINISTIC))

@@ -138,6 +138,7 @@ TARGETS = {
 
 @pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.parametrize("batch_size", [6, None])
+@pytest.mark.some(12)
 def test_targets_of_any_type(paths, name, batch_size):
     targets = [TARGETS[name](k) for k in range(SAMPLES)]
     dataset = ImageFiles(paths, targets, DETERMINISTIC)
@@ -241,6 +242,7 @@ def test_an_unreadable_file_raises_once_in_its_place(paths, tmp_path, engine, st
 
 @pytest.mark.parametrize("output", ["float32", "uint8", "float16", "bfloat16", torch.float16, None])
 @pytest.mark.parametrize("memory_format", [None, torch.channels_last])
+@pytest.mark.some(6)
 def test_output_and_memory_format(paths, output, memory_format):
     plain = by_target(list(DataLoader(numbered(paths, RANDOM), 4)))
     wanted = getattr(torch, output) if isinstance(output, str) else output or torch.float32

@@ -109,7 +109,7 @@ def test_nothing_is_left_where_all_was_delivered():
     assert sum(len(targets) for _, targets in loader) == SAMPLES
 
 
-@pytest.mark.parametrize("epochs", [10, pytest.param(25, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("epochs", [5, pytest.param(25, marks=pytest.mark.slow)])
 def test_any_ranks_at_any_step(epochs: int) -> None:
     """Against an unbroken run. Ranks, batch sizes, steps, and states that the same ranks load in between are random."""
     data, draw = arrays(), random.Random(1)

@@ -75,7 +75,7 @@ def targets(loader: DataLoader) -> list[Any]:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", SAMPLERS)
-@pytest.mark.some(12)
+@pytest.mark.some(8)
 def test_the_order_and_the_generators_are_dataloaders(paths, name, workers):
     seen = []
     for kind in KINDS:
@@ -100,6 +100,7 @@ def test_the_order_and_the_generators_are_dataloaders(paths, name, workers):
 
 @pytest.mark.parametrize("user_code", [False, True])
 @pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.some(2)
 def test_persistent_workers_draw_as_dataloaders(paths, workers, user_code):
     seen = []
     for kind in KINDS:
@@ -114,6 +115,7 @@ def test_persistent_workers_draw_as_dataloaders(paths, workers, user_code):
 @pytest.mark.parametrize(
     ("batch_size", "drop_last", "workers", "after"), covering([4, 41], [False, True], [0, 2], [1, 6, 9, 10, 11])
 )
+@pytest.mark.some(6)
 def test_a_broken_off_epoch_leaves_the_generator_where_dataloader_does(paths, after, workers, drop_last, batch_size):
     """A quick run has each pair of these values, a slow one all combinations."""
     seen = []
@@ -236,6 +238,7 @@ LONG = {
 @pytest.mark.parametrize(
     ("name", "strategy", "workers", "after"), covering(LONG, ["cpu", "wrr"], [0, 2], [0, 1, 9, 12, 20, 21, 50])
 )
+@pytest.mark.some(10)
 def test_a_long_sampler_broken_off_leaves_the_generator_where_dataloader_does(paths, engine, name, strategy, workers, after):
     """A quick run has each pair of these values, a slow one all combinations."""
     seen = []

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).resolve().parent
+from tests.forks import Forks
 
 
 @pytest.fixture(scope="module")
-def printed(paths: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def printed(paths: list[str], forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the output of each system is."""
     directory = tmp_path_factory.mktemp("systems")
-    command = [sys.executable, str(HERE / "other_system.py"), str(directory), *paths[:6]]
-    done = subprocess.run(command, cwd=HERE.parents[2], capture_output=True, text=True, timeout=120)
+    done = forks.run(module="tests.ddlp.dropin.other_system", arguments=[str(directory), *paths[:6]], environment=os.environ)
     assert done.returncode == 0, done.stderr + "".join(path.read_text() for path in directory.glob("*.stderr"))
     return directory
 

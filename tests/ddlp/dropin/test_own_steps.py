@@ -37,17 +37,12 @@ from tests.ddlp.dropin.own_steps import (
     note_worker,
     tv_image,
 )
-from tests.ddlp.dropin.small_sets import SAMPLES, by_target, numbered, write_images
+from tests.ddlp.dropin.small_sets import SAMPLES, by_target, numbered
 from tests.engine_process import until
 
 KNOWN = (v1.RandomResizedCrop((20, 24)), v1.RandomHorizontalFlip())
 WAYS = [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "own_steps": "threads"}]
 WORKERS = [{"num_workers": 0}, {"num_workers": 2}]
-
-
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory):
-    return write_images(tmp_path_factory.mktemp("images"))
 
 
 def cut(loader):
@@ -126,6 +121,7 @@ class TwoCrops:
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.some(2)
 def test_the_views_of_a_sample_are_held_as_the_transform_holds_them(paths, way):
     """Seen in samples that are not collated, and by a user's collate_fn."""
     for transform in (TwoCrops(SHIFTED), Views(SHIFTED, SHIFTED)):
@@ -136,12 +132,12 @@ def test_the_views_of_a_sample_are_held_as_the_transform_holds_them(paths, way):
         equal(cut(DDLPLoader(data, 6, collate_fn=list, **way)), DataLoader(data, 6, collate_fn=list))
 
 
-def test_each_view_draws_for_itself_on_either_side(paths):
+def test_each_view_draws_for_itself_on_either_side(paths, engine):
     """Each view's known operators, on device and host, and the user's own steps after them."""
     data = numbered(paths, TwoCrops(v1.Compose([*KNOWN, Noise()])))
     found = []
     for strategy in ("cpu", "csd"):
-        batches = list(cut(DDLPLoader(data, 4, seed=3, strategy=strategy, num_workers=2)))
+        batches = list(cut(DDLPLoader(data, 4, seed=3, strategy=strategy, num_workers=2, spool=engine)))
         assert all(type(views) is list and len(views) == 2 for views, _ in batches)
         found.append(by_target([(torch.stack(views, 1), targets) for views, targets in batches]))
     assert sorted(found[0]) == sorted(found[1]) == list(range(SAMPLES))
@@ -150,6 +146,7 @@ def test_each_view_draws_for_itself_on_either_side(paths):
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.some(2)
 def test_every_form_of_a_batch(paths, way):
     transform = v1.Compose([v1.Resize((20, 24)), Shift(), v1.ToTensor()])
     data = numbered(paths, transform, target_transform=str)
@@ -196,25 +193,20 @@ def test_results_of_a_collate_fn_lie_in_memory_that_is_used_again(paths):
     equal(delivered, [theirs[0]] * 4)
 
 
-def random_steps():
-    steps = {"global generators": lambda: Noise()}
-    try:
-        import albumentations as A
-    except ImportError:
-        return steps
-
-    def album():
-        return A.Compose([A.RandomBrightnessContrast(p=0.9), A.OneOf([A.GaussNoise(), A.CoarseDropout()]),
-                          A.Normalize(), A.pytorch.ToTensorV2()])  # fmt: skip
-
-    def closed_over():
-        transform = album()
-        return lambda image: transform(image=np.array(image))["image"]
-
-    return {**steps, "albumentations": lambda: Album(album()), "albumentations in a lambda": closed_over}
+def album():
+    A = pytest.importorskip("albumentations")
+    return A.Compose([A.RandomBrightnessContrast(p=0.9), A.OneOf([A.GaussNoise(), A.CoarseDropout()]),
+                      A.Normalize(), A.pytorch.ToTensorV2()])  # fmt: skip
 
 
-RANDOM = random_steps()
+def closed_over():
+    transform = album()
+    return lambda image: transform(image=np.array(image))["image"]
+
+
+RANDOM = {
+    "global generators": Noise, "albumentations": lambda: Album(album()), "albumentations in a lambda": closed_over,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", RANDOM)
@@ -238,20 +230,20 @@ def test_draws_follow_from_the_seed_alone(paths, name):
 
 
 @pytest.mark.parametrize("name", RANDOM)
-@pytest.mark.some(2)
-def test_a_device_and_the_host_give_the_same_samples_each_once(paths, name):
+@pytest.mark.some(1)
+def test_a_device_and_the_host_give_the_same_samples_each_once(paths, engine, name):
     data = numbered(paths, v1.Compose([*KNOWN, RANDOM[name]()]))
     alone = by_target(list(DDLPLoader(data, 4, seed=5)))
-    for batches in until_both(DDLPLoader(data, 4, seed=5, strategy="wrr", num_workers=1)):
+    for batches in until_both(DDLPLoader(data, 4, seed=5, strategy="wrr", num_workers=1, spool=engine)):
         found = by_target(batches)
         assert sorted(found) == list(range(SAMPLES)) and all(torch.equal(found[k], alone[k]) for k in alone)
-    every = checked(DDLPLoader(data, 4, seed=5, strategy="wrr", shuffle=True, num_workers=1))
+    every = checked(DDLPLoader(data, 4, seed=5, strategy="wrr", shuffle=True, num_workers=1, spool=engine))
     assert sum(len(targets) for _, targets in every) == SAMPLES and every.verdict.over
 
 
-def test_a_device_alone(paths):
+def test_a_device_alone(paths, engine):
     data = numbered(paths, v1.Compose([*KNOWN, Shift(), v1.ToTensor()]))
-    loader = DDLPLoader(data, 4, seed=5, strategy="csd", num_workers=1)
+    loader = DDLPLoader(data, 4, seed=5, strategy="csd", num_workers=1, spool=engine)
     equal(cut(loader), DDLPLoader(data, 4, seed=5))
     assert loader.report().batches_csd == len(loader)
 
@@ -304,9 +296,9 @@ def test_where_the_steps_run(paths):
     assert rows[:, [0, 1, 4]].unique(dim=0).tolist() == [[-1, os.getpid(), 0]]
 
 
-def test_processes_that_are_not_forked(paths):
+def test_processes_that_are_not_forked(paths, not_forked):
     data = numbered(paths, v1.Compose([v1.Resize((20, 24)), Shift(), v1.ToTensor()]))
-    equal(cut(DDLPLoader(data, 6, num_workers=1, multiprocessing_context="spawn")), DataLoader(data, 6))
+    equal(cut(DDLPLoader(data, 6, num_workers=1, multiprocessing_context=not_forked)), DataLoader(data, 6))
 
 
 def test_a_process_that_ends_is_an_error(paths):
@@ -332,7 +324,7 @@ def test_persistent_processes_serve_all_epochs(paths):
     noisy = numbered(paths, v1.Compose([*KNOWN, Noise(), Slow()]))
     loader, anew = DDLPLoader(noisy, 2, **PERSISTENT), DDLPLoader(noisy, 2, num_workers=2, seed=5)
     pids = []
-    for epoch in range(6):
+    for epoch in range(4):
         for each in (loader, anew):
             each.set_epoch(epoch)
         iterator = cut(loader)
@@ -448,18 +440,15 @@ def test_threads_take_no_steps_that_would_share_their_draws(paths):
     data = numbered(paths, v1.Compose([*KNOWN, Noise()]))
     with pytest.raises(RuntimeError, match="drew from the global generator of torch and numpy"):
         next(cut(DDLPLoader(data, 6, num_workers=2, own_steps="threads")))
-    if "albumentations in a lambda" in RANDOM:
-        data = numbered(paths, v1.Compose([*KNOWN, RANDOM["albumentations in a lambda"]()]))
-        with pytest.raises(ValueError, match="a function of the transform uses Compose"):
-            iter(DDLPLoader(data, 6, num_workers=2, own_steps="threads"))
+    data = numbered(paths, v1.Compose([*KNOWN, closed_over()]))
+    with pytest.raises(ValueError, match="a function of the transform uses Compose"):
+        iter(DDLPLoader(data, 6, num_workers=2, own_steps="threads"))
 
 
 def test_draws_of_albumentations_in_a_data_set_that_is_not_known(paths):
-    pytest.importorskip("albumentations")
-
     class Mine(torch.utils.data.Dataset):
         def __init__(self):
-            self.augment = functools.partial(RANDOM["albumentations in a lambda"]())
+            self.augment = functools.partial(closed_over())
 
         def __len__(self):
             return 12
@@ -469,8 +458,6 @@ def test_draws_of_albumentations_in_a_data_set_that_is_not_known(paths):
 
     found = [by_target(list(DDLPLoader(Mine(), 4, seed=5, num_workers=workers))) for workers in (0, 2)]
     assert all(torch.equal(found[0][k], found[1][k]) for k in range(12))
-
-
 
 
 @pytest.mark.parametrize("options", WAYS[1:], ids=["processes", "threads"])

@@ -103,8 +103,8 @@ def test_while_batches_are_made_only(table, make, need_kernel):
     assert kinds(DDLPLoader(dataset, 4, num_workers=1, postpone_decoding=False)) == {(0, 1)}
 
 
-def test_in_spawned_workers(table, need_kernel):
-    assert kinds(DDLPLoader(Kinds(table, None), 4, num_workers=1, multiprocessing_context="spawn")) == {(1, 1)}
+def test_in_workers_that_are_not_forked(table, need_kernel, not_forked):
+    assert kinds(DDLPLoader(Kinds(table, None), 4, num_workers=1, multiprocessing_context=not_forked)) == {(1, 1)}
 
 
 def test_in_the_workers_of_data_pipes(table, need_kernel):

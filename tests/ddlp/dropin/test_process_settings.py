@@ -105,7 +105,7 @@ def given(kind: type[DataLoader], dataset: Any, setting: str, when: str, **argum
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("when", ["before", "between", "at iter"])
-@pytest.mark.some(5)
+@pytest.mark.some(3)
 def test_torchs_settings(paths, setting, when):
     """A setting that ends with iter() still holds in worker processes: they have what held when they began."""
     for name, transform in TRANSFORMS.items():
@@ -173,6 +173,7 @@ def moved(loader: DataLoader, elsewhere: Path, epochs: int = 1) -> list[Any]:
 
 @pytest.mark.parametrize("kind", SETS)
 @pytest.mark.parametrize("transform", ["ToTensor", "own, of PIL", "user code"])
+@pytest.mark.some(3)
 def test_relative_paths_are_those_of_iter(elsewhere, kind, transform):
     dataset = SETS[kind](TRANSFORMS[transform])
     expected = moved(DataLoader(dataset, 8, num_workers=2), elsewhere)

@@ -77,7 +77,7 @@ def hold_beside_dataloader(seed: int, files: tuple[list[str], str], spool: str, 
 
 
 @pytest.mark.parametrize("first", range(0, 60, 10))
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 def test_beside_dataloader(files, engine, tmp_path, first):
     for seed in range(first, first + 10):
         hold_beside_dataloader(seed, files, engine, str(tmp_path / "cache"))

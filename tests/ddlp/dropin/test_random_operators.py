@@ -96,7 +96,7 @@ def hold_all_ways_together(seed: int, paths: list[str], spool: str, directory: P
 
 
 @pytest.mark.parametrize("start", range(0, 20, 5))
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 def test_all_ways_make_the_same(paths, engine, tmp_path, start):
     for seed in range(start, start + 5):
         hold_all_ways_together(seed, paths[:10], engine, tmp_path)

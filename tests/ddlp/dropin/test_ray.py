@@ -1,7 +1,11 @@
-"""Ray Train: ``prepare_data_loader`` keeps a DDLPLoader, and the workers share the samples. With real raylets."""
+"""Ray Train: ``prepare_data_loader`` keeps a DDLPLoader, and the workers share the samples.
+
+A quick run has Ray Train's local mode: two processes with torchrun's environment. A slow one has real raylets.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -10,10 +14,10 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("ray.train.torch", reason="needs pip install 'ray[train]'", exc_type=ImportError)
+from tests.forks import Forks
 
 SCRIPT = """
-import json, sys
+import json, os, socket, sys, traceback
 from pathlib import Path
 
 import ray
@@ -48,22 +52,55 @@ def train(config):
     (out / f"{rank}.json").write_text(json.dumps(told))
 
 
-ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+def in_two_ranks(trainer):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(server.getsockname()[1]))
+    ranks = []
+    for rank in range(2):
+        ranks.append(os.fork())
+        if not ranks[-1]:
+            os.environ.update(WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", RANK=str(rank), LOCAL_RANK=str(rank))
+            status = 1
+            try:
+                trainer.fit()
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+    sys.exit(any([os.waitpid(one, 0)[1] for one in ranks]))
+
+
+cpus = int(sys.argv[2])
+if not cpus:
+    in_two_ranks(TorchTrainer(train, scaling_config=ScalingConfig(num_workers=0)))
+ray.init(num_cpus=cpus, include_dashboard=False, log_to_driver=False)
 TorchTrainer(train, scaling_config=ScalingConfig(num_workers=2), run_config=RunConfig(storage_path=str(out))).fit()
 """
+QUIET = {  # A busy machine starts no more of Ray's processes than there are actors, and may take long for them.
+    "RAY_USAGE_STATS_ENABLED": "0", "RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0",
+    "RAY_worker_register_timeout_seconds": "300", "GLOO_SOCKET_IFNAME": "lo",
+}  # fmt: skip
+WAYS = [  # RAY_TRAIN_V2_ENABLED, and the cluster's CPUs; the earlier Ray Train needs one more than it has workers
+    pytest.param(("1", "0"), id="today's, local mode"), pytest.param(("1", "2"), id="today's", marks=pytest.mark.slow),
+    pytest.param(("0", "3"), id="the one before", marks=pytest.mark.slow),
+]  # fmt: skip
 
 
-_TRAINS = [pytest.param("1", id="today's Ray Train"), pytest.param("0", id="the one before", marks=pytest.mark.slow)]
-
-
-@pytest.fixture(scope="module", params=_TRAINS)
-def told(request: Any, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+@pytest.fixture(scope="module", params=WAYS)
+def told(request: Any, forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What both workers have reported."""
+    if missing := [name for name in ("ray", "pandas", "pyarrow", "pydantic") if importlib.util.find_spec(name) is None]:
+        pytest.skip(f"{missing[0]} is not installed: pip install 'ray[train]'")
     out = tmp_path_factory.mktemp("ray")
-    (out / "script.py").write_text(SCRIPT)
-    options = {"RAY_TRAIN_V2_ENABLED": request.param, "RAY_USAGE_STATS_ENABLED": "0", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, out / "script.py", out]
-    done = subprocess.run(command, env={**os.environ, **options}, capture_output=True, text=True, timeout=240)
+    version, cpus = request.param
+    environment = {**os.environ, **QUIET, "RAY_TRAIN_V2_ENABLED": version}
+    if cpus == "0":
+        done = forks.run(code=SCRIPT, arguments=[str(out), cpus], environment=environment)
+    else:
+        (out / "script.py").write_text(SCRIPT)
+        command = [sys.executable, out / "script.py", out, cpus]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     return [json.loads((out / f"{rank}.json").read_text()) for rank in (0, 1)]
 

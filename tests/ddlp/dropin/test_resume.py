@@ -142,7 +142,7 @@ def whole_epoch(make: Any, epoch: int, **options: Any) -> list[Any]:
 
 @pytest.mark.parametrize("name", ORDERS)
 @pytest.mark.parametrize("user_code", [None, Draws, DrawsInBatches])
-@pytest.mark.some(12)
+@pytest.mark.some(7)
 def test_any_order_goes_on(paths, name, user_code):
     def make(**options):
         dataset = numbered(paths, RANDOM) if user_code is None else user_code()
@@ -154,6 +154,7 @@ def test_any_order_goes_on(paths, name, user_code):
 
 
 @pytest.mark.parametrize(("before", "after", "workers"), covering(STRATEGIES, STRATEGIES, [0, 2]))
+@pytest.mark.some(12)
 def test_any_strategy_goes_on_after_any(paths, engine, before, after, workers):
     """A quick run has each pair of these values, a slow one all combinations."""
 
@@ -172,6 +173,7 @@ def test_any_strategy_goes_on_after_any(paths, engine, before, after, workers):
 
 @pytest.mark.parametrize("block", [8, 1 << 16])
 @pytest.mark.parametrize(("before", "after"), [("cpu", "wrr"), ("wrr", "cpu"), ("mte", "cpu"), ("cpu", "ordered")])
+@pytest.mark.some(4)
 def test_a_long_sampler_goes_on_however_it_is_drawn(paths, engine, monkeypatch, before, after, block):
     """The sampler is read all at once when the epoch begins, or block by block."""
     monkeypatch.setattr("ddlp.sampling.epoch_plan._BLOCK", block)
@@ -245,6 +247,7 @@ def trained(batches: Any, count: int | None = None) -> list[Any]:
 @pytest.mark.parametrize(
     ("user_code", "name", "workers", "take"), covering([False, True], AFTER, ["none", "two", "one that stays"], [1, 9, 10, 11])
 )
+@pytest.mark.some(8)
 def test_the_epochs_after_a_resumed_one_are_the_same(paths, user_code, name, workers, take):
     """The generators are restored once, as a checkpoint of a whole training run does it.
 

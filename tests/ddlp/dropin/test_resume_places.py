@@ -118,6 +118,7 @@ def restore(loader: DDLPLoader, states: list[Any]) -> None:
         ),
     ),
 )  # fmt: skip
+@pytest.mark.some(14)
 def test_a_run_that_goes_on_is_the_unbroken_one(
     paths, engine, kind, strategy, workers, shuffle, seed, own_generator, place, restored
 ):
@@ -158,7 +159,7 @@ def test_a_run_that_goes_on_is_the_unbroken_one(
 @pytest.mark.parametrize("batches", [0, 10, 11, 33, 34])
 @pytest.mark.parametrize(("workers", "workers_then"), [(0, 0), (0, 2), (2, 0)])
 @pytest.mark.parametrize(("kind", "strategy"), [("images", "ordered"), ("own", "cpu")])
-@pytest.mark.some(5)
+@pytest.mark.some(3)
 def test_an_order_that_is_drawn_piece_by_piece(paths, engine, kind, strategy, workers, workers_then, batches):
     """A RandomSampler with replacement draws 32 indices at a time from the user's generator. Two resumes."""
 

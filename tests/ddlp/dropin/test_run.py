@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from ddlp import DDLPLoader, cli
 from ddlp.observe import read_run
 from ddlp.swap.comparison import Comparison, compare
 from ddlp.swap.settings import Settings
+from tests.forks import Forks
 from tests.small_images import make_images
 
 HERE = Path(__file__).parent
@@ -37,8 +41,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*command: Any, **changed: str) -> subprocess.CompletedProcess[str]:
-    environment = {**user_environment(), **changed}
+    environment = {**user_environment(), "OMP_NUM_THREADS": "1", **changed}  # idle threads would spin
     return subprocess.run(list(map(str, command)), cwd=HERE, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def plain(forks: Forks, module: str, *arguments: Any) -> subprocess.CompletedProcess[str]:
+    """Run a script without `ddlp run`."""
+    return forks.run(module=module, arguments=list(map(str, arguments)), cwd=HERE, environment=user_environment())
 
 
 def said(done: subprocess.CompletedProcess[str]) -> list[str]:
@@ -50,8 +59,8 @@ def said(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def plain_references(folder: Path) -> subprocess.CompletedProcess[str]:
-    return run(*PYTHON, "like_references.py", "--data-path", folder)
+def plain_references(folder: Path, forks: Forks) -> subprocess.CompletedProcess[str]:
+    return plain(forks, "like_references", "--data-path", folder)
 
 
 @pytest.mark.slow
@@ -89,8 +98,8 @@ def test_a_device_helps_where_the_order_is_free(
 
 
 @pytest.fixture(scope="module")
-def plain_timm(folder: Path) -> subprocess.CompletedProcess[str]:
-    return run(*PYTHON, "like_timm.py", folder)
+def plain_timm(folder: Path, forks: Forks) -> subprocess.CompletedProcess[str]:
+    return plain(forks, "like_timm", folder)
 
 
 def test_a_script_like_timms(folder: Path, tmp_path: Path, plain_timm: subprocess.CompletedProcess[str]) -> None:
@@ -112,18 +121,20 @@ def test_a_script_like_timms(folder: Path, tmp_path: Path, plain_timm: subproces
     assert [one.began.strategy for one in read_run(tmp_path)] == ["cpu"] * 4
 
 
-def test_only_what_changes_no_random_number(folder: Path, plain_timm: subprocess.CompletedProcess[str]) -> None:
-    """Images are decoded late, and nothing else: the output is the script's to the bit."""
-    done = run(*RUN, "--only-exact", "--", "like_timm.py", folder)
+@pytest.mark.parametrize("late", [pytest.param(True, marks=pytest.mark.slow), False], ids=["decoded late", "decoded at once"])
+def test_only_what_changes_no_random_number(
+    folder: Path, plain_timm: subprocess.CompletedProcess[str], late: bool
+) -> None:
+    """Images are decoded late, if at all something changes: the output is the script's to the bit."""
+    done = run(*RUN, "--only-exact", *([] if late else ["--no-postpone"]), "--", "like_timm.py", folder)
     assert done.stdout == plain_timm.stdout and done.returncode == 0, done.stderr
-    *loaders, late = said(done)
-    loaders = sorted(loaders, key=len)
-    assert all(": left alone: " in line for line in loaders) and len(loaders) == 3, loaders
+    loaders = [line for line in said(done) if ": left alone: " in line]
+    loaders.sort(key=len)
+    assert len(loaders) == 3, loaders
     assert ": left alone: --only-exact: where it is swapped, random crops, flips and colours are drawn by " in loaders[2]
     assert "drawn by ddlp, the collate_fn fast_" in loaders[2]
-    assert re.match(r"4[89]\d JPEGs were decoded late; that saved some ", late), late
-    off = run(*RUN, "--only-exact", "--no-postpone", "--", "like_timm.py", folder)
-    assert off.stdout == plain_timm.stdout and len(said(off)) == 3
+    others = [line for line in said(done) if line not in loaders]
+    assert len(others) == late and all(re.match(r"4[89]\d JPEGs were decoded late; that saved some ", one) for one in others)
 
 
 @pytest.mark.slow
@@ -163,70 +174,97 @@ def test_accelerate_puts_its_loader_around_a_swapped_one(folder: Path) -> None:
     assert [": swapped, cpu" in line for line in said(done)] == [True, False]
 
 
-OWN_ACCELERATED = """
-import torch
-from accelerate import Accelerator
-class Own(torch.utils.data.Dataset):
-    def __len__(self): return 4
-    def __getitem__(self, index): return torch.tensor(index)
-
-loader = torch.utils.data.DataLoader(Own(), 2)
-loader = Accelerator(cpu=True).prepare(loader)
-print(type(loader).__name__, len(list(loader)))
-"""
-
-
-def test_a_loader_around_one_that_is_left_alone_gets_no_line_of_its_own(tmp_path: Path) -> None:
-    pytest.importorskip("accelerate", reason="accelerate is not installed")
-    (tmp_path / "train.py").write_text(OWN_ACCELERATED)
-    done = run(*RUN, "--", tmp_path / "train.py")
-    assert done.stdout == "DataLoaderShard 2\n", done.stderr
-    (line,) = said(done)
-    assert re.search(r"train\.py:8 DataLoader\(Own\): left alone: ", line)
-
-
-OWN_FIRST = """
+LEFT_ALONE = """
 import sys
-from torch.utils.data import DataLoader
-from torchvision import datasets, transforms
+import library
+from accelerate import Accelerator
+from torch.utils.data import DataLoader, Dataset
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+import datasets
+from PIL import Image
 class Own:
     def __call__(self, image): return image
+class Photographs(Dataset):
+    def __len__(self): return 4
+    def __getitem__(self, index): return Image.open(sys.argv[2]).convert("RGB").getpixel((0, 0))[0]
+
+seen = [library.loader([1])]
+seen.append(Accelerator(cpu=True).prepare(DataLoader(range(4), 2)))
 for first in (lambda image: image, Own(), None):
     steps = None if first is None else transforms.Compose([first, transforms.Resize((8, 8)), transforms.ToTensor()])
-    print(len(list(DataLoader(datasets.ImageFolder(sys.argv[1], steps), 41, collate_fn=list))))
+    seen.append(DataLoader(ImageFolder(sys.argv[1], steps), 41, collate_fn=list))
+seen.append(DataLoader(Photographs(), 4, num_workers=1))
+seen.append(DataLoader(datasets.Dataset.from_dict({"photo": sys.argv[2:] * 4}).cast_column("photo", datasets.Image()), 4))
+print(type(seen[1]).__name__, [len(list(loader)) for loader in seen[:-1]])
 """
 
 
-def test_a_collate_function_is_no_reason_beside_one_that_no_cut_takes(folder: Path) -> None:
-    done = run(*RUN, "--no-postpone", "--", "-c", OWN_FIRST, folder)
-    assert done.stdout == "2\n2\n2\n", done.stderr
-    reasons = [line.partition(": left alone: ")[2].partition(": ")[0] for line in said(done)]
-    assert reasons == ["<lambda>", "Own", "collate_fn=list"]
+def test_what_is_left_alone_is_told_where_and_why_and_what_to_write(folder: Path, tmp_path: Path) -> None:
+    """A loader that an installed package makes is told at the script's line; one around a loader gets no line of its own.
 
-
-def test_a_loader_that_an_installed_package_makes_is_told_at_the_scripts_line(tmp_path: Path) -> None:
+    A collate function is no reason beside one that no cut takes.
+    """
+    if missing := [name for name in ("accelerate", "datasets") if importlib.util.find_spec(name) is None]:
+        pytest.skip(f"pip install {' '.join(missing)}")
     packages = tmp_path / "site-packages"
     packages.mkdir()
-    library = "from torch.utils.data import DataLoader\ndef loader(data): return list(DataLoader(data, 2))\n"
-    (packages / "library.py").write_text(library)
-    (packages / "tool.py").write_text("import library\nlibrary.loader([1])\n")
-    (tmp_path / "train.py").write_text("import library\ndef main(): return library.loader([1])\nmain()\n")
-    for script, place in ((tmp_path / "train.py", "train.py:2"), (packages / "tool.py", "library.py:2")):
-        (line,) = said(run(*RUN, "--", script, PYTHONPATH=str(packages)))
-        assert f"{place} DataLoader(list): left alone: " in line
+    (packages / "library.py").write_text(LIBRARY)
+    (tmp_path / "train.py").write_text(LEFT_ALONE)
+    done = run(*RUN, "--", tmp_path / "train.py", folder, next(folder.rglob("*.jpg")), PYTHONPATH=str(packages))
+    assert done.stdout == "DataLoaderShard [1, 2, 2, 2, 2, 1]\n", done.stderr
+    *lines, late = said(done)
+    places, reasons = zip(*(line.split(": left alone: ") for line in lines))
+    first = LEFT_ALONE.partition("seen = ")[0].count("\n") + 1
+    assert places[0].endswith(f"/train.py:{first} DataLoader(list)")
+    assert places[1].endswith(f"/train.py:{first + 1} DataLoader(range)")
+    assert reasons[2].startswith("Photographs's own code makes its samples; JPEGs")
+    assert "own code makes its samples; ddlp.HuggingFaceImages(dataset, transform, 'photo') in its place would be" in reasons[3]
+    assert [reason.partition(": ")[0] for reason in reasons[4:]] == ["<lambda>", "Own", "collate_fn=list"]
+    assert late.endswith(" A Photographs that tells its files by a method __ddlp__ would be swapped (docs/settings.md)"), late
 
 
+LIBRARY = "from torch.utils.data import DataLoader\ndef loader(data): return DataLoader(data, 2)\n"
+
+
+@pytest.mark.slow
+def test_a_loader_is_told_at_its_own_line_where_the_script_is_in_a_package_too(tmp_path: Path) -> None:
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    (packages / "library.py").write_text(LIBRARY)
+    (packages / "tool.py").write_text("import library\nprint(len(library.loader([1])))\n")
+    (line,) = said(run(*RUN, "--", packages / "tool.py", PYTHONPATH=str(packages)))
+    assert "library.py:2 DataLoader(list): left alone: " in line
+
+
+IN_TWO_RANKS = [*RUN, "--no-compare", "--", "like_references.py", "--data-path"]
+
+
+def test_two_ranks(folder: Path) -> None:
+    """Two processes with torchrun's environment; torchrun itself needs as much time as they."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    with ThreadPoolExecutor() as pool:
+        given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        ranks = list(pool.map(lambda k: run(*IN_TWO_RANKS, folder, **given, RANK=k, LOCAL_RANK=k), "01"))
+    assert [rank.returncode for rank in ranks] == [3, 3], ranks
+    check_ranks("".join(rank.stdout for rank in ranks), [line for rank in ranks for line in said(rank)])
+
+
+@pytest.mark.slow
 def test_two_ranks_of_torchrun(folder: Path) -> None:
-    torchrun = [*PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "ddlp", "run"]
-    script = ["--no-compare", "--", "like_references.py", "--data-path", folder]
-    done = run(*torchrun, *script, OMP_NUM_THREADS="1")
+    torchrun = [*PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *IN_TWO_RANKS[1:]]
+    done = run(*torchrun, folder)
     assert done.returncode == 1 and "exitcode  : 3" in done.stderr, done.stderr  # torchrun's message about a rank's status
-    epochs = re.findall(r"epoch (\d) \[(.*?)\] \d+", done.stdout)
+    check_ranks(done.stdout, said(done))
+
+
+def check_ranks(printed: str, lines: list[str]) -> None:
+    epochs = re.findall(r"epoch (\d) \[(.*?)\] \d+", printed)
     assert sorted(epoch for epoch, _ in epochs) == ["0", "0", "1", "1"]
     for number in "01":  # both ranks together have the 41 samples of each label
         labels = ", ".join(labels for epoch, labels in epochs if epoch == number).split(", ")
         assert (labels.count("0"), labels.count("1")) == (41, 41)
-    lines = said(done)
     assert len(lines) == 4 and all(line.startswith("rank 0 of 2: ") for line in lines), lines
     assert all(": swapped, cpu: " in line for line in lines[:2])
 
@@ -321,18 +359,23 @@ def test_another_environments_python_is_left_alone() -> None:
     assert (done.stdout, done.stderr) == ("False\n", "")
 
 
+LISTS = """
+from torch.utils.data import DataLoader
+class Known(list): __ddlp__ = None
+class Data(list): pass
+print([len(list(DataLoader(kind(range(6)), size))) for kind in (Known, Data) for size in (2, 3)])
+"""
+
+
 def test_a_script_runs_where_ddlp_cannot_be_used(tmp_path: Path) -> None:
     """torchvision can't be imported here. Neither the script needs it, nor `ddlp run` for data sets that it leaves alone."""
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['torchvision'] = None\n")
-    code = "from torch.utils.data import DataLoader\nprint([len(list(DataLoader(Data(range(6)), n))) for n in (2, 3)])"
     path = os.pathsep.join([str(tmp_path), user_environment()["PYTHONPATH"]])
-    for kind, begins in (
-        ("class Data(list): __ddlp__ = None", "no DataLoader is swapped: ddlp can't be used here: "),
-        ("class Data(list): pass", "<string>:3 DataLoader(Data): left alone: Data's own code makes its samples; JPEGs that"),
-    ):
-        done = run(*RUN, "--", "-c", f"{kind}\n{code}", PYTHONPATH=path)
-        assert (done.returncode, done.stdout) == (0, "[3, 2]\n"), done.stderr
-        assert said(done)[0].startswith(begins)
+    done = run(*RUN, "--", "-c", LISTS, PYTHONPATH=path)
+    assert (done.returncode, done.stdout) == (0, "[3, 2, 3, 2]\n"), done.stderr
+    cannot, alone = said(done)
+    assert cannot.startswith("no DataLoader is swapped: ddlp can't be used here: ")
+    assert alone.startswith("<string>:5 DataLoader(Data): left alone: Data's own code makes its samples; JPEGs that")
 
 
 OWN = """
@@ -348,31 +391,6 @@ class Loader(DataLoader): pass
 print([batch.tolist() for kind in (DataLoader, Loader) for batch in kind(Subset(Own(), [4, 2]), 2, num_workers=1)])
 print([name for name in ("torchvision", "ddlp.loader", "ddlp.decode", "csd_engine.kernels") if name in sys.modules])
 """
-
-
-IMAGES = """
-import sys
-from PIL import Image
-from torch.utils.data import DataLoader, Dataset
-import datasets
-
-class Photographs(Dataset):
-    def __len__(self): return 4
-    def __getitem__(self, index): return Image.open(sys.argv[1]).convert("RGB").getpixel((0, 0))[0]
-
-rows = datasets.Dataset.from_dict({"photo": sys.argv[1:] * 4}).cast_column("photo", datasets.Image())
-print([batch.tolist() for batch in DataLoader(Photographs(), 4, num_workers=1)], len(DataLoader(rows, 4)))
-"""
-
-
-def test_what_is_left_alone_is_told_what_to_write(folder: Path) -> None:
-    pytest.importorskip("datasets")
-    photograph = next(folder.rglob("*.jpg"))
-    done = run(*RUN, "--", "-c", IMAGES, photograph)
-    of_own, of_rows, late = said(done)
-    assert done.returncode == 0 and "Photographs's own code makes its samples; JPEGs" in of_own, done.stderr
-    assert "own code makes its samples; ddlp.HuggingFaceImages(dataset, transform, 'photo') in its place would be" in of_rows
-    assert late.endswith(" A Photographs that tells its files by a method __ddlp__ would be swapped (docs/settings.md)"), late
 
 
 def test_what_is_left_alone_needs_nothing_of_ours() -> None:

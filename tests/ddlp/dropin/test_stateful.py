@@ -162,7 +162,7 @@ def seeded(kind: str, loader: Any = DDLPLoader, **options: Any) -> Any:
 
 @pytest.mark.parametrize(("workers", "every"), [(0, 1), (0, 4), (2, 1), (2, 4)])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.some(5)
+@pytest.mark.some(4)
 def test_a_data_set_goes_on(kind, workers, every):
     def make() -> DDLPLoader:
         return seeded(kind, num_workers=workers, snapshot_every_n_steps=every)
@@ -182,7 +182,7 @@ def test_an_iterator_that_is_dropped_is_gone(kind):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 def test_as_torchdata(kind, workers):
     """The same samples before and after a state that was taken between two snapshots."""
     theirs = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
@@ -211,6 +211,7 @@ def test_no_sample_is_asked_for_twice():
     ("workers", "in_order", "size", "drop_last", "take"),
     covering([0, 2, 3], [True, False], [None, 3, 4], [False, True], [0, 1, 5, 8], where=lambda *one: one[2] or not one[3]),
 )
+@pytest.mark.some(8)
 def test_a_stream_without_a_state_goes_on(caplog, workers, in_order, size, drop_last, take):
     """What it has delivered is made again and dropped, which is said; also if the workers' batches came in any order."""
 
@@ -350,7 +351,7 @@ class ByNumber(IterableDataset):
 
 @pytest.mark.parametrize("counted", [False, True])
 @pytest.mark.parametrize("options", [{}, dict(num_workers=2), dict(num_workers=2, persistent_workers=True)])
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 def test_a_stream_with_epochs_by_number_begins_each_anew(options, counted):
     """After a resume too, and whether the training loop tells the epochs or not."""
 

@@ -123,6 +123,7 @@ def as_saved(loader: DDLPLoader) -> dict[str, Any]:
     ("user_code", "kind", "before", "taken"),
     covering([False, True], SAMPLERS, ["nothing", "an epoch", "an epoch left early"], [(1, 0), (5, 2), (11, 0)]),
 )
+@pytest.mark.some(8)
 def test_the_order_goes_on(paths, taken, before, kind, user_code):
     """Over two more processes, and with the epoch after it. A quick run has each pair of these values, a slow one all."""
     take, workers = taken

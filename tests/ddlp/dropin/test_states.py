@@ -152,7 +152,7 @@ def test_from_one_mode_to_the_other(paths, before, workers):
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("user_code", [False, True])
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 def test_an_epoch_is_over_once_its_iterator_says_so(paths, user_code, sampler, workers):
     loader = make(paths, user_code, **SAMPLERS[sampler](), num_workers=workers)
     for _ in loader:
@@ -236,6 +236,7 @@ def test_a_batch_that_failed_was_not_delivered(workers):
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("user_code", [False, True])
+@pytest.mark.some(6)
 def test_a_batch_that_ctrl_c_kept_from_the_training_loop_was_not_delivered(paths, user_code, sampler, workers, at):
     taken = []
 

@@ -18,16 +18,15 @@ from torchvision import transforms
 from benchmarks.common import user_environment
 from ddlp import DDLPLoader
 from ddlp.observe import checked
+from tests.forks import Forks
 from tests.small_images import make_images
-
-timm_data = pytest.importorskip("timm.data")
-from timm.data.distributed_sampler import OrderedDistributedSampler, RepeatAugSampler  # noqa: E402
 
 HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("timm.data")  # here: collecting these tests costs no import
     root = tmp_path_factory.mktemp("folder")
     for split in ("train", "validation"):
         for name in ("cats", "dogs"):
@@ -37,9 +36,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def timms(folder: Path, **options: Any) -> DataLoader:
     """The DataLoader inside of the loader that create_loader makes."""
-    data = timm_data.create_dataset("", root=str(folder), split="train")
+    from timm.data import create_dataset, create_loader
+
+    data = create_dataset("", root=str(folder), split="train")
     given = {"num_workers": 0, "device": torch.device("cpu"), "persistent_workers": False, **options}
-    loader: DataLoader = timm_data.create_loader(data, (3, 32, 32), 6, **given).loader
+    loader: DataLoader = create_loader(data, (3, 32, 32), 6, **given).loader
     return loader
 
 
@@ -118,9 +119,12 @@ class ByHand:
 
 
 @pytest.mark.parametrize("mode", ["batch", "pair", "elem", "half"])
+@pytest.mark.some(2)
 def test_mixup_gets_samples_of_its_own(folder: Path, mode: str) -> None:
     """FastCollateMixup, which may write to its samples, gives what it gives by hand; the draws follow from the seed alone."""
-    mix = timm_data.FastCollateMixup(mixup_alpha=0.8, cutmix_alpha=1.0, num_classes=2, mode=mode)
+    from timm.data import FastCollateMixup
+
+    mix = FastCollateMixup(mixup_alpha=0.8, cutmix_alpha=1.0, num_classes=2, mode=mode)
     loader = timms(folder, is_training=True, num_workers=0, collate_fn=mix)
     sampler = list(range(24))
     found = [list(ours(loader, num_workers=workers, sampler=sampler, collate_fn=ByHand(mix))) for workers in (0, 2)]
@@ -139,11 +143,13 @@ def test_mixup_gets_samples_of_its_own(folder: Path, mode: str) -> None:
     assert torch.equal(next(iter(whole))[0], torch.stack([image for image, _ in found[0][0][0]]))
 
 
-@pytest.mark.parametrize("kind", [OrderedDistributedSampler, RepeatAugSampler])
-def test_timms_samplers(folder: Path, kind: Any) -> None:
+@pytest.mark.parametrize("kind", ["OrderedDistributedSampler", "RepeatAugSampler"])
+def test_timms_samplers(folder: Path, kind: str) -> None:
     """The order is theirs. A sample that RepeatAugSampler repeats is cropped anew."""
+    from timm.data import distributed_sampler
+
     theirs = timms(folder, is_training=True)
-    samplers = [kind(theirs.dataset, num_replicas=2, rank=1) for _ in range(2)]
+    samplers = [getattr(distributed_sampler, kind)(theirs.dataset, num_replicas=2, rank=1) for _ in range(2)]
     indices = list(samplers[0])
     theirs.dataset.target_transform = None  # type: ignore[attr-defined]
     targets = [theirs.dataset[index][1] for index in indices]
@@ -151,26 +157,31 @@ def test_timms_samplers(folder: Path, kind: Any) -> None:
     assert torch.cat([labels for _, labels in batches]).tolist() == targets
     images = torch.cat([images for images, _ in batches])
     again = [(first, second) for first in range(len(indices)) for second in range(first) if indices[first] == indices[second]]
-    assert bool(again) == (kind is RepeatAugSampler)
+    assert bool(again) == (kind == "RepeatAugSampler")
     assert not any(torch.equal(images[first], images[second]) for first, second in again)
 
 
 # -- under `ddlp run` ----------------------------------------------------------------------------------------------------
 
 
-def run(folder: Path, *options: str, under: tuple[str, ...] = ()) -> tuple[dict[str, list[str]], list[str]]:
-    """Run the script. Return its lines for training and evaluation, and what `ddlp run` said."""
-    done = subprocess.run(
-        [sys.executable, *under, "with_timm.py", folder, *options], cwd=HERE, env=user_environment(), capture_output=True,
-        text=True, timeout=120,
-    )  # fmt: skip
+def by_name(done: subprocess.CompletedProcess[str]) -> dict[str, list[str]]:
+    """The lines that the script has printed for training and evaluation."""
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    told = [line for line in done.stderr.splitlines() if line.startswith("ddlp run: ")]
-    return {name: [line for line in lines if line.startswith(name)] for name in ("train", "evaluation")}, told
+    return {name: [line for line in done.stdout.splitlines() if line.startswith(name)] for name in ("train", "evaluation")}
 
 
-RUN = ("-m", "ddlp", "run", "--no-compare", "--")
+def run_plain(forks: Forks, folder: Path, *options: str) -> dict[str, list[str]]:
+    return by_name(forks.run(module="with_timm", arguments=[str(folder), *options], cwd=HERE, environment=user_environment()))
+
+
+def run(folder: Path, *options: str, of_run: tuple[str, ...] = ()) -> tuple[dict[str, list[str]], list[str]]:
+    """Run the script by `ddlp run`, which has the options ``of_run``. Return its lines, and what `ddlp run` said."""
+    words = [sys.executable, "-m", "ddlp", "run", "--no-compare", *of_run, "--", "with_timm.py", folder, *options]
+    environment = {**user_environment(), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, cwd=HERE, env=environment, capture_output=True, text=True, timeout=120)
+    return by_name(done), [line for line in done.stderr.splitlines() if line.startswith("ddlp run: ")]
+
+
 DRAWN = "random crops, flips and colours are drawn by ddlp"
 MIXES = "the collate_fn FastCollateMixup runs as it is, with random numbers of a seed for each sample"
 OPTIONS = {
@@ -184,26 +195,28 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "recipe")) for name in OPTIONS])
-def test_a_script_with_timms_loaders(folder: Path, name: str) -> None:
+def test_a_script_with_timms_loaders(folder: Path, forks: Forks, name: str) -> None:
     """Both loaders are swapped. Evaluation is the script's to the bit; of training shapes, strides and dtypes are."""
     options, changes = OPTIONS[name]
-    plain, _ = run(folder, *options)
-    swapped, told = run(folder, *options, under=RUN)
+    plain = run_plain(forks, folder, *options)
+    swapped, told = run(folder, *options)
     assert swapped["evaluation"] == plain["evaluation"] and plain["evaluation"]
     without_sums = [[line.rsplit(" ", 2)[0] for line in lines["train"]] for lines in (swapped, plain)]
     assert without_sums[0] == without_sums[1] and swapped["train"] != plain["train"]
-    assert run(folder, *options, under=RUN)[0] == swapped
+    if name != "recipe":  # in a quick run `test_mixup_gets_samples_of_its_own` sees that the seed decides
+        assert run(folder, *options)[0] == swapped
     of_training, of_evaluation, *gains = told
     assert of_training.endswith(f"): swapped, cpu: this host alone, in the sampler's order; {changes}"), told
     assert of_evaluation.endswith("): swapped, cpu: this host alone, in the sampler's order"), told
     assert gains and all("samples in" in gain for gain in gains)
 
 
-def test_a_loader_for_many_epochs_is_left_alone(folder: Path) -> None:
+@pytest.mark.slow
+def test_a_loader_for_many_epochs_is_left_alone(folder: Path, forks: Forks) -> None:
     """Its workers decode late; numbers and pixels are the script's."""
     options = ("--use-multi-epochs-loader", "--mixup", "0.8")
-    plain, _ = run(folder, *options)
-    swapped, told = run(folder, *options, under=RUN)
+    plain = run_plain(forks, folder, *options)
+    swapped, told = run(folder, *options)
     assert swapped == plain
     alone = "MultiEpochsDataLoader(ImageDataset): left alone: MultiEpochsDataLoader is a subclass of DataLoader"
     assert sum(alone in line for line in told) == 1 and any("DataLoader(ImageDataset, batch 8" in line for line in told)
@@ -211,8 +224,8 @@ def test_a_loader_for_many_epochs_is_left_alone(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_only_exact_swaps_the_evaluation(folder: Path) -> None:
-    plain, _ = run(folder)
-    exact, told = run(folder, under=("-m", "ddlp", "run", "--no-compare", "--only-exact", "--"))
+def test_only_exact_swaps_the_evaluation(folder: Path, forks: Forks) -> None:
+    plain = run_plain(forks, folder)
+    exact, told = run(folder, of_run=("--only-exact",))
     assert exact == plain
     assert [": swapped, cpu: " in line for line in told[:2]] == [False, True], told

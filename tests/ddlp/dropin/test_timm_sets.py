@@ -11,14 +11,11 @@ from ddlp import DDLPLoader
 from tests.ddlp.dropin.small_sets import DETERMINISTIC, write_images
 from tests.ddlp.dropin.test_data_sets import compare
 
-pytest.importorskip("timm")
 GREY = transforms.Compose([transforms.Resize((20, 24)), transforms.ToTensor()])
 
 
 def made(root: Any, transform: Any = DETERMINISTIC, **options: Any) -> Any:
-    from timm.data import create_dataset
-
-    dataset = create_dataset("", str(root), **options)
+    dataset = pytest.importorskip("timm.data").create_dataset("", str(root), **options)
     dataset.transform = transform
     return dataset
 

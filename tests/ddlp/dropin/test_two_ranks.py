@@ -1,36 +1,31 @@
-"""Two processes of accelerate, Hugging Face's Trainer and Lightning: each sample comes once, in one of them."""
+"""Two processes of accelerate and Hugging Face's Trainer: each sample comes once, in one of them."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.ddlp.dropin.frameworks import need
+from tests.forks import Forks
 
-REPOSITORY = Path(__file__).resolve().parents[3]
 EVEN, ODD = 40, 41  # as in two_ranks.py
 
 Ranks = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def ranks(paths: list[str], tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+def ranks(paths: list[str], forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     """What each process got, by framework: epochs of batches of sample numbers."""
-    for package in ("accelerate", "transformers", "lightning"):
-        need(package)
+    if missing := [name for name in ("accelerate", "transformers") if importlib.util.find_spec(name) is None]:
+        pytest.skip(f"pip install {' '.join(missing)}")
     directory = tmp_path_factory.mktemp("two_ranks")
-    program, images = Path(__file__).with_name("two_ranks.py"), Path(paths[0]).parents[1]
-    done = subprocess.run(
-        [sys.executable, str(program), str(images), str(directory)],
-        capture_output=True, text=True, timeout=200,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-    )  # fmt: skip
+    arguments = [str(Path(paths[0]).parents[1]), str(directory)]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    done = forks.run(module="tests.ddlp.dropin.two_ranks", arguments=arguments, environment=environment)
     assert done.returncode == 0, done.stderr[-4000:]
     assert "of the 2 processes" not in done.stderr  # the warning of a loader that is not shared
     return [json.loads((directory / f"{rank}.json").read_text()) for rank in range(2)]
@@ -47,7 +42,7 @@ def epochs(ranks: Ranks, name: str) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    "name", ["accelerate, cpu", "accelerate, wrr", "accelerate, mte", "accelerate, user code", "Trainer", "Lightning"]
+    "name", ["accelerate, cpu", "accelerate, wrr", "accelerate, mte", "accelerate, user code", "Trainer"]
 )
 def test_each_sample_comes_once(ranks, name):
     first, second = epochs(ranks, name)

@@ -122,7 +122,7 @@ ALL = [{"num_workers": 0}, {"num_workers": 1}, {"num_workers": 1, "persistent_wo
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.some(5)
+@pytest.mark.some(3)
 def test_targets_behind_own_steps(paths, target):
     check(files(paths, TRANSFORMS["own steps"], TARGETS[target]), ALL if target == "str" else ONE)
 
@@ -141,7 +141,7 @@ def test_images_of_own_steps(paths, image):
 
 
 @pytest.mark.parametrize("collate", COLLATES)
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 def test_own_collate(paths, collate):
     for transform in TRANSFORMS.values():
         check(files(paths, transform, mixed), ONE, COLLATES[collate])

@@ -174,8 +174,8 @@ def test_errors_keep_their_type_and_traceback(workers):
         assert "in __getitem__" in str(caught[1].value)
 
 
-def test_spawned_workers(paths):
-    loader = DDLPLoader(Draws(), 8, num_workers=1, multiprocessing_context="spawn", seed=5)
+def test_workers_that_are_not_forked(not_forked):
+    loader = DDLPLoader(Draws(), 8, num_workers=1, multiprocessing_context=not_forked, seed=5)
     assert same(by_target(list(loader)), by_target(list(DDLPLoader(Draws(), 8, seed=5))))
 
 

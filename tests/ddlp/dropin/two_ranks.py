@@ -1,4 +1,4 @@
-"""DDLPLoaders with accelerate, Hugging Face's Trainer and Lightning, in two processes with torchrun's environment.
+"""DDLPLoaders with accelerate and Hugging Face's Trainer, in two processes with torchrun's environment.
 
 two_ranks.py IMAGES DIRECTORY     writes which samples came, in what order, to DIRECTORY/RANK.json
 
@@ -7,6 +7,7 @@ The processes are forks of this one: importing the frameworks takes most of the 
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import random
@@ -17,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import accelerate
-import lightning
 import torch
 import transformers
 from torch import nn
@@ -25,7 +25,7 @@ from torch.utils.data import IterableDataset
 
 from ddlp import DDLPLoader
 from ddlp.integrations.transformers import DDLPTrainerMixin
-from tests.ddlp.dropin.frameworks import SMALL, Net
+from tests.ddlp.dropin.frameworks import SMALL
 from tests.ddlp.dropin.small_sets import Draws, numbered
 
 EVEN, ODD = 40, 41  # the number of samples: batches of 4 in two processes leave no rest, or one
@@ -121,38 +121,12 @@ def by_trainer(paths: list[str], directory: Path) -> dict[str, Any]:
     return found
 
 
-def by_lightning(paths: list[str], directory: Path) -> dict[str, Any]:
-    class Module(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = Net()
-            self.seen: list[list[list[int]]] = []
-
-        def on_train_epoch_start(self) -> None:
-            assert type(self.trainer.train_dataloader) is DDLPLoader
-            self.seen.append([])
-
-        def training_step(self, batch: Any, _: int) -> torch.Tensor:
-            self.seen[-1].append(batch[1].tolist())
-            return self.net(batch[0], batch[1] % 3)["loss"]
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), 0.1)
-
-    module = Module()
-    trainer = lightning.Trainer(
-        max_epochs=EPOCHS, accelerator="cpu", devices=2, strategy="ddp", logger=False, enable_progress_bar=False,
-        enable_model_summary=False, enable_checkpointing=False, default_root_dir=str(directory),
-    )  # fmt: skip
-    trainer.fit(module, DDLPLoader(numbered(paths[:EVEN], SMALL), 4, shuffle=True, strategy="wrr"))
-    return {"Lightning": module.seen}
-
-
 def main() -> None:
+    torch.set_num_threads(1)
     images, directory = map(Path, sys.argv[1:])
     paths = sorted(map(str, images.rglob("*.jpg")))
     found: dict[str, Any] = {}
-    for run in (by_accelerate, by_trainer, by_lightning):
+    for run in (by_accelerate, by_trainer):
         found.update(run(paths, directory))
     (directory / f"{os.environ['RANK']}.json").write_text(json.dumps(found))
 
@@ -161,6 +135,7 @@ if __name__ == "__main__":
     with socket.create_server(("127.0.0.1", 0)) as server:
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(server.getsockname()[1]))
     os.environ.update(WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", GROUP_RANK="0", TORCHELASTIC_RUN_ID="none")
+    faulthandler.cancel_dump_traceback_later()  # of tests/forks.py: a fork lacks its thread, and would wait for it at the end
     ranks = []
     for rank in range(2):
         ranks.append(os.fork())

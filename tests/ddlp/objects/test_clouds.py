@@ -130,7 +130,7 @@ def test_samples_are_those_of_the_files(cloud, files):
     check(DDLPLoader(dataset, 4, shuffle=True, seed=3), ImageFolder(str(files), RANDOM))
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 def test_objects_are_kept(cloud, files, tmp_path):
     dataset = ImageObjects(cloud.url, DETERMINISTIC, config=cloud.config)
     loader = DDLPLoader(dataset, 4, shuffle=True, seed=3, cache=Cache(str(tmp_path / "cache"), "1G", keeps="files"))
@@ -138,7 +138,7 @@ def test_objects_are_kept(cloud, files, tmp_path):
     assert loader.report().cache.hits == 42
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 def test_a_changed_and_a_missing_object_are_errors_in_their_place(cloud, images):
     dataset = ImageObjects(cloud.url, config=cloud.config)
     changed, gone = sorted(images)[:2]
@@ -154,7 +154,7 @@ def test_a_changed_and_a_missing_object_are_errors_in_their_place(cloud, images)
         ImageObjects(f"{cloud.scheme}://nowhere/train/", config=cloud.config)
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 def test_an_engine_requests_them_by_its_own_environment(cloud, files, tmp_path, monkeypatch):
     for name, value in cloud.environment.items():
         monkeypatch.setenv(name, value)

@@ -90,6 +90,7 @@ def keys(server: ObjectServer) -> list[str]:
 
 
 @pytest.mark.parametrize("transfer", [None, "stream"])
+@pytest.mark.some(1)
 def test_the_engine_asks_its_own_server(server, theirs, start, root, transfer):
     engine = start("--root", TRAIN)
     loader = loader_of(objects(server), engine, transfer=transfer)
@@ -100,6 +101,7 @@ def test_the_engine_asks_its_own_server(server, theirs, start, root, transfer):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.some(1)
 def test_the_next_lease_is_requested_while_one_is_at_work(server, theirs, start, root, workers):
     engine = start("--root", TRAIN, "--workers", str(workers))
     theirs.latency_s = 0.1
@@ -120,6 +122,7 @@ def test_the_host_requests_the_next_leases_of_an_engine_that_may_not(server, sta
 
 
 @pytest.mark.parametrize("allowed", [True, False])
+@pytest.mark.some(1)
 def test_small_leases_are_requested_several_ahead(server, theirs, start, root, allowed):
     """By the engine, or by the host for it."""
     engine = start("--root", TRAIN if allowed else str(root))
@@ -133,6 +136,7 @@ def test_small_leases_are_requested_several_ahead(server, theirs, start, root, a
 
 
 @pytest.mark.parametrize("transform", [RANDOM, DETERMINISTIC])
+@pytest.mark.some(1)
 def test_what_an_engine_keeps_is_not_requested_again(server, theirs, start, root, tmp_path, transform):
     """Objects of a random pipeline, pixels of another one; also by a later run, of another engine."""
     cache = tmp_path / "cache"
@@ -174,7 +178,7 @@ def test_objects_without_versions_are_not_kept(theirs, start, root, tmp_path):
 
 
 @pytest.mark.parametrize("allowed", ["s3://bucket/tr/", "s3://bucket/train/class0/", "s3://other/train/", "/"])
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 def test_other_objects_come_from_the_host(server, theirs, start, root, allowed):
     engine = start("--root", allowed)
     loader = loader_of(objects(server), engine)

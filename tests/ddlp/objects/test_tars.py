@@ -287,6 +287,7 @@ TarObjects(os.environ["URL"])
 
 
 @pytest.mark.parametrize("hanging", ["the sizes", "the pass"])
+@pytest.mark.some(1)
 def test_ctrl_c_while_the_data_set_is_made(served, forks, monkeypatch, hard_limit, hanging):
     served.hanging = {LAST}
     code = SCRIPT

@@ -20,14 +20,18 @@ from ddlp.errors import Untranslatable
 from ddlp.translate.datasets import translate_dataset
 from ddlp.translate.transforms import translate
 
-pytest.importorskip("timm")
-from timm.data import auto_augment, create_transform  # noqa: E402
-from timm.data import random_erasing as timm_erasing  # noqa: E402
-from timm.data import transforms as timm_transforms  # noqa: E402
-
 N = 3000
 P = 1e-3
 ERASES = [("pixel", 3), ("rand", 1)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _imports():
+    """Here, so that the processes of a run that have none of these tests import nothing so large."""
+    global auto_augment, create_transform, timm_erasing, timm_transforms
+    data = pytest.importorskip("timm.data")
+    auto_augment, create_transform = data.auto_augment, data.create_transform
+    timm_erasing, timm_transforms = data.random_erasing, data.transforms
 
 
 def noisy(rnd):
@@ -43,7 +47,7 @@ def made(image, canvas, order="pillow13"):
     return np.asarray(image)
 
 
-@pytest.mark.parametrize("name", list(auto_augment.NAME_TO_OP))
+@pytest.mark.parametrize("name", timm_policies.NAMES)
 def test_each_operators_pixels_and_strength(name, monkeypatch):
     rnd = random.Random(name)
     assert set(auto_augment.NAME_TO_OP) == set(timm_policies.NAMES)
