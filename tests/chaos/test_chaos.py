@@ -33,6 +33,7 @@ def test_a_short_run_finds_nothing(chaos: Callable[..., tuple[int, str]]) -> Non
     assert status == 0 and "nothing lost, doubled or wrong" in told, told[-4000:]
 
 
+@pytest.mark.slow
 def test_a_planted_bug_is_found(chaos: Callable[..., tuple[int, str]]) -> None:
     """The other bugs take some rounds to find: docs/chaos.md has their commands."""
     status, told = chaos("--seed", "1", "--rounds", "1", "--patience", "600", "--plant", "double-delivery")

@@ -18,8 +18,14 @@ from ddlp.observe import checked
 from ddlp.observe.verdict import BITS, LABELS
 from tests.ddlp.dropin.small_sets import DETERMINISTIC, RANDOM, numbered, write_images
 
-datasets = pytest.importorskip("datasets")
 COUNT = 23
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _imported() -> None:
+    """Not while tests are collected, which each of their processes does."""
+    global datasets
+    datasets = pytest.importorskip("datasets")
 
 
 def turned(data: bytes, orientation: int, xmp: bool = False) -> bytes:

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("ray.train.torch", reason="needs pip install 'ray[train]'", exc_type=ImportError)
-
 SCRIPT = """
 import json, sys
 from pathlib import Path
@@ -59,6 +57,7 @@ _TRAINS = [pytest.param("1", id="today's Ray Train"), pytest.param("0", id="the 
 @pytest.fixture(scope="module", params=_TRAINS)
 def told(request: Any, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What both workers have reported."""
+    pytest.importorskip("ray.train.torch", reason="needs pip install 'ray[train]'", exc_type=ImportError)
     out = tmp_path_factory.mktemp("ray")
     (out / "script.py").write_text(SCRIPT)
     options = {"RAY_TRAIN_V2_ENABLED": request.param, "RAY_USAGE_STATS_ENABLED": "0", "GLOO_SOCKET_IFNAME": "lo"}
