@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import gc
 import multiprocessing.util
@@ -85,6 +86,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """
     gc.collect()
     gc.freeze()
+    atexit.register(gc.unfreeze)  # the interpreter needs all of them at its end, after pytest has collected five times more
     if len(session.items) > 60:
         huge_pages.take()
 
@@ -95,10 +97,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def pytest_unconfigure() -> None:
     boards.take_down()  # of processes that had no time for it
-
-
-def pytest_sessionfinish() -> None:
-    gc.unfreeze()  # the interpreter needs all of them at its end
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses

@@ -97,6 +97,7 @@ def test_a_way_that_is_not_here_is_said(capsys):
     assert capsys.readouterr().err.count("torch finds no GPU here") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs, one for each side")
 def test_epochs_of_a_model_beside_their_bound(capsys, small_sets, monkeypatch):
     for name in ("DDLP_ENGINE_CPUS", "DDLP_ENGINE_WORKERS"):

@@ -67,7 +67,8 @@ def test_contender(small_sets, name):
             assert str(images.dtype) == ("torch.uint8" if name == OURS_UINT8 else "torch.float32")
 
 
-@pytest.mark.parametrize("pipeline", [PRESETS[0], *(pytest.param(one, marks=pytest.mark.slow) for one in PRESETS[1:])])
+@pytest.mark.slow  # test_contender and test_a_short_run prepare with the first presets
+@pytest.mark.parametrize("pipeline", PRESETS)
 def test_presets(small_sets, pipeline):
     if pipeline == "timm":
         pytest.importorskip("timm", reason="pip install timm")

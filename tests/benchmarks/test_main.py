@@ -41,6 +41,7 @@ def test_every_bench_saves_its_figures(name):
     assert parser.parse_args(["--save", "figures.json"]).save == Path("figures.json")
 
 
+@pytest.mark.slow
 def test_the_document_and_what_was_kept(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("benchmarks.__main__.BENCHES", {"pools": BENCHES["pools"]})
     short = ["--engines", "1", "--batches", "2", "--rounds", "1"]

@@ -11,6 +11,7 @@ from benchmarks.startup import Line, Result, _around, table
 from tests.benchmarks.bench import bench
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs, one for each side")
 def test_a_short_run(tmp_path, capsys, forked):
     directory = set_directory(tmp_path, "imagenet1", MEANS_KB[0])

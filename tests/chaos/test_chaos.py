@@ -29,10 +29,11 @@ def chaos(capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., tuple[int
 
 def test_a_short_run_finds_nothing(chaos: Callable[..., tuple[int, str]]) -> None:
     """A busy computer is slow, so only an epoch of ten minutes counts as hanging."""
-    status, told = chaos("--seed", "5", "--minutes", "0.2", "--patience", "600")
+    status, told = chaos("--seed", "5", "--minutes", "0.1", "--patience", "600")
     assert status == 0 and "nothing lost, doubled or wrong" in told, told[-4000:]
 
 
+@pytest.mark.slow
 def test_a_planted_bug_is_found(chaos: Callable[..., tuple[int, str]]) -> None:
     """The other bugs take some rounds to find: docs/chaos.md has their commands."""
     status, told = chaos("--seed", "1", "--rounds", "1", "--patience", "600", "--plant", "double-delivery")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -26,16 +27,16 @@ def recipe(jpegs: tuple[Path, list[str]], tmp_path: Path) -> Recipe:
     return Recipe(*jpegs, tmp_path / "manifest")
 
 
-@pytest.fixture
-def home() -> Iterator[Path]:
+@contextlib.contextmanager
+def short_directory() -> Iterator[Path]:
     """A directory whose path is short enough for a socket's."""
     path = Path(tempfile.mkdtemp(prefix="e-"))
     yield path
     shutil.rmtree(path)
 
 
-@pytest.fixture
-def start(home: Path) -> Iterator[Callable[..., EngineProcess]]:
+@contextlib.contextmanager
+def engines(home: Path) -> Iterator[Callable[..., EngineProcess]]:
     """Start engines; afterwards each has ended cleanly, with its workers, socket and job directories gone."""
     started: list[EngineProcess] = []
 
@@ -55,3 +56,23 @@ def start(home: Path) -> Iterator[Callable[..., EngineProcess]]:
             assert not (home / "s").exists()
             assert not list(engine.spool.glob("job-*"))
             assert "Traceback" not in engine.log, engine.log
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    with short_directory() as path:
+        yield path
+
+
+@pytest.fixture
+def start(home: Path) -> Iterator[Callable[..., EngineProcess]]:
+    """Starts engines of a test."""
+    with engines(home) as begin:
+        yield begin
+
+
+@pytest.fixture(scope="module")
+def module_start() -> Iterator[Callable[..., EngineProcess]]:
+    """Starts an engine for the tests of a module that leave it as it was."""
+    with short_directory() as path, engines(path) as begin:
+        yield begin

@@ -5,7 +5,6 @@ import random
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from csd_engine.keyed import Keyed, KeyedRows, exp, log
 
@@ -132,6 +131,8 @@ def test_rows_refuse_bounds_that_they_cannot_take(bound):
 
 
 def test_normal_numbers():
+    from scipy import stats
+
     keyed = Keyed(1, 0, 0, 0)
     numbers = np.array([keyed.normal() for _ in range(20_000)])
     assert stats.kstest(numbers, "norm").pvalue > 1e-3

@@ -32,7 +32,7 @@ def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]
         "--workers",
         "1",
         "--seconds",
-        "2",
+        "1",
         "--device",
         "cpu",
         "--train-size",
@@ -82,7 +82,7 @@ def test_a_transform_of_the_users_own(
         assert "4 batches" in line and " - " in line
 
 
-@pytest.mark.parametrize("csd", ["nosuch", "tcp://127.0.0.1:1"])
+@pytest.mark.parametrize("csd", ["nosuch", pytest.param("tcp://127.0.0.1:1", marks=pytest.mark.slow)])
 def test_a_device_that_is_not_there(
     given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], csd: str
 ) -> None:

@@ -39,6 +39,7 @@ def test_ours_are_at_the_limit_and_faster_than_the_papers(name):
     assert statistics.median(faster[0]) >= 1.18 and statistics.median(faster[16]) >= 1.6
 
 
+@pytest.mark.slow
 def test_a_short_run(capsys, forked):
     small = ["--batches", "30", "--step", "0.15", "--rounds", "1", "--rows", "1"]
     assert bench(["papers.scaled", *small, "--json"]) == 0

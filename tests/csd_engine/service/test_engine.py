@@ -30,6 +30,12 @@ from ddlp.sources.engine.link import EngineLink
 from tests.engine_process import EPOCH, SEED, Recipe, alive, batch_files, until, wait_for
 
 
+@pytest.fixture(scope="module")
+def engine(module_start, jpegs):
+    """For tests that leave it as it was."""
+    return module_start("--root", str(jpegs[0]))
+
+
 @pytest.mark.parametrize("listen", [None, "tcp://127.0.0.1:*"])
 def test_a_job_goes_round(listen, start, recipe):
     engine = start("--root", str(recipe.root), listen=listen)
@@ -50,8 +56,7 @@ def test_a_job_goes_round(listen, start, recipe):
     assert batch_files(engine.spool) == []
 
 
-def test_two_jobs_of_two_hosts_share_the_engine(start, recipe, tmp_path):
-    engine = start("--root", str(recipe.root))
+def test_two_jobs_of_two_hosts_share_the_engine(engine, recipe, tmp_path):
     other = Recipe(recipe.root, ["class0/image 0.jpg", "class1/image 1.jpg"], tmp_path / "m2", 4, 16)
     links = [engine.link(), engine.link()]
     queues = [SimpleQueue(), SimpleQueue()]
@@ -65,9 +70,9 @@ def test_two_jobs_of_two_hosts_share_the_engine(start, recipe, tmp_path):
     until(lambda: not list(engine.spool.glob("job-*")))
 
 
-def test_a_file_that_is_gone_is_not_waited_for_when_nobody_wants_it(start, recipe, monkeypatch):
+def test_a_file_that_is_gone_is_not_waited_for_when_nobody_wants_it(engine, recipe, monkeypatch):
     """The host prepared the batch first, so its file was removed. It does not wait for the file as on a network file system."""
-    _, link, events, job = recipe.at_work(start)
+    _, link, events, job = recipe.at_work(lambda *_: engine)
     items = recipe.lease(job, 4)
     path = wait_for(events, LeasePublished).path
     job.release(4)
@@ -83,8 +88,7 @@ def test_a_file_that_is_gone_is_not_waited_for_when_nobody_wants_it(start, recip
     link.close()
 
 
-def test_a_probe_tells_the_digests(start, recipe, tmp_path):
-    engine = start("--root", str(recipe.root))
+def test_a_probe_tells_the_digests(engine, recipe):
     link = engine.link()
     job = recipe.open(link, SimpleQueue())
     items = [(3, 0), (3, 1), (7, 0)]

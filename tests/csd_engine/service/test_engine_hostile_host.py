@@ -169,6 +169,7 @@ def reopen(contest: Contest) -> None:
 
 
 @pytest.mark.parametrize("attack", [cancel_at_work, fail_late, probe_without_end, reopen])
+@pytest.mark.some(2)
 def test_work_that_comes_to_nothing_is_paid_for(attack, start, slow_recipe, tmp_path):
     share = Contest(start, slow_recipe, tmp_path).share(attack, 120)
     assert share >= LEAST, share

@@ -107,28 +107,25 @@ def test_changed_between_job_and_worker_is_not_run_either(start, recipe, operato
     link.close()
 
 
-@pytest.mark.parametrize(
-    "text, function, parameters, match",
-    [
+def test_what_its_worker_cannot_load_is_refused_with_the_line(start, recipe, operators):
+    engine = start("--root", str(recipe.root), "--operators", str(operators))
+    link = engine.link()
+    for text, function, parameters, match in (
         ("import torchvision_of_mine", "f", {}, "line 1, imports torchvision_of_mine, which this computer does not have"),
         ("x = 1 / 0\ndef f(image): return image", "f", {}, "line 1, fails as it is loaded: ZeroDivisionError"),
         ("def f(image) return image", "f", {}, "Python 3.* here does not read it"),
         ("def f(image): return image", "g", {}, "no function 'g'"),
         ("def f(image): return image", "f", {"strength": 1}, "strength"),
-    ],
-)
-def test_what_its_worker_cannot_load_is_refused_with_the_line(start, recipe, operators, text, function, parameters, match):
-    engine = start("--root", str(recipe.root), "--operators", str(operators))
-    file = SimpleNamespace(source=text.encode(), hash=content_hash(text.encode()))
-    put(file, operators)
-    link = engine.link()
-    events = SimpleQueue()
-    job = use(recipe, file, function, run_here=False, **parameters).open(link, events)
-    (answer,) = job.probe(SEED, EPOCH, [(0, 0)])
-    assert answer.refused and re.search(match, answer.error), answer
-    job.lease(1, "0" * 32, SEED, EPOCH, [(0, 0)])
-    failed = wait_for(events, LeaseFailed)
-    assert failed.fatal and re.search(match, failed.reason)
+    ):
+        file = SimpleNamespace(source=text.encode(), hash=content_hash(text.encode()))
+        put(file, operators)
+        events = SimpleQueue()
+        job = use(recipe, file, function, run_here=False, **parameters).open(link, events)
+        (answer,) = job.probe(SEED, EPOCH, [(0, 0)])
+        assert answer.refused and re.search(match, answer.error), answer
+        job.lease(1, "0" * 32, SEED, EPOCH, [(0, 0)])
+        failed = wait_for(events, LeaseFailed)
+        assert failed.fatal and re.search(match, failed.reason), failed
     link.close()
 
 

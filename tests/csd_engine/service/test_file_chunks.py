@@ -40,10 +40,14 @@ def receive(recipe, job, number, items):
     return receiver.batch()
 
 
+@pytest.fixture(scope="module")
+def engine(module_start, jpegs):
+    return module_start("--root", str(jpegs[0]), listen=TCP)
+
+
 @contextlib.contextmanager
-def waiting(start, recipe, heartbeat_timeout_s, timeout_s):
+def waiting(engine, recipe, heartbeat_timeout_s, timeout_s):
     """(engine, link, job, lease's number, items, file) of a batch that waits in the spool."""
-    engine = start("--root", str(recipe.root), listen=TCP)
     link = engine.link(heartbeat_s=0.1, heartbeat_timeout_s=heartbeat_timeout_s)
     events = SimpleQueue()
     job = recipe.open(link, events)
@@ -54,8 +58,8 @@ def waiting(start, recipe, heartbeat_timeout_s, timeout_s):
 
 
 @pytest.fixture
-def published(start, recipe):
-    with waiting(start, recipe, 1.0, 15.0) as batch:
+def published(engine, recipe):
+    with waiting(engine, recipe, 1.0, 15.0) as batch:
         yield batch
 
 
@@ -110,9 +114,9 @@ def test_other_identities_and_unknown_leases(published, recipe):
 
 
 @pytest.fixture
-def large_published(start, large):
+def large_published(engine, large):
     """Like `published`, with batches of 38.5 MB."""
-    with waiting(start, large, 1.5, 60.0) as batch:
+    with waiting(engine, large, 1.5, 60.0) as batch:
         yield batch
 
 
@@ -160,19 +164,20 @@ def break_off(parts, kind, match, within_s):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_an_engine_that_dies_or_hangs_in_mid_fetch(large_published, large, number):
-    engine, _, job, lease, _, _ = large_published
-    parts = job.fetch(lease, large.layout.file_bytes)
-    next(parts)
-    engine.process.send_signal(number)
-    if number == signal.SIGKILL:
-        engine.process.wait()
-    try:
-        break_off(parts, EngineGone, "broken off" if number == signal.SIGKILL else "silent", 10)
-    finally:
-        engine.process.send_signal(signal.SIGCONT)
-    with pytest.raises(EngineGone):
-        next(job.fetch(lease, large.layout.file_bytes))
+def test_an_engine_that_dies_or_hangs_in_mid_fetch(start, large, number):
+    engine = start("--root", str(large.root), listen=TCP)
+    with waiting(engine, large, 1.5, 60.0) as (_, _, job, lease, _, _):
+        parts = job.fetch(lease, large.layout.file_bytes)
+        next(parts)
+        engine.process.send_signal(number)
+        if number == signal.SIGKILL:
+            engine.process.wait()
+        try:
+            break_off(parts, EngineGone, "broken off" if number == signal.SIGKILL else "silent", 10)
+        finally:
+            engine.process.send_signal(signal.SIGCONT)
+        with pytest.raises(EngineGone):
+            next(job.fetch(lease, large.layout.file_bytes))
 
 
 def test_a_job_that_is_closed_in_mid_fetch(large_published, large):

@@ -19,8 +19,13 @@ from ddlp.sources.engine.link import EngineLink
 from tests.engine_process import alive, batch_files, until, wait_for
 
 
-def test_a_link_that_is_closed_while_it_opens(start, recipe, monkeypatch):
-    engine = start("--root", str(recipe.root))
+@pytest.fixture(scope="module")
+def engine(module_start, jpegs):
+    """For tests that leave it as it was."""
+    return module_start("--root", str(jpegs[0]))
+
+
+def test_a_link_that_is_closed_while_it_opens(engine, monkeypatch):
     link = engine.link()
 
     class Closed(threading.Thread):
@@ -37,8 +42,7 @@ def test_a_link_that_is_closed_while_it_opens(start, recipe, monkeypatch):
     link.close()
 
 
-def test_a_release_goes_with_the_next_message_or_heartbeat(start, recipe):
-    engine = start("--root", str(recipe.root))
+def test_a_release_goes_with_the_next_message_or_heartbeat(engine, recipe):
     links = [engine.link(heartbeat_s=30, heartbeat_timeout_s=100), engine.link()]
     for link, slow in zip(links, (True, False), strict=True):
         events = SimpleQueue()
@@ -55,8 +59,7 @@ def test_a_release_goes_with_the_next_message_or_heartbeat(start, recipe):
         link.close()
 
 
-def test_waiting_is_told_at_once_but_not_each_time(start, recipe, monkeypatch):
-    engine = start("--root", str(recipe.root))
+def test_waiting_is_told_at_once_but_not_each_time(engine, recipe, monkeypatch):
     link = engine.link(heartbeat_s=30, heartbeat_timeout_s=100)
     job = recipe.open(link, SimpleQueue())  # the first heartbeat was sent just before
     told = []
@@ -74,8 +77,7 @@ def test_waiting_is_told_at_once_but_not_each_time(start, recipe, monkeypatch):
     link.close()
 
 
-def test_a_wrong_server_key_is_refused(start, recipe, tmp_path):
-    engine = start("--root", str(recipe.root))
+def test_a_wrong_server_key_is_refused(engine, tmp_path):
     pair = load_pair(engine.keys / "host.key_secret")
     wrong = load_public(make_keys(tmp_path / "others") / "server.key")
     with pytest.raises(EngineRefused, match="server key"):

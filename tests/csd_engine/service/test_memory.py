@@ -44,7 +44,7 @@ def bare():
 @pytest.mark.parametrize("way", ["kernel", pytest.param("pillow", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "batches, files",
-    [((256,) * 4, 1000), pytest.param((4096, 256), IMAGENET_FILES, marks=pytest.mark.slow)],
+    [((256,) * 2, 1000), pytest.param((4096, 256), IMAGENET_FILES, marks=pytest.mark.slow)],
     ids=["256", "4096 of ImageNet's files"],
 )
 def test_it_stays_small(start, root, bare, tmp_path, monkeypatch, batches, files, way, request):

@@ -79,9 +79,9 @@ class Published:
         return self.fetcher.read(self.path, identity, 1, layout, lambda: np.zeros(layout.image_shape, np.uint8)).images
 
 
-@pytest.fixture
-def engine(start, parts):
-    return start("--root", str(parts.root), listen=TCP)
+@pytest.fixture(scope="module")
+def engine(module_start, jpegs):
+    return module_start("--root", str(jpegs[0]), listen=TCP)
 
 
 @pytest.fixture
@@ -265,7 +265,8 @@ def test_damage_and_unknown_leases_are_told(published, parts):
 
 
 @pytest.mark.parametrize("what", ["killed", "stopped", "closed"])
-def test_nobody_waits_for_an_engine_or_a_job_that_is_gone(published, what):
+def test_nobody_waits_for_an_engine_or_a_job_that_is_gone(start, parts, what):
+    published = Published(start("--root", str(parts.root), listen=TCP), parts)
     assert published.sealed() is not None
     process = published.engine.process
     process.send_signal(signal.SIGKILL if what == "killed" else signal.SIGSTOP)
@@ -280,6 +281,7 @@ def test_nobody_waits_for_an_engine_or_a_job_that_is_gone(published, what):
             assert published.link.lost is None
     finally:
         process.send_signal(signal.SIGCONT)
+        published.link.close()
 
 
 # -- peers without it

@@ -105,6 +105,7 @@ def test_an_upgrade_replaces_another_build(device: Device, capsys, monkeypatch) 
     assert "Nothing had to be changed." in ddlp(capsys, "deploy", "--name", "csd0", "--upgrade")
 
 
+@pytest.mark.slow
 def test_an_engine_of_an_older_protocol_is_named_and_upgraded(device: Device, capsys, monkeypatch) -> None:
     def older(code: Path) -> None:
         text = (code / "protocol" / "codec.py").read_text()
@@ -164,6 +165,7 @@ def test_stop_start_and_logs(device: Device, capsys) -> None:
     ddlp(capsys, "logs", "nobody", status=1)
 
 
+@pytest.mark.slow
 def test_with_a_grep_that_has_no_z_a_running_engine_is_seen(make_device: Callable[..., Device], tmp_path: Path, capsys) -> None:
     refuse = 'for one; do case $one in -*z*) echo "grep: no -z here" >&2; exit 2 ;; esac; done'
     grep = f'{refuse}; exec {shutil.which("grep")} "$@"\n'
@@ -191,6 +193,7 @@ def test_a_user_who_does_not_linger_is_told(make_device: Callable[..., Device], 
     assert "lingering of user stays on" in told and "loginctl disable-linger user" in told and not device.home.exists()
 
 
+@pytest.mark.slow
 def test_where_no_unit_can_be_written_the_engine_runs_all_the_same(make_device, tmp_path: Path, capsys, monkeypatch) -> None:
     refuses = programs(tmp_path / "bin", **{**SYSTEMD, "systemctl": "echo Read-only file system >&2; exit 1\n"})
     device = make_device(f"SetEnv HOME={tmp_path}/sshd0/home {python_path(refuses)}")
@@ -204,7 +207,7 @@ def test_where_no_unit_can_be_written_the_engine_runs_all_the_same(make_device, 
 
 
 @pytest.mark.parametrize(
-    "half", ["all", "record", *(pytest.param(more, marks=pytest.mark.slow) for more in ("home", "stopped", "keys"))]
+    "half", ["record", *(pytest.param(more, marks=pytest.mark.slow) for more in ("all", "home", "stopped", "keys"))]
 )
 def test_uninstall_leaves_nothing(device: Device, capsys, half: str) -> None:
     data = everything(device.data_here)
@@ -284,6 +287,7 @@ def test_operators_travel(device: Device, capsys, tmp_path: Path) -> None:
     assert "broken.py" in ddlp(capsys, *device.arguments("--operators", str(tmp_path / "broken.py")), status=1)
 
 
+@pytest.mark.slow
 def test_changed_settings_are_taken_over(device: Device, capsys) -> None:
     ddlp(capsys, *device.arguments())
     engine = device.engine()

@@ -29,6 +29,7 @@ def test_a_home_that_is_somebody_s_directory_is_refused_before_anything_is_chang
     assert everything(device.sshd.home) == before
 
 
+@pytest.mark.slow
 def test_what_somebody_has_put_beside_the_builds_stays(device: Device, capsys) -> None:
     ddlp(capsys, *device.arguments())
     for name in ("mine", "f" * 32):
@@ -64,6 +65,7 @@ def test_a_spool_that_is_somebody_s_directory_is_refused_before_anything_is_chan
     assert everything(device.spool) == ["files", "files/thesis", "job-4711", "job-4711/thesis"]
 
 
+@pytest.mark.slow
 def test_a_spool_of_an_earlier_version_goes_on(device: Device, capsys) -> None:
     def unmark() -> None:
         ddlp(capsys, "stop", "csd0")

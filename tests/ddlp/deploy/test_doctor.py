@@ -12,25 +12,68 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from csd_engine.machine import build as own
 from csd_engine.protocol.keys import make_pair
+from ddlp import cli
 from ddlp.deploy import doctor, prove
 from ddlp.deploy.findings import bad, ok, warn
 from ddlp.devices import address_book as book
 from tests.ddlp.deploy.local_device import Device, ddlp
+from tests.ddlp.deploy.quick import quicken
+from tests.ddlp.deploy.sshd import Sshd, kill_tree
+from tests.needs import need
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Device]:
+    """A device for all tests here, with its own copy of the data set, deployed once."""
+    need("ssh", "sshd")
+    home, base = tmp_path_factory.mktemp("doctor"), Path(tempfile.mkdtemp(prefix="ddlp-test-"))
+    device = Device(Sshd(home / "sshd"), base)
+    device.data_there.unlink()
+    shutil.copytree(device.data_here, device.data_there)
+    with pytest.MonkeyPatch.context() as patch:
+        quicken(patch)
+        patch.setenv("DDLP_HOME", str(base / "book"))
+        assert cli.main(device.arguments()) == 0
+        device.engine()
+        for name, path in _restored(device).items():
+            shutil.copytree(path, home / name, symlinks=True)
+    yield device
+    kill_tree(device.supervisor())
+    device.sshd.stop()
+    shutil.rmtree(base)
+
+
+def _restored(device: Device) -> dict[str, Path]:
+    """What tests change, by a name."""
+    parts = {name: device.home / name for name in ("engines", "keys")}
+    return {**parts, "book": book.directory("csd0"), "here": device.data_here, "there": device.data_there}
 
 
 @pytest.fixture
-def deployed(device: Device, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Device:
-    """A deployed device with its own copy of the data set. Its images/s are fixed, because measuring them takes the longest."""
+def deployed(shared: Device, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Device:
+    """The device as it was at first. Its images/s are fixed, because measuring them takes the longest."""
     monkeypatch.setattr(prove.Trial, "images_per_s", lambda *_: 100.0)
-    device.data_there.unlink()
-    shutil.copytree(device.data_here, device.data_there)
-    ddlp(capsys, *device.arguments())
-    return device
+    monkeypatch.setenv("DDLP_HOME", str(shared.data_here.parent / "book"))
+    server = shared.sshd
+    shutil.copy(server.directory / "user.pub", server.directory / "authorized_keys")
+    current = os.readlink(shared.home / "current") if (shared.home / "current").is_symlink() else ""
+    if not current.endswith(own.build()):  # an engine of another build may run
+        kill_tree(shared.supervisor())
+    for name, path in _restored(shared).items():
+        shutil.rmtree(path, ignore_errors=True)
+        shutil.copytree(server.directory.parent / name, path, symlinks=True)
+    for path in shared.spool.glob("job-*"):
+        shutil.rmtree(path)
+    ddlp(capsys, *shared.arguments("--upgrade"))  # mends the rest
+    return shared
 
 
 class Patient:
@@ -297,6 +340,7 @@ def test_spools(deployed: Device, patient: Patient, base: Path) -> None:
     assert "1 directory of jobs that are over in" in found["what"] and "ddlp start csd0" in found["way_out"]
 
 
+@pytest.mark.slow
 def test_no_python_and_no_pillow(deployed: Device, patient: Patient, tmp_path: Path) -> None:
     record = book.load("csd0")
     bare = tmp_path / "bare"

@@ -48,6 +48,7 @@ def _venv(directory: Path) -> tuple[Path, Path]:
     return directory / "bin" / "python", packages
 
 
+@pytest.mark.slow
 def test_an_engine_with_packages_that_were_replaced_is_restarted(device: Device, capsys) -> None:
     python, packages = _venv(device.sshd.home / "venv")
     ddlp(capsys, *device.arguments("--python", str(python)))
@@ -61,6 +62,7 @@ def test_an_engine_with_packages_that_were_replaced_is_restarted(device: Device,
     assert device.engine() != engine and _bare(device, capsys).versions["pillow"] == "99.0"
 
 
+@pytest.mark.slow
 def test_another_interpreter_is_taken_though_nothing_starts_it_at_boot(device: Device, capsys) -> None:
     ddlp(capsys, *device.arguments())
     engine, python = device.engine(), _venv(device.sshd.home / "venv")[0]
@@ -69,6 +71,7 @@ def test_another_interpreter_is_taken_though_nothing_starts_it_at_boot(device: D
     assert _bare(device, capsys).python == str(python)
 
 
+@pytest.mark.slow
 def test_the_port_and_the_address_that_were_given_hold(device: Device, capsys) -> None:
     """A proxy in front of the device forwards another port, and is closed at first."""
     with socket.socket() as free:

@@ -84,6 +84,7 @@ def test_a_host_that_goes_leaves_the_engine_to_the_others(device: Device, hosts:
     assert not device.home.exists() and not list(device.spool.iterdir())
 
 
+@pytest.mark.slow
 def test_the_directories_that_both_have_stay_while_one_needs_them(device: Device, hosts: tuple[Host, Host]) -> None:
     first, second = hosts
     other = second.there

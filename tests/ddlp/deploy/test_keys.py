@@ -77,6 +77,7 @@ def test_what_broke_off_is_finished(device: Device, base: Path, capsys, monkeypa
     assert not comes_in(device, old) and comes_in(device, book.directory("csd0"))
 
 
+@pytest.mark.slow
 def test_an_engine_that_does_not_serve_with_its_new_key_goes_back(
     device: Device, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +96,7 @@ def test_an_engine_that_does_not_serve_with_its_new_key_goes_back(
     assert "Nothing had to be changed." in ddlp(capsys, "deploy", "--name", "csd0")
 
 
+@pytest.mark.slow
 def test_a_host_without_keys_is_sent_to_deploy(device: Device, capsys) -> None:
     ddlp(capsys, *device.arguments())
     (book.directory("csd0") / "server.key").unlink()

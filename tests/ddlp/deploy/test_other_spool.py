@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from ddlp.devices import address_book as book
 from tests.ddlp.deploy.local_device import Device, ddlp, epoch
 
@@ -28,6 +30,7 @@ def test_in_the_spool_before_nothing_of_ours_is_left(device: Device, capsys, bas
     assert "old spool" not in ddlp(capsys, "deploy", "--name", "csd0")
 
 
+@pytest.mark.slow
 def test_a_spool_that_is_not_mounted_once_is_not_forgotten(device: Device, capsys) -> None:
     ddlp(capsys, *device.arguments())
     device.spool_here.unlink()

@@ -119,6 +119,7 @@ def device(sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home / "engines/1/csd_engine"
 
 
+@pytest.mark.slow
 def test_the_same_through_ssh(device, capsys, monkeypatch):
     every_operator(monkeypatch)
     monkeypatch.setattr(parity, "_AT_ONCE", 2)
@@ -130,6 +131,7 @@ def test_the_same_through_ssh(device, capsys, monkeypatch):
     assert "--draws 0: a random operator makes one draw or more" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_operator_that_differs_is_named(device, capsys, monkeypatch):
     every_operator(monkeypatch)
     steps = device / "transforms/primitives.py"

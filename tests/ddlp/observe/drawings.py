@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from ddlp.observe.report import pictures
-
 __all__ = ["Drawings", "drawings"]
 
 
@@ -44,6 +42,8 @@ class Drawings:
 @pytest.fixture
 def drawings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Drawings]:
     """What is drawn in this test."""
+    from ddlp.observe.report import pictures  # matplotlib
+
     found, element = Drawings(), pictures.element
 
     def noted(figure: Any, label: str) -> str:

@@ -245,6 +245,7 @@ def test_labels_that_the_data_set_does_not_give(data, monkeypatch):
 
 
 @pytest.mark.parametrize("mapped", [True, False])
+@pytest.mark.some(1)
 def test_a_file_that_is_not_verified(data, monkeypatch, mapped):
     """A byte is damaged on the way, and the checksum is not compared."""
     read, map_ = BatchReceiver.batch, fetching.map_batch

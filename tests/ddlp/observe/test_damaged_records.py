@@ -17,7 +17,6 @@ from ddlp.errors import DDLPError
 from ddlp.observe.analysis import analyse
 from ddlp.observe.analysis_command import table
 from ddlp.observe.energy.result import EnergyResult, PartEnergy, save
-from ddlp.observe.report import pictures
 from ddlp.observe.report.page import page
 from ddlp.observe.report.run import read_report
 from ddlp.observe.report.series import Curve, Track
@@ -47,6 +46,7 @@ def numbers_in(drawn: Any) -> Iterator[float]:
 @pytest.fixture
 def unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages have no pictures, whose painting takes seconds, but all numbers that would be drawn have a place."""
+    from ddlp.observe.report import pictures  # matplotlib
 
     def drawn(*series: Any, **more: Any) -> None:
         assert all(map(math.isfinite, numbers_in([*series, more])))

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 import threading
 import urllib.error
 import urllib.request
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,8 +15,7 @@ from torchvision import transforms
 from ddlp import DDLPError, DDLPLoader, ImageArrays
 from ddlp.observe import live, prometheus_text, serve_metrics
 from tests.engine_process import until
-
-REPOSITORY = Path(__file__).resolve().parents[3]
+from tests.forks import Forks
 
 parser = pytest.importorskip("prometheus_client.parser")
 
@@ -178,6 +174,6 @@ print(len(list(loader)))
 """
 
 
-def test_a_process_ends_at_once_though_it_is_served_still():
-    done = subprocess.run([sys.executable, "-c", NOT_CLOSED], cwd=REPOSITORY, capture_output=True, text=True, timeout=100)
+def test_a_process_ends_at_once_though_it_is_served_still(forks: Forks):
+    done = forks.run(code=NOT_CLOSED, environment=os.environ)
     assert (done.returncode, done.stdout, done.stderr) == (0, "4\n", "")

@@ -26,7 +26,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 @pytest.mark.parametrize("run", RUNS)
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 def test_it_can_be_read(browser: Browser, recorded: Path, tmp_path: Path, run: str) -> None:
     page = write_report(recorded / run, tmp_path)
     for width in (1280, 400):

@@ -11,7 +11,6 @@ import PIL.Image
 import pytest
 import torch
 from PIL import Image
-from scipy import stats
 from torchvision import transforms as v1
 from torchvision.transforms import InterpolationMode, autoaugment, v2
 from torchvision.transforms import functional as F
@@ -399,11 +398,15 @@ def plans(transform, size=(120, 90), n=N):
 
 
 def same(ours, theirs):
+    from scipy import stats
+
     for a, b in zip(np.array(ours, dtype=float).T, np.array(theirs, dtype=float).T, strict=True):
         assert stats.ks_2samp(a, b).pvalue > P
 
 
 def test_colour_jitters_factors_and_orders():
+    from scipy import stats
+
     jitter = v1.ColorJitter(0.4, 0.3, 0.2, 0.1)
     torch.manual_seed(0)
     theirs, orders = [], {}
@@ -438,6 +441,8 @@ def test_affine_and_perspective_parameters():
 
 
 def test_chances_of_the_policies():
+    from scipy import stats
+
     steps = plans(v1.RandAugment(1, 9))
     seen = {}
     for found in steps:

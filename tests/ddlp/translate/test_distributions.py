@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 from torchvision import transforms as v1
 
 from csd_engine.keyed import Keyed
@@ -19,6 +18,8 @@ def plans(*ops, size=(120, 90), n=N):
 
 
 def same(ours, theirs):
+    from scipy import stats
+
     for a, b in zip(np.array(ours, dtype=float).T, np.array(theirs, dtype=float).T, strict=True):
         assert stats.ks_2samp(a, b).pvalue > P
 
@@ -62,6 +63,8 @@ def test_random_crop():
 
 
 def test_cutout_centres():
+    from scipy import stats
+
     boxes = np.array([p.boxes[0] for p in plans({"op": "Cutout", "holes": 1, "length": 2})])
     for column, length in ((2, 90), (3, 120)):
         ends = np.minimum(np.arange(length) + 1, length)
@@ -72,6 +75,8 @@ def test_cutout_centres():
 
 @pytest.mark.parametrize("name", ["RandomHorizontalFlip", "RandomVerticalFlip", "RandomGrayscale"])
 def test_probabilities(name):
+    from scipy import stats
+
     applied = sum(bool(p.primitives) for p in plans({"op": name, "p": 0.3}))
     assert stats.binomtest(applied, N, 0.3).pvalue > P
     assert not any(p.primitives for p in plans({"op": name, "p": 0.0}, n=50))
@@ -79,6 +84,8 @@ def test_probabilities(name):
 
 
 def test_choices_and_orders():
+    from scipy import stats
+
     def pad(n):
         return [{"op": "Pad", "padding": [n, 0, 0, 0], "fill": [0], "padding_mode": "constant"}]
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from scipy import stats
 from torchvision import transforms as v1
 
 from csd_engine.keyed import Keyed
@@ -122,6 +121,8 @@ def ours_seen(transform, n, monkeypatch):
 
 def alike(ours, theirs):
     """Assert that two samples of labels come from one distribution."""
+    from scipy import stats
+
     counts = [collections.Counter(sample) for sample in (ours, theirs)]
     labels = sorted(set(counts[0]) | set(counts[1]), key=str)
     common = [label for label in labels if counts[0][label] + counts[1][label] >= 10]
@@ -135,6 +136,8 @@ CONFIGS = ["rand-m9-mstd0.5-inc1", "rand-m7-n3-p0.8", "rand-m12-mstd101-mmax20-n
 
 @pytest.mark.parametrize("config", CONFIGS)
 def test_policies_operators_magnitudes_and_orders(config, monkeypatch):
+    from scipy import stats
+
     def transform():
         random.seed(1)
         hparams = {"translate_const": 100, "img_mean": (1, 2, 3)}
@@ -202,6 +205,8 @@ def test_training_gives_pillows_bits_by_the_kernel(arguments):
 
 
 def same(ours, theirs):
+    from scipy import stats
+
     for a, b in zip(np.array(ours, dtype=float).T, np.array(theirs, dtype=float).T, strict=True):
         assert stats.ks_2samp(a, b).pvalue > P
 
@@ -212,6 +217,8 @@ def plans(transform, size, n=N):
 
 
 def test_random_crop_and_its_filter():
+    from scipy import stats
+
     t = timm_transforms.RandomResizedCropAndInterpolation(777, interpolation="random")
     random.seed(0)
     image = Image.new("RGB", (120, 90))
@@ -226,6 +233,8 @@ def test_random_crop_and_its_filter():
 
 @pytest.mark.parametrize("size", [(120, 90), (30, 200), (20, 20)])
 def test_crops_that_pad(size):
+    from scipy import stats
+
     random.seed(1)
     image = Image.effect_noise(size, 60).convert("RGB")
     resize = timm_transforms.ResizeKeepRatio((40, 50), 0.3, "bilinear", 0.5, (0.8, 1.0), True, 0.5, (0.9, 1 / 0.9))
@@ -282,6 +291,8 @@ def test_erased_rectangles(counts, mode):
 
 @pytest.mark.parametrize("mode, count", ERASES)
 def test_noise_is_normal_keyed_and_inside_its_rectangles(mode, count):
+    from scipy import stats
+
     transform = create_transform((3, 64, 64), is_training=True, re_prob=1.0, re_mode=mode, re_count=count, hflip=0.0)
     plain = create_transform((3, 64, 64), is_training=True, hflip=0.0)
     translation, image, values = translate(transform), noisy(random.Random(1)), []

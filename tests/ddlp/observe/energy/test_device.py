@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 import time
@@ -15,20 +16,42 @@ from ddlp.devices.device import Device
 from ddlp.errors import DDLPError
 from ddlp.observe.energy import EnergyMeter
 from ddlp.observe.energy.device import DeviceSensors
+from tests.ddlp.observe.energy.conftest import Recorded
 from tests.engine_process import EngineProcess, until
 
 
-@pytest.fixture
-def engine(recorded) -> Iterator[EngineProcess]:
-    """An engine on a board with one INA219, at 2.5 W."""
-    shutil.rmtree(recorded.root / "class/powercap")
-    recorded.write("class/hwmon/hwmon0/name", "ina219")
-    recorded.write("class/hwmon/hwmon0/power1_input", 2_500_000)
+@contextlib.contextmanager
+def running(root: Path) -> Iterator[EngineProcess]:
     home = Path(tempfile.mkdtemp(prefix="e-"))
-    engine = EngineProcess(home, "--root", str(recorded.root), "--sys", str(recorded.root))
+    engine = EngineProcess(home, "--root", str(root), "--sys", str(root))
     yield engine
     engine.end()
     shutil.rmtree(home)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EngineProcess, Path]]:
+    """An engine for all tests here, and what it takes for its /sys."""
+    root = tmp_path_factory.mktemp("device") / "sys"
+    root.mkdir()
+    with running(root) as engine:
+        yield engine, root
+
+
+@pytest.fixture
+def recorded(shared: tuple[EngineProcess, Path]) -> Recorded:
+    """A board with one INA219, at 2.5 W."""
+    shutil.rmtree(shared[1])
+    recorded = Recorded(shared[1])
+    shutil.rmtree(recorded.root / "class/powercap")
+    recorded.write("class/hwmon/hwmon0/name", "ina219")
+    recorded.write("class/hwmon/hwmon0/power1_input", 2_500_000)
+    return recorded
+
+
+@pytest.fixture
+def engine(shared: tuple[EngineProcess, Path], recorded: Recorded) -> EngineProcess:
+    return shared[0]
 
 
 def device(engine: EngineProcess) -> Device:
@@ -116,9 +139,8 @@ def test_sensors_that_are_chosen(engine, recorded):
         DeviceSensors(device(engine), ("x",)).open()
 
 
-def test_a_device_that_dies_on_the_way(engine):
-    meter = EnergyMeter([DeviceSensors(device(engine))], devices=1)
-    with meter:
+def test_a_device_that_dies_on_the_way(recorded):
+    with running(recorded.root) as engine, (meter := EnergyMeter([DeviceSensors(device(engine))], devices=1)):
         until(lambda: meter._readers[0].tallies)
         engine.process.kill()
         engine.process.wait()

@@ -70,6 +70,7 @@ def test_the_counter_where_there_is_one_else_power(measure):
 
 @needs_pynvml
 @pytest.mark.parametrize("visible", ["1", "GPU-1111", "7,1"])
+@pytest.mark.some(1)
 def test_only_what_cuda_may_see(measure, visible):
     (gpu,) = measure("1000 1\n2000 1\n", "9000 1\n7000 1\n", CUDA_VISIBLE_DEVICES=visible)["parts"]
     assert gpu["sensors"] == ["gpu1 Fake 1"] and gpu["joules"] == pytest.approx(5)
@@ -90,7 +91,7 @@ def test_a_meter_of_yours_counts_them_instead(measure, tmp_path):
      ({"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, False), ({"CUDA_VISIBLE_DEVICES": "GPU-1111"}, False),
      ({"CUDA_VISIBLE_DEVICES": "1,0"}, False), ({}, False), ({"CUDA_VISIBLE_DEVICES": "1", "FAKE_NVML_NAME": "A"}, False)],
 )  # fmt: skip
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 def test_numbers_of_gpus_that_differ_may_not_be_cudas(measure, monkeypatch, environment, told):
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

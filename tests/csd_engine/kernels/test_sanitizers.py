@@ -1,7 +1,11 @@
-"""The kernel's loops and its reading of scans, tested alone: under sanitizers, and on emulated processors of boards. The
-values must be the same everywhere."""
+"""The kernel under sanitizers: its loops and its reading of scans alone, which emulated processors of boards compute alike,
+and the whole kernel over damaged files, beside Pillow too. One file, so that it is compiled once for all of them.
+
+`python -m tests.fuzz.kernel` runs over damaged files for longer.
+"""
 
 import functools
+import re
 import subprocess
 from fnmatch import fnmatch
 from pathlib import Path
@@ -10,7 +14,7 @@ import numpy as np
 import pytest
 
 from csd_engine.kernels.build import c_files
-from tests.fuzz.kernel import build
+from tests.fuzz.kernel import build, compare, fuzz, pillows_libjpeg
 from tests.needs import need
 from tests.progressive_jpeg import progressive_jpeg
 
@@ -20,7 +24,7 @@ PARTS = (  # the parts that know nothing of JPEG
     "table*", "variant", "warp*", "windows",
 )  # fmt: skip
 SCANS = ("progressive", "scan*", "huffman", "header", "processor", "variant")  # the parts that need no libjpeg
-ROUNDS = "60"
+ROUNDS = "30"
 BOARDS = [
     ("arm-linux-gnueabihf-gcc", "qemu-arm-static", "max", {"c", "neon"}),
     ("arm-linux-gnueabihf-gcc", "qemu-arm-static", "cortex-a9,neon=off", {"c"}),
@@ -111,3 +115,27 @@ def test_boards_read_scans_alike(board, read_here, files, for_board):
     found = run(for_board(compiler, COEFFICIENTS, SCANS), *files, emulator=[emulator, "-cpu", cpu])
     assert set(found) == variants
     assert set(found.values()) == set(read_here.values())
+
+
+@pytest.mark.parametrize("driver, rounds", [("wild_steps.c", 2000), ("wild_pixels.c", 2000)])
+def test_wild_numbers_make_no_byte_go_astray(sanitized, tmp_path, driver, rounds):
+    program = build(Path(__file__).with_name(driver), sanitized, tmp_path)
+    done = subprocess.run([str(program), "3", str(rounds)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 0, done.stdout[-6000:]
+    found = re.search(r"(\d+) done, (\d+) refused", done.stdout)
+    assert found and min(map(int, found.groups())) > 300
+
+
+def test_damaged_files_make_no_byte_go_astray(sanitized, tmp_path):
+    if not pillows_libjpeg():
+        pytest.skip("this Pillow has its libjpeg inside itself")
+    done = fuzz(sanitized, tmp_path, rounds=2500, seed=0)
+    assert done.returncode == 0, done.stdout[-6000:]
+    found = re.search(r"(\d+) made, (\d+) refused, \d+ turned, (\d+) in a batch", done.stdout)
+    assert found and min(map(int, found.groups()[:2])) > 1000 and int(found[3]) > 100
+
+
+def test_damaged_tables_headers_and_bytes_have_pillows_pixels_or_are_left_to_it(kernel):
+    found = compare(kernel, 5, lambda files: files >= 5000)
+    assert found.differs is None, f"file {found.files}: {found.why}"
+    assert 500 < found.alike < 4500
