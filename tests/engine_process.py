@@ -168,10 +168,15 @@ class EngineProcess:
     def end(self) -> int:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)  # at SIGTERM it would wait for hosts to fetch their batches
-        status = self.process.wait(10)
+        status = self.process.wait(60)
         assert self.process.stdout is not None
         self.process.stdout.close()
         return status
+
+    def kill(self) -> None:
+        """End the engine at once. Its workers end by themselves."""
+        self.process.kill()
+        self.process.wait(30)
 
     @property
     def log(self) -> str:

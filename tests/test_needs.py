@@ -35,7 +35,7 @@ def test_skipped_then_run_again(tmp_path: Path) -> None:
         environment = {name: value for name, value in os.environ.items() if name not in ("CI", "DDLP_LACKING")}
         environment.update(PATH=str(programs), PYTHONPATH=str(ROOT), **variables)
         command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-raP", "--rootdir=.", "-o", "addopts=", *arguments]
-        done = subprocess.run(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, timeout=120)
+        done = subprocess.run(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, timeout=300)
         return f"{done.stdout}\nexit status {done.returncode}"
 
     what = "this machine lacks chromium, chromedriver: apt-get install chromium chromium-driver"

@@ -263,7 +263,7 @@ def interrupted(arguments: list[str], when: Callable[[], bool], number: signal.S
         assert process.poll() is None and time.monotonic() < deadline, "up ended before it could be interrupted"
         time.sleep(0.01)
     (os.kill if number == signal.SIGKILL else os.killpg)(process.pid, number)
-    process.wait(timeout=60)
+    process.wait(timeout=300)
     return process
 
 
@@ -286,7 +286,7 @@ def test_a_down_that_is_interrupted_ends_what_it_began(own_state: Path, number: 
     while (own_state / board.name / "keeper").exists():
         time.sleep(0.001)
     os.killpg(process.pid, number)
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=300) == 0
     gone(board.name, set())
     assert not own_state.exists()
 

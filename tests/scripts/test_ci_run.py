@@ -31,7 +31,7 @@ def steps(project: Path, lacking: str, *, user: int = 0, ci: str = "", status: i
         (project / name).chmod(0o755)
     (project / "tmp").mkdir()
     environment = {**os.environ, "PATH": f"{project}/bin:{os.environ['PATH']}", "TMPDIR": str(project / "tmp"), "CI": ci}
-    done = subprocess.run([project / ".ci/run"], env=environment, stdout=subprocess.PIPE, text=True, timeout=60)
+    done = subprocess.run([project / ".ci/run"], env=environment, stdout=subprocess.PIPE, text=True, timeout=300)
     assert (done.returncode == 0) == (status == 0), done.stdout
     assert not list((project / "tmp").iterdir())
     return log.read_text().splitlines()

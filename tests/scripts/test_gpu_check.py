@@ -58,7 +58,7 @@ class Scene:
             env={**os.environ, "DDLP_GPU_PYTHON": python, "DDLP_GPU_VENV": str(self.venv)},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
         )
         assert done.returncode == 1, done.stderr
         return done.stderr

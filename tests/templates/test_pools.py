@@ -95,6 +95,6 @@ def test_labels_and_ports_agree(started, documents):
 @pytest.mark.parametrize("nodes, arguments", (("1", ("/data", "true")), ("2", ("/data",))))
 def test_a_job_too_small_says_how_to_submit_it(tmp_path, nodes, arguments):
     environment = {**os.environ, "SLURM_NNODES": nodes, "HOME": str(tmp_path)}
-    done = subprocess.run([POOLS / "slurm.sh", *arguments], env=environment, capture_output=True, text=True, timeout=20)
+    done = subprocess.run([POOLS / "slurm.sh", *arguments], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2 and "sbatch --nodes=N (2 or more)" in done.stderr
     assert not list(tmp_path.iterdir())

@@ -52,7 +52,7 @@ def test_pip_is_asked_for_zig_where_no_compiler_works(programs, hook, cc, asked)
         env={**os.environ, "PYTHONPATH": str(ROOT / "scripts")},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     assert ("'ziglang" in done.stdout.splitlines()[-1]) == asked, done.stdout

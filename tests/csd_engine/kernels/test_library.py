@@ -29,7 +29,7 @@ def ask(program: str, **environment: str) -> str:
         cwd="/",  # the working directory comes before PYTHONPATH
         stdout=subprocess.PIPE,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done
     return done.stdout.strip()

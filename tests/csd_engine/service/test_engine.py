@@ -300,7 +300,7 @@ def test_a_worker_that_hangs_while_it_starts_dies_with_its_engine(start):
     until(lambda: "numpy" in Path(f"/proc/{worker}/maps").read_text())
     os.kill(worker, signal.SIGSTOP)
     try:
-        engine.process.kill()
+        engine.kill()
         until(lambda: not alive(worker), 30, "the end of its worker")
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -350,12 +350,12 @@ def test_the_waiting_job_goes_first(start, recipe):
         for number in range(3):
             recipe.lease(job, number, number)
     for _ in range(6):
-        order.get(timeout=20)
+        order.get(timeout=300)
     jobs[1].set_waiting(True)
     for job in jobs:
         for number in (3, 4):
             recipe.lease(job, number, number)
-    names = [order.get(timeout=20)[0] for _ in range(4)]
+    names = [order.get(timeout=300)[0] for _ in range(4)]
     # The worker may have begun a lease of `train` before those of `eval` were there.
     assert names in (["train", "eval", "eval", "train"], ["eval", "eval", "train", "train"])
     link.close()

@@ -137,7 +137,7 @@ def test_a_killed_engine_is_noticed_and_its_workers_end(start, recipe):
     recipe.lease(job, 0)
     until(lambda: batch_files(engine.spool))
     workers = engine.children()
-    engine.process.kill()
+    engine.kill()
     assert wait_for(events, EngineLost)
     until(lambda: not any(map(alive, workers)))
     link.close()

@@ -88,6 +88,6 @@ def test_a_worker_without_memory_says_one_line(tmp_path, when):
     environment = child_environment()
     environment["PYTHONPATH"] = f"{tmp_path}:{environment.get('PYTHONPATH', '')}"
     command = [sys.executable, "-m", "csd_engine.service.worker_start"]
-    done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "csd_engine: a worker has no memory left and ends. The engine starts another\n"

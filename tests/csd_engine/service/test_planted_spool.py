@@ -32,7 +32,7 @@ def test_an_engine_does_not_start_in_another_users_directory(home):
     os.chown(spool, STRANGER, STRANGER)
     keys = make_keys(home / "keys")
     command = [sys.executable, "-m", "csd_engine", "--listen", f"ipc://{home}/s", "--keys", str(keys), "--root", str(home)]
-    done = subprocess.run([*command, "--spool", str(spool)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*command, "--spool", str(spool)], capture_output=True, text=True, timeout=300)
     assert done.returncode and f"belongs to another user (uid {STRANGER})" in done.stderr and "--spool" in done.stderr
     assert "Traceback" not in done.stderr and not list(spool.iterdir())
 

@@ -20,7 +20,7 @@ SLOW = ("--slowdown", "200")  # a batch takes long enough for a signal in the mi
 
 def next_of(events: SimpleQueue[Any], *kinds: type) -> Any:
     """The next event that is no progress."""
-    while isinstance(event := events.get(timeout=30), LeaseProgress):
+    while isinstance(event := events.get(timeout=300), LeaseProgress):
         pass
     assert isinstance(event, kinds), event
     return event

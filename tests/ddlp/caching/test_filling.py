@@ -161,7 +161,7 @@ def folder(files: list[str], tmp_path: Path) -> Path:
 
 def ran(*words: Any) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "ddlp", "cache", "fill", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_of_a_script(folder: Path, tmp_path: Path) -> None:

@@ -158,5 +158,5 @@ with decode.here():
 
 
 def test_the_kernel_may_be_loaded_by_other_code_in_a_block(jpeg, need_kernel):
-    done = subprocess.run([sys.executable, "-c", LOADED, jpeg], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", LOADED, jpeg], capture_output=True, text=True, timeout=300)
     assert done.stdout == "PostponedFile\n", done.stderr

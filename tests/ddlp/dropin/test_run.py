@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(*command: Any, **changed: str) -> subprocess.CompletedProcess[str]:
     environment = {**user_environment(), "OMP_NUM_THREADS": "1", **changed}  # idle threads would spin
-    return subprocess.run(list(map(str, command)), cwd=HERE, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(list(map(str, command)), cwd=HERE, env=environment, capture_output=True, text=True, timeout=300)
 
 
 def plain(forks: Forks, module: str, *arguments: Any) -> subprocess.CompletedProcess[str]:
@@ -317,7 +317,7 @@ def test_signals_are_the_scripts(folder: Path, tmp_path: Path, script: str, numb
         try:
             assert process.stdout is not None and process.stdout.readline() == "ready\n"
             process.send_signal(number)
-            _, errors = process.communicate(timeout=30)
+            _, errors = process.communicate(timeout=300)
         finally:
             process.kill()
     assert process.returncode == status

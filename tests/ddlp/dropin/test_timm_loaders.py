@@ -178,7 +178,7 @@ def run(folder: Path, *options: str, of_run: tuple[str, ...] = ()) -> tuple[dict
     """Run the script by `ddlp run`, which has the options ``of_run``. Return its lines, and what `ddlp run` said."""
     words = [sys.executable, "-m", "ddlp", "run", "--no-compare", *of_run, "--", "with_timm.py", folder, *options]
     environment = {**user_environment(), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, cwd=HERE, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(words, cwd=HERE, env=environment, capture_output=True, text=True, timeout=300)
     return by_name(done), [line for line in done.stderr.splitlines() if line.startswith("ddlp run: ")]
 
 

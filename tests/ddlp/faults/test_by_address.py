@@ -71,8 +71,7 @@ def test_a_device_that_is_lost_is_not_in_the_bound_of_later_epochs(engines, data
     loader = make_loader(data, "csd", csd=device(engine))
     train(loader)
     assert loader.report().rate_csd and live(loader).bound
-    engine.process.kill()
-    engine.process.wait()
+    engine.kill()
     truth.check(train(loader), 1)
     report = loader.report()
     assert (report.batches_cpu, report.rate_csd) == (40, None) and len(told) == 1

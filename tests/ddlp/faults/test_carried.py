@@ -65,7 +65,7 @@ def test_files_and_arrays_in_one_data_set(engine, paths, told):
 def test_each_sample_once_if_the_engine_is_killed(engine, data, truth, told):
     def kill() -> None:
         until(lambda: parcels(engine), 30, "a parcel")
-        engine.process.kill()
+        engine.kill()
 
     truth.check(train(make_loader(data, "csd", csd=carried(engine)), at={3: kill}))
     assert len(told) == 1 and "is gone" in told[0], list(told)

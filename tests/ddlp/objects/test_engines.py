@@ -263,7 +263,7 @@ def test_each_sample_once_if_the_engine_is_killed(server, theirs, start, root):
         for batch in loader:
             found.append(batch)
             if len(found) == 2:
-                engine.process.kill()
+                engine.kill()
             time.sleep(0.05)
     assert sorted(map(content, found)) == sorted(map(content, expected))
 

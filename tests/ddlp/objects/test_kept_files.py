@@ -244,7 +244,7 @@ def test_two_processes_at_once_one_of_them_killed(server: ObjectServer, images: 
     assert other.stdout is not None and other.stdout.readline() == "batch\n"
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
-    told, _ = other.communicate(timeout=120)
+    told, _ = other.communicate(timeout=300)
     assert told.splitlines()[-1] == wanted
     server.requests.clear()
     mine = in_order(server, files(tmp_path))

@@ -322,7 +322,7 @@ def test_without_matplotlib_it_says_what_to_install(tmp_path: Path, command: lis
     written(tmp_path / "0000.jsonl", TWO_SIDES)
     hidden = "import sys; sys.modules['matplotlib'] = None; from ddlp.cli import main; sys.exit(main(sys.argv[1:]))"
     words = [word.replace("RUN", str(tmp_path)) for word in command]
-    done = subprocess.run([sys.executable, "-c", hidden, *words], capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run([sys.executable, "-c", hidden, *words], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 1
     assert "matplotlib, which draws the pictures, is missing: pip install 'ddlp[report]' brings it" in done.stderr
     assert "Traceback" not in done.stderr and not list(tmp_path.glob("*.html"))

@@ -370,7 +370,7 @@ def locked(path: Path, how: str) -> Iterator[None]:
         assert child.stdout is not None and child.stdout.readline()
         yield
     finally:
-        child.communicate(timeout=30)
+        child.communicate(timeout=300)
 
 
 def test_a_store_that_another_process_holds(filled):
@@ -443,7 +443,7 @@ def test_two_processes_write_at_once(path, damaged):
         assert one.stdin is not None
         one.stdin.write("\n")
         one.stdin.flush()
-    said = [one.communicate(timeout=60) for one in started]
+    said = [one.communicate(timeout=300) for one in started]
     assert [error for _, error in said] == ["", ""] and [one.returncode for one in started] == [0, 0]
     kept = {(name, number) for name, (out, _) in zip("ab", said, strict=True) for number in out.split()}
     found = {(entry.key.dataset, entry.key.batch_size): entry.measured.step_s for entry in Store(path).entries()}

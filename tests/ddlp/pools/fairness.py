@@ -222,7 +222,7 @@ def be_a_host(home: Path, name: str, fetched: bool) -> None:
             items = [recipe.lease(job, number, number) for number in range(1 if fetched else _AHEAD)]
             numbers = itertools.count(_AHEAD)
             while True:
-                event = events.get(timeout=60)
+                event = events.get(timeout=300)
                 if not isinstance(event, (LeasePublished, LeaseFailed)):
                     continue
                 while fetched:

@@ -66,7 +66,7 @@ def test_it_brings_a_strategy_and_is_explained(data):
 
 
 def test_an_epoch_never_waits_for_it_nor_one_engine_for_another(leaves_nothing, data, truth, monkeypatch):
-    all_three, await_ready = threading.Barrier(3, timeout=30), EmbeddedEngine._await_ready
+    all_three, await_ready = threading.Barrier(3, timeout=300), EmbeddedEngine._await_ready
 
     def late(engine: EmbeddedEngine) -> str:
         all_three.wait()

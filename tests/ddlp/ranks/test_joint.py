@@ -340,7 +340,7 @@ def test_the_engine_fills_in_the_order_asked_for_and_tells_all(spool, tmp_path, 
         for engine in engines:
             engine.link.status()  # all leases have arrived
         os.kill(worker, signal.SIGCONT)
-        order = [number for _, number in sorted(made.get(timeout=20) for _ in range(8))]
+        order = [number for _, number in sorted(made.get(timeout=300) for _ in range(8))]
         if after_lower:
             assert order[1:] == sorted(order[1:])  # the first lease was begun before the others arrived
         else:

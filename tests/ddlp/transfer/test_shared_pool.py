@@ -54,7 +54,7 @@ def test_another_process_writes_into_it():
     for value in (3, 4, 5):
         block, lent = pool.lend(100_000)
         question.put(bytes(ForkingPickler.dumps((sent.send(block), value))))
-        assert answer.get(timeout=60) is (value > 3), "a block's content must be sent once"
+        assert answer.get(timeout=300) is (value > 3), "a block's content must be sent once"
         assert (lent == value).all()
         del block, lent
     question.put(None)

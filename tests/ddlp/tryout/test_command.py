@@ -52,7 +52,7 @@ def listing(root: Path) -> dict[str, int]:
 def test_a_folder_of_the_users(tmp_path: Path, folder: Path) -> None:
     before = listing(folder)
     process = started(tmp_path, folder, "--seconds", "4", "--batch-size", "4")
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert "40 images of " in out and "passed over: 1 image that can't be read (such as " in out and "; 1 other file" in out
     assert [row for name in dict.fromkeys(ROWS) for row in [name] * len(lines_of(out, name))] == ROWS, out
@@ -74,7 +74,7 @@ def test_on_one_core(tmp_path: Path, folder: Path) -> None:
     before = listing(folder)
     cwd = tmp_path / "x"  # short: DataLoader's workers have sockets below it, whose paths may have at most 107 characters
     process = started(cwd, folder, "--seconds", "3", "--out", cwd / "out", cpus=1)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert [len(lines_of(out, row)) for row in ("dataloader", "cpu", "csd", "mte", "wrr")] == [1] * 5, out
     assert "host and engine share it" in " ".join(out.split()) and (cwd / "out/report.html").exists()
@@ -92,7 +92,7 @@ sys.exit(main())
 def test_ctrl_c_while_a_worker_starts(tmp_path: Path, folder: Path) -> None:
     process = started(tmp_path, folder, "--seconds", "8", program=("-c", _CTRL_C_IN_A_FORK))
     try:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
     finally:
         process.kill()
     assert process.returncode == 130 and err.splitlines()[-1] == "ddlp: stopped", err
@@ -120,6 +120,6 @@ def test_what_is_wrong_is_said_before_torch_is_imported(tmp_path: Path) -> None:
 def test_errors_take_one_line(tmp_path: Path, folder: Path, arguments: list[str], says: str) -> None:
     before = listing(folder)
     process = started(tmp_path, *arguments)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert (process.returncode, out) == (1, "") and err.startswith("ddlp: ") and err.count("\n") == 1, err
     assert says in err and listing(folder) == before

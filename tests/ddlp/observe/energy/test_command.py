@@ -102,7 +102,7 @@ def test_ctrl_c_is_the_commands_and_what_it_took_is_told(tmp_path):
     )  # fmt: skip
     assert child.stdout is not None and child.stdout.readline() == "on\n"
     os.killpg(child.pid, signal.SIGINT)
-    _, said = child.communicate(timeout=30)
+    _, said = child.communicate(timeout=300)
     assert child.returncode == 7 and "total" in said and load(tmp_path / "it.json")[0].seconds > 0
 
 
@@ -121,7 +121,7 @@ def test_what_it_took_is_told_where_sigterm_has_ended_the_command_already(tmp_pa
     until(lambda: not alive(command), 30, "the end of the command")
     ctypes.CDLL(None).tgkill(ours.pid, ours.pid, int(signal.SIGTERM))  # to the waiting thread, as is usual
     os.kill(ours.pid, signal.SIGCONT)
-    _, said = ours.communicate(timeout=30)
+    _, said = ours.communicate(timeout=300)
     assert ours.returncode == 128 + signal.SIGTERM and "total" in said and load(tmp_path / "it.json")[0].seconds > 0, said
 
 

@@ -142,8 +142,7 @@ def test_sensors_that_are_chosen(engine, recorded):
 def test_a_device_that_dies_on_the_way(recorded):
     with running(recorded.root) as engine, (meter := EnergyMeter([DeviceSensors(device(engine))], devices=1)):
         until(lambda: meter._readers[0].tallies)
-        engine.process.kill()
-        engine.process.wait()
+        engine.kill()
     result = meter.result()
     assert any(text.startswith("csd0: ") and "engine" in text for text in result.notes)
 

@@ -117,7 +117,7 @@ def file(tmp_path: Path) -> Path:
 def read(libraries: Path, file: Path, reads: list[tuple[int, int]], **variables: str) -> list:
     environment = {**os.environ, "LD_LIBRARY_PATH": str(libraries), "PYTHONPATH": os.getcwd(), **variables}
     command = [sys.executable, "-c", CODE, str(file), json.dumps(reads)]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, timeout=60, check=True)
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, timeout=300, check=True)
     *said, missing = json.loads(done.stdout)
     assert missing == f"{file}-"
     return said

@@ -61,7 +61,7 @@ def run_with_kvikio(code: str, *arguments: str) -> list:
     variables = {**os.environ, "KVIKIO_COMPAT_MODE": "ON", "PYTHONPATH": os.getcwd()}
     done = subprocess.run(
         [sys.executable, "-c", "import json, sys, ddlp.transfer.gds.reader as gds; kvikio = gds._load()\n" + code, *arguments],
-        env=variables, stdout=subprocess.PIPE, timeout=60, check=True,
+        env=variables, stdout=subprocess.PIPE, timeout=300, check=True,
     )  # fmt: skip
     return json.loads(done.stdout)
 
@@ -221,7 +221,7 @@ print(GdsReader.open().read(sys.argv[1], buffer, 0, 1 << 20))
     variables = {name: value for name, value in os.environ.items() if name != "CUFILE_LOGFILE_PATH"}
     variables["PYTHONPATH"] = os.getcwd()
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "file")], env=variables, cwd=work, stdout=subprocess.PIPE, timeout=120
+        [sys.executable, "-c", code, str(tmp_path / "file")], env=variables, cwd=work, stdout=subprocess.PIPE, timeout=300
     )
     assert done.stdout == b"1048576\n" and os.listdir(work) == []
 
