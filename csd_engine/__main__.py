@@ -35,7 +35,7 @@ The engine reads only below its --root directories and SPOOL/files, and writes o
 its --cache. Of users' code it runs only the files in its --operators directory, which come by SSH and are named by their
 contents' hash.
 At SIGTERM it retires: it begins nothing more, finishes the batches that it has begun, and ends when hosts have fetched them.
-A second SIGTERM, or Ctrl-C, ends it at once. It leaves nothing behind.
+A second SIGTERM, or Ctrl-C, ends it at once. It leaves no batch; what hosts sent stays in its spool for the next time.
 """
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import select
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -28,7 +30,7 @@ _COMMANDS = {
     "energy": ("ddlp.observe.energy.command", "what runs take in energy: meters, measuring, comparing"),
     "analyse": ("ddlp.observe.analysis_command", "where the time of a recorded run went, and which stage limits it"),
     "trace": ("ddlp.observe.trace", "a recorded run as a Chrome trace for Perfetto"),
-    "report": ("ddlp.observe.report.command", "a recorded run as one HTML page and PNG plots; several runs side by side"),
+    "report": ("ddlp.observe.report.command", "a recorded run as one HTML page; several runs side by side"),
     "plan": ("ddlp.observe.plan_command", "what strategies, devices and workers would bring, predicted without running it"),
     "cache": ("ddlp.caching.command", "what loaders keep with cache=: list it, verify it, remove it, make it ahead"),
     "try": ("ddlp.tryout.command", "what ddlp would bring for the images in a folder of yours, in two minutes"),
@@ -61,6 +63,25 @@ def make_parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, and return the exit status. ``arguments``: None: those of this process."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        try:
+            return _run(given)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # not as the interpreter ends, where an error can't be caught
+    except KeyboardInterrupt:
+        if arguments is not None:  # a script called this function: it should end by Ctrl-C, too
+            raise
+        print("ddlp: stopped", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        if arguments is not None or not _reader_is_gone():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is still buffered
+        return 141  # as of a program that SIGPIPE ended
+
+
+def _run(given: list[str]) -> int:
     if not given:
         make_parser().print_help()
         return 0
@@ -73,8 +94,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (DDLPError, EngineError) as error:
         print(f"ddlp: {printable_lines(str(error))}", file=sys.stderr)  # it may quote a device, or a file
         return 1
-    except KeyboardInterrupt:
-        if arguments is not None:  # a script called this function: it should end by Ctrl-C, too
-            raise
-        print("ddlp: stopped", file=sys.stderr)
-        return 130
+
+
+def _reader_is_gone() -> bool:
+    """Whether standard output is a pipe that nobody reads any more, as after `| head`."""
+    poll = select.poll()
+    poll.register(1, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))

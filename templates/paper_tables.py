@@ -134,7 +134,10 @@ def markdown(title: str, head: Sequence[str], lines: Sequence[Sequence[str]], no
 
 def rows(table: str) -> list[dict[str, str]]:
     """Return the lines of one of the paper's tables: text by column name."""
-    with (PUBLISHED / f"{table}.csv").open() as file:
+    path = PUBLISHED / f"{table}.csv"
+    if not path.exists():
+        raise DDLPError(f"{path} is missing: run paper_tables.py where it lies in ddlp's own directory, with --report DIR")
+    with path.open() as file:
         return list(csv.DictReader(file))
 
 
@@ -235,7 +238,7 @@ def table6(measured: Measured) -> str:
     )
     lines = by_columns("table6", measured, contents)
     title = "Table VI: preprocessing and training, seconds a batch; time saved against the CPU alone"
-    wrong_ones = "The paper's cells are as printed; where they are wrong (ddlp/planning/published) nothing is said to be saved."
+    wrong_ones = "The paper's cells are as printed; for wrong ones (benchmarks/papers/published) nothing is said to be saved."
     notes = [wrong_ones, _baseline(measured)]
     return markdown(title, head(measured), lines, notes)
 

@@ -86,7 +86,8 @@ def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
     if options.batches < 10 or min(options.rounds, options.jobs) < 1 or options.step <= 0:
-        print("python -m benchmarks.paper: give 10 batches, 1 round and 1 job at least, and a step above 0", file=sys.stderr)
+        wrong = "give 10 batches, 1 round and 1 job at least, and a step above 0"
+        print(f"python -m benchmarks.papers.scaled: {wrong}", file=sys.stderr)
         return 2
     result = measure(options)
     emit(options, result, table(result), aims(result))

@@ -50,10 +50,10 @@ def run(options: argparse.Namespace) -> int:
     with book.locked(record.name), Shell(record.destination, record.ssh_options) as shell:
         rotation = _Rotation(shell, record)
         if options.only != "engine":
-            with steps.step("host's key") as step:
+            with steps.step("host key") as step:
                 rotation.host(step)
         if options.only != "host":
-            with steps.step("engine's key") as step:
+            with steps.step("engine key") as step:
                 rotation.engine(step)
     return 0
 

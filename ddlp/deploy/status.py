@@ -207,7 +207,8 @@ def run(options: argparse.Namespace) -> int:
         if options.json:
             print(json.dumps([answer.to_data() for answer in answers]), flush=True)
         else:
-            print((_CLEAR if options.watch and sys.stdout.isatty() else "") + table(answers), flush=True)
+            text = table(answers) if answers else f"no engine has a card in {', '.join(names)}"
+            print((_CLEAR if options.watch and sys.stdout.isatty() else "") + text, flush=True)
         if not options.watch:
             return 0 if all(answer.status is not None for answer in answers) else 1
         time.sleep(_WATCH_S)

@@ -38,11 +38,17 @@ def run(options: argparse.Namespace) -> int:
         raise DDLPError("ddlp cache fill: name a folder of images, or a script after --, e.g. ddlp cache fill -- train.py")
     if not os.path.isdir(words[0]):
         if options.dir or options.size:
-            raise DDLPError("--dir and --size are for a folder; a script's loaders have their own cache=")
+            raise DDLPError(
+                f"ddlp cache fill: there is no folder {words[0]!r}; --dir and --size are for a folder, since a script's "
+                "loaders have their own cache="
+            )
         from ddlp.swap.command import become
         from ddlp.swap.settings import Settings
 
-        become(words, Settings(fill=True, postpone=False))
+        try:
+            become(words, Settings(fill=True, postpone=False))
+        except DDLPError as error:
+            raise DDLPError(f"ddlp cache fill: there is no folder {words[0]!r}, and {error}") from None
     if len(words) > 1:
         raise DDLPError(f"ddlp cache fill: one folder, and this is more: {' '.join(words[1:])}")
     if (options.dir is None) != (options.size is None):

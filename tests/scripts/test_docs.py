@@ -285,6 +285,23 @@ def test_commands_of_benchmarks_are_as_written() -> None:
         assert not wrong, f"{name}{rest}"
 
 
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
+def test_modules_that_are_run_exist(path: Path) -> None:
+    """A figure of a script that went says at which commit the script was there."""
+    text, gone = " ".join(path.read_text().split()), []
+    for found in re.finditer(r"python -m ((?:scripts|tests|benchmarks)(?:\.\w+)*)", text):
+        if not module_is_there(found[1]) and "at commit" not in text[max(found.start() - 30, 0) : found.end() + 100]:
+            gone.append(found[0])
+    assert not gone
+
+
+def module_is_there(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # nor is the package
+        return False
+
+
 @pytest.fixture(scope="module")
 def options_of() -> dict[str, set[str]]:
     """Each template's options by the template's name."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import paper_tables
+from benchmarks.common import user_environment
 from ddlp.recording.events import Fetched, Joined, LeaseCancelled, LeaseGiven, Published
 from tests.ddlp.observe.by_hand import BEGAN, TWO_SIDES, written
 
@@ -98,6 +102,17 @@ def test_dali_energy_and_figure_8(tmp_path: Path) -> None:
 def test_nothing_measured_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert paper_tables.main(["--report", str(tmp_path)]) == 1
     assert "no finished runs" in capsys.readouterr().err
+
+
+def test_without_the_paper_s_tables_it_says_where_to_run_it(tmp_path: Path) -> None:
+    """As when the templates alone were copied."""
+    copy = shutil.copytree(Path(paper_tables.__file__).parent, tmp_path / "templates")
+    report = {"template": "train_imagenet", "accelerator": "GPU", "runs": [one("wrr", 0, 3.3)]}
+    (tmp_path / "a.json").write_text(json.dumps(report))
+    command = [sys.executable, str(copy / "paper_tables.py"), "--report", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=user_environment())
+    assert done.returncode == 1 and "Traceback" not in done.stderr and "Errno" not in done.stderr
+    assert "is missing: run paper_tables.py where it lies in ddlp's own directory" in done.stderr
 
 
 @pytest.mark.parametrize("many", [10, 16, 20])

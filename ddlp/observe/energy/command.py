@@ -141,7 +141,7 @@ def _meters(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> int:
     command = options.command_line[1:] if options.command_line[:1] == ["--"] else options.command_line
     if not command:
-        raise DDLPError("ddlp energy run: no command. Write it after --, e.g. ddlp energy run -- python train.py")
+        raise DDLPError("energy run: no command. Write it after --, e.g. ddlp energy run -- python train.py")
     if options.out is not None:
         try_file(options.out, "--out")
     meter = _meter(options)

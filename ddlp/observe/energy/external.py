@@ -93,7 +93,7 @@ class ExternalMeter:
                 os.killpg(process.pid, signal.SIGKILL)  # the shell's children as well
                 process.communicate()
         if process.returncode:
-            why = complaint.decode(errors="replace").strip()[-200:]
+            why = complaint.decode(errors="replace").strip()[-200:] or "it said nothing; type it into a shell to see why"
             raise DDLPError(f"{self.name} ended with status {process.returncode}: {why}")
         return said.decode(errors="replace")
 

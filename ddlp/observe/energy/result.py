@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -190,17 +191,18 @@ def aligned(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[s
     return [line.rstrip() for line in lines]
 
 
-def save(path: Path, results: Sequence[EnergyResult], about: Mapping[str, Any] | None = None) -> None:
+def save(path: str | os.PathLike[str], results: Sequence[EnergyResult], about: Mapping[str, Any] | None = None) -> None:
     """Write results as JSON; ``about``: what else is worth knowing of the run."""
+    path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     data = {"format": FORMAT, "about": dict(about or {}), "results": [one.to_data() for one in results]}
     path.write_text(json.dumps(data, indent=1) + "\n")
 
 
-def load(path: Path) -> list[EnergyResult]:
+def load(path: str | os.PathLike[str]) -> list[EnergyResult]:
     """Read what `save` wrote. Raises DDLPError for a file that is none of ours."""
     try:
-        data = json.loads(path.read_text())
+        data = json.loads(Path(path).read_text())
     except (OSError, ValueError, RecursionError) as error:
         raise DDLPError(f"{path} can't be read: {error}") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:

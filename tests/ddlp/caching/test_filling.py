@@ -193,8 +193,9 @@ def test_of_a_folder(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
         "find any class folder": (str(folder / "0"), *options),
         "name a folder": (),
         "one folder, and this is more": (str(folder), "more"),
-        "a script's loaders have their own": ("train.py", *options),
-        "nothing.py": ("nothing.py.txt",),
+        "since a script's loaders have their own": ("train.py", *options),
+        "there is no folder 'no-folder'; --dir and --size": ("no-folder", *options),  # mistyped, with options and without
+        "there is no folder 'nothing.py.txt', and 'nothing.py.txt' is no command": ("nothing.py.txt",),
     }
     for told, words in wrong.items():
         assert cli.main(["cache", "fill", *words]) == 1

@@ -97,6 +97,15 @@ def test_another_build_is_said(engine, capsys, monkeypatch):
     assert status == 0 and "other build" in out and "ddlp deploy --name csd0 --upgrade" in out
 
 
+def test_a_directory_without_cards(tmp_path, capsys):
+    """A pool that nobody has joined: a table of no engine would tell nothing."""
+    cards = tmp_path / "cards"
+    cards.mkdir(0o700)
+    assert ask(capsys, str(cards)) == (0, f"no engine has a card in {cards}\n")
+    status, out = ask(capsys, str(cards), "--json")
+    assert (status, json.loads(out)) == (0, [])
+
+
 def test_nothing_known(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("DDLP_HOME", str(tmp_path))
     assert cli.main(["status"]) == 2

@@ -63,7 +63,7 @@ def test_two_files_of_the_same_command_are_two_lines(tmp_path, capsys):
 
 def test_files_that_are_merged_into_one_line_are_named(tmp_path, capsys):
     first, second, other = (tmp_path / name for name in ("a/cpu.json", "b/cpu.json", "wrr.json"))
-    save(first, [result("cpu", 100), result("cpu", 200)])
+    save(str(first), [result("cpu", 100), result("cpu", 200)])
     save(second, [result("cpu", 300)])
     save(other, [result("wrr", 100)])
     files = [str(file) for file in (first, second, other)]
@@ -103,7 +103,7 @@ def test_ctrl_c_is_the_commands_and_what_it_took_is_told(tmp_path):
     assert child.stdout is not None and child.stdout.readline() == "on\n"
     os.killpg(child.pid, signal.SIGINT)
     _, said = child.communicate(timeout=300)
-    assert child.returncode == 7 and "total" in said and load(tmp_path / "it.json")[0].seconds > 0
+    assert child.returncode == 7 and "total" in said and load(str(tmp_path / "it.json"))[0].seconds > 0
 
 
 def test_what_it_took_is_told_where_sigterm_has_ended_the_command_already(tmp_path):

@@ -35,6 +35,7 @@ def test_a_long_log_is_read_from_its_end(tmp_path):
     ("spec", "said"),
     [("wattmeter", "is no meter"), ("file:/nowhere/at/all", "No such file"), ("command:echo", "said nothing"),
      ("command:echo 5 volts", "'5 volts'"), ("command:echo oh no >&2; exit 3", "status 3: oh no"),
+     ("command:exit 6", "status 6: it said nothing; type it into a shell to see why"),
      ("command:/nowhere/at/all", "status 127")],
 )  # fmt: skip
 def test_what_can_not_be_read_says_so(spec, said):
