@@ -28,7 +28,6 @@ from ddlp.epoch.hooks import EpochHooks
 from ddlp.epoch.iterator import EpochArguments, EpochIterator, EpochMemory
 from ddlp.epoch.rank_exchange import RankExchange, agreement_of
 from ddlp.epoch.replay import replay
-from ddlp.epoch.turns import LoaderTurn
 from ddlp.errors import DDLPError, Untranslatable
 from ddlp.explain import Chosen, Explanation, OwnSource, explain
 from ddlp.frameworks.accelerate import Prepared, prepare_where_asked
@@ -271,7 +270,6 @@ class DDLPLoader(DataLoader):
         self._last: EpochMemory | KeyedView | stateful.StreamView | None = None
         self._prepared: Prepared | None = None
         self._before: Live | None = None  # the last epoch's numbers at the moment when this epoch began
-        self._turn: LoaderTurn | None = None
         self._samples: KeyedSamples | None = None
         self._own_processes: WorkerProcesses | None = None  # that are kept for the next epoch
         self._warned: set[str] = set()
@@ -345,9 +343,6 @@ class DDLPLoader(DataLoader):
         if now is not None:  # as in a worker process, which keeps the directory of the iter() that has started it
             now.dataset.open_in(kept.directory if isinstance(kept, EpochIterator) else None)
         strategy = self._wanted_strategy(config)
-        aside = config.record or self._observers or self._rest is not None
-        early = now is not None and strategy.from_head and not aside
-        turn = self._begun_turn(early)
         if self._auto_workers is not None and self._auto_workers.begin(self, config, now):
             self._controller = None  # what it has measured was another host
         if self._resume.seed is None and not self._workers_stay:  # no epoch has begun: it draws a base seed of its own
@@ -379,20 +374,11 @@ class DDLPLoader(DataLoader):
                 from ddlp.sources.usercode.host import indexed
 
                 now = indexed(self)
-            iterator = self._epoch_iterator(config, now, seed, base_seed, epoch, resume, work, turn, early)
+            iterator = self._epoch_iterator(config, now, seed, base_seed, epoch, resume, work)
         self._last = iterator.memory
         self._next_epoch, self._resume, self._loaded, self._cut = epoch + 1, resuming.Resume(), None, cut
         self._dealt = resuming.dealt(self, resume)
         return iterator
-
-    def _begun_turn(self, early: bool) -> LoaderTurn | None:
-        """Note that an epoch begins, which may use ``early`` batches. None: nothing is made early, or a replay begins."""
-        if os.environ.get("DDLP_EARLY_BATCHES") == "off" or (self._rest is not None and self._resume.deals is None):
-            return None
-        if self._turn is None:
-            self._turn = LoaderTurn(self)
-        self._turn.begins(early and not self._resume.partly)  # positions of a resume are no prediction's
-        return self._turn
 
     def _translated(self, config: LoaderConfig) -> Portable:
         """Call `portable` with the loader's arguments."""
@@ -513,13 +499,10 @@ class DDLPLoader(DataLoader):
         epoch: int,
         resume: resuming.Resume,
         work: Work | None,
-        turn: LoaderTurn | None,
-        early: bool,
     ) -> EpochIterator:
         """Return ddlp's own iterator. Its sources join it in threads of their own.
 
         ``work``: user code that the host and the pool prepare; None: ddlp's own code makes the batches.
-        ``early``: the host's first batches may be made before an epoch begins.
         """
         strategy = self._wanted_strategy(config)
         gpu_transfer = self._gpu_transfer_for_target(config) if now.rest is None and work is None else None
@@ -563,8 +546,6 @@ class DDLPLoader(DataLoader):
                     hooks=hooks,
                     decisions=self._decisions(controller),
                     controller=controller,
-                    turn=turn,
-                    early=early,
                     on_closed=partial(self._epoch_closed, controller, self._remembered, exchange, self._judged(), flush, ended),
                 ),
             )
@@ -934,7 +915,7 @@ class DDLPLoader(DataLoader):
         left = dict.fromkeys(
             (
                 "_iterator", "_prepared", "_before", "_last", "_offload", "_gpu_transfer", "_graphs", "_samples",
-                "_cache", "_kept", "_own_processes", "_controller", "_remembered", "_turn",
+                "_cache", "_kept", "_own_processes", "_controller", "_remembered",
             )  # fmt: skip
         )
         return {**vars(self), **left, "_handles": [], "_life": Life()}

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from csd_engine.cache.segments import ENTRY, Sample, Segment, SegmentFile, Segme
 from csd_engine.cache.shelves import Shelves
 from csd_engine.errors import CacheRefused, DamagedSegment
 
-__all__ = ["ENTRY_BYTES", "CacheCounts", "Found", "NeedsWriting", "Shelf"]
+__all__ = ["ENTRY_BYTES", "CacheCounts", "Found", "Shelf"]
 
 ENTRY_BYTES = ENTRY.itemsize + 6  # of memory that an open shelf takes for each sample of its data set
 
@@ -74,18 +74,13 @@ class _Unverified(NamedTuple):
     checksum: int
 
 
-class NeedsWriting(Exception):
-    """A thread that only reads has asked for samples that others would keep, forget or remove (`Shelf.reading`)."""
-
-
 class Shelf:
     """The samples of one data set by one pipeline. Any thread may use it; a fork of the process only reads.
 
     A sample's pixels are verified when this process uses them for the first time; where they are damaged, the whole file is
     removed, and its samples are made again. Files that this process has written itself are not verified.
 
-    Nothing here raises once it is open, but in `reading`: what fails is told in one line, and the samples are made as without a
-    cache.
+    Nothing here raises once it is open: what fails is told in one line, and the samples are made as without a cache.
 
     Args:
         shelves: the cache's directory.
@@ -100,7 +95,6 @@ class Shelf:
         tell: the argument, which may be replaced.
         wanted: whether more samples should be kept; asked often, by any thread. It may be replaced.
         trouble: the last thing that went wrong; "": nothing.
-        given_up: how many files are used no more, since their samples were damaged or are others now.
 
     Raises:
         CacheRefused: it can't be made, or another user may write there.
@@ -111,12 +105,11 @@ class Shelf:
     ) -> None:
         self.key, self.channels, self.counts = key, channels, CacheCounts()
         self._shelves, self.tell, self._pid = shelves, tell, os.getpid()
-        self.trouble, self.given_up = "", 0
+        self.trouble = ""
         self.wanted: Callable[[], bool] = _always
         self._lock = threading.RLock()
         self._published = threading.Condition(self._lock)
         self._publishing = 0  # files that threads are about to end
-        self._thread = threading.local()
         self._entries = np.zeros(samples, ENTRY)
         self._segment = np.zeros(samples, np.int32)  # each sample's, as its place in _names; 0: none
         self._verified = np.zeros(samples, np.bool_)
@@ -128,7 +121,6 @@ class Shelf:
         self._known: Set[str] = set()
         self._writer: Optional[SegmentWriter] = None
         self._full = False  # no more room, or writing failed
-        self._settled = False  # since `begin` nothing was to keep that may be kept in the next epoch, or was kept
         self._told: Set[str] = set()
         self._looked_s = 0.0  # of the monotonic clock
         self._looked_at_ns = 0  # the directory's time of change then
@@ -143,17 +135,12 @@ class Shelf:
     @property
     def keeps(self) -> bool:
         """Whether it takes samples of this thread now."""
-        return not self._full and os.getpid() == self._pid and self._reading is None and self.wanted()
+        return not self._full and os.getpid() == self._pid and self.wanted()
 
     @property
     def full(self) -> bool:
         """Whether there is no more room, or writing failed."""
         return self._full
-
-    @property
-    def filling(self) -> bool:
-        """Whether a file is being filled, whose samples `find` does not have yet."""
-        return self._writer is not None
 
     @property
     def held(self) -> int:
@@ -162,40 +149,8 @@ class Shelf:
 
     def begin(self) -> None:
         """Begin to count anew, take up what other processes have written, and look for room again."""
-        self.counts, self._full, self._settled = CacheCounts(), False, True
+        self.counts, self._full = CacheCounts(), False
         self._look()
-
-    @contextlib.contextmanager
-    def reading(self, last: CacheCounts) -> Iterator[CacheCounts]:
-        """Have this thread only read, in a `with`: for samples of an epoch that may never begin. Yields counts of its own.
-
-        Nothing is kept, removed or told; `count` adds the counts to an epoch's. So `find` raises NeedsWriting where there is
-        more to do: a sample's source has changed, or its pixels are damaged. Also if a sample is missing, unless the last epoch
-        had nothing to keep: if it was made here in each epoch, none would keep it.
-
-        The shelf may be closed meanwhile. Also the epoch may begin: what it has to keep is not known then.
-
-        Args:
-            last: `counts` of the epoch before.
-        """
-        counts = CacheCounts()
-        self._thread.reading = counts, last
-        try:
-            yield counts
-        finally:
-            self._thread.reading = None
-
-    @property
-    def _reading(self) -> Optional[Tuple[CacheCounts, CacheCounts]]:
-        """Counts of this thread and of the epoch before, if it only reads."""
-        found: Optional[Tuple[CacheCounts, CacheCounts]] = getattr(self._thread, "reading", None)
-        return found
-
-    def count(self, counts: CacheCounts) -> None:
-        """Add the hits and misses of a thread that only read to those of the epoch under way."""
-        with self._lock:
-            self.counts.hits += counts.hits
-            self.counts.misses += counts.misses
 
     def _changed(self) -> bool:
         """Return whether a file has come or gone since the last look, or that look is long ago."""
@@ -260,20 +215,7 @@ class Shelf:
         Args:
             sources: their indices, int64 (n,), which exist.
             origins: what they are made of.
-
-        Raises:
-            NeedsWriting: this thread only reads, see `reading`.
         """
-        reading = self._reading
-        found = self._find(sources, origins) if reading is None else self._read(sources, origins, reading[1])
-        hits = int(np.count_nonzero(found.hit))
-        with self._lock:
-            counts = self.counts if reading is None else reading[0]
-            counts.hits += hits
-            counts.misses += len(sources) - hits
-        return found
-
-    def _find(self, sources: np.ndarray, origins: Origins) -> Found:
         if self._changed():  # ranks and an engine's processes end their epochs at different times
             self._look()
         found, unverified = self._gather(sources, origins)
@@ -281,18 +223,10 @@ class Shelf:
             for number in self._unsound(unverified):
                 self._give_up(number, "a sample's checksum is another one")
             found, unverified = self._gather(sources, origins)
-        return found
-
-    def _read(self, sources: np.ndarray, origins: Origins, last: CacheCounts) -> Found:
-        """Find samples, and change nothing. ``last``: as for `reading`. Raises NeedsWriting."""
+        hits = int(np.count_nonzero(found.hit))
         with self._lock:
-            missing = ~self.has(sources, origins)
-            changed = missing & (self._segment[sources] > 0)
-            if changed.any() or (missing.any() and (self.filling or not self._settled or self.counts is not last)):
-                raise NeedsWriting
-            found, unverified = self._gather(sources, origins)
-        if unverified and self._unsound(unverified):
-            raise NeedsWriting
+            self.counts.hits += hits
+            self.counts.misses += len(sources) - hits
         return found
 
     def has(self, sources: np.ndarray, origins: Origins) -> np.ndarray:
@@ -320,10 +254,7 @@ class Shelf:
         return Found(hit, entries["height"], entries["width"], *in_file, files), unverified
 
     def read(self, found: Found, positions: Sequence[int]) -> Optional[List[np.ndarray]]:
-        """Return the bytes of these hits, uint8 (n,) each. None: a file was cut off meanwhile, and is used no more.
-
-        Raises NeedsWriting: this thread only reads, see `reading`.
-        """
+        """Return the bytes of these hits, uint8 (n,) each. None: a file was cut off meanwhile, and is used no more."""
         files = {one.descriptor: one for one in found.files}
         images: List[np.ndarray] = []
         for descriptor, part in itertools.groupby(positions, lambda position: int(found.descriptor[position])):
@@ -332,8 +263,6 @@ class Shelf:
             try:
                 images += files[descriptor].read(sizes.tolist(), found.offset[each].tolist())
             except DamagedSegment as error:
-                if self._reading is not None:
-                    raise NeedsWriting from None
                 for number in np.flatnonzero(self._descriptors == descriptor).tolist():
                     self._give_up(number, str(error))
                 return None
@@ -369,8 +298,7 @@ class Shelf:
         with self._lock:
             gone = self._segment == number
             self._segment[gone], self._verified[gone] = 0, False
-            self._open[number], self._settled = None, False
-            self.given_up += 1
+            self._open[number] = None
 
     def _forget_changed(self, sources: np.ndarray, numbers: np.ndarray) -> None:
         """Forget samples whose sources have changed. A file with more than half of such samples is removed, for new ones."""
@@ -389,8 +317,6 @@ class Shelf:
             return
         settled_ns = (time.time() - _SETTLED_S) * 1e9
         fit = [one for one in samples if -1 < one.origin.size and one.origin.mtime_ns < settled_ns]
-        if len(fit) < len(samples):
-            self._settled = False
         wanted = list({one.source: one for one in fit if not self._has(one)}.values())
         each_s = seconds / max(1, len(samples))
         for one in wanted:
@@ -437,7 +363,6 @@ class Shelf:
             if size:
                 with self._lock:
                     self.counts.written_bytes += size
-                    self._settled = False
                 self._take(writer.name, verified=True)
         finally:
             with self._lock:

@@ -1,7 +1,5 @@
 """One running epoch: the iterator that the training loop uses, its threads, the ready batches, and the messages to the user.
 
-`turns` and `early_batches` make an epoch's first batches before it begins.
-
 Also `rank_exchange`: what several ranks tell each other meanwhile; and `replay`: the training loop without an epoch, on one
 batch.
 """

@@ -21,8 +21,7 @@ import math
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -33,13 +32,11 @@ from csd_engine.cache.shelf import Shelf
 from csd_engine.errors import WrongPixels
 from ddlp.epoch.conditions import Conditions
 from ddlp.epoch.device_state import DeviceState
-from ddlp.epoch.early_batches import EarlyBatches
 from ddlp.epoch.gpu_prefetch import GpuPrefetcher, PendingTransfer, pending_transfer
 from ddlp.epoch.hooks import EpochHooks
 from ddlp.epoch.prepared import Delivered
 from ddlp.epoch.step_clock import EventClock
 from ddlp.epoch.threads import Threads
-from ddlp.epoch.turns import EpochTurn
 from ddlp.epoch.user_messages import UserMessages
 from ddlp.planning.controller import Controller
 from ddlp.process.user_warnings import warn_user
@@ -79,12 +76,10 @@ class _Made(NamedTuple):
     Attributes:
         batch: None: not wanted any more.
         busy_s: seconds that it took; 0: not made.
-        early_cpu_s: processor seconds of other threads, which had made it before the epoch began; None: this worker made it.
     """
 
     batch: PreparedBatch | PendingTransfer | None
     busy_s: float
-    early_cpu_s: float | None = None
 
 
 class EpochExecutor:
@@ -107,8 +102,6 @@ class EpochExecutor:
         hooks: told what the threads do.
         controller: decides which devices take part, for a strategy that wants that.
         clock: measures the training steps of an accelerator; None: the time between two batches counts.
-        turn: has the next epoch's first batches made when the host has nothing left to make of this one; None: nobody has.
-        early: this epoch's first batches, as far as they were made before it began; None: none were.
         on_closed: called when the epoch is over and all threads have ended.
     """
 
@@ -129,13 +122,11 @@ class EpochExecutor:
         hooks: EpochHooks,
         controller: Controller | None = None,
         clock: EventClock | None = None,
-        turn: EpochTurn | None = None,
-        early: EarlyBatches | None = None,
         on_closed: Callable[[], None],
     ) -> None:
         self.spec, self.ledger, self.strategy, self.rates, self.hooks = spec, ledger, strategy, rates, hooks
         self._host, self._on_cpu, self._pin, self._on_closed = host, on_cpu, pin, on_closed
-        self._controller, self._clock, self._turn, self._early = controller, clock, turn, early
+        self._controller, self._clock = controller, clock
         self._workers = workers
         rates.epoch_begins(workers, full_batch, math.prod(spec.shape) * spec.plan.views)
         self._chunks = ClaimChunker(ledger, strategy, rates.host)
@@ -149,17 +140,14 @@ class EpochExecutor:
         self._ends = threading.Condition(self._lock)  # notified when a device's part in the epoch ends, or the epoch
         self._messages = UserMessages()
         self.counts = Counts(ledger, spec.epoch, replaced=replaced)
-        self.counts.early_dropped = (0 if turn is None else turn.dropped) + (0 if early is None else early.begun)
         self.handing: int | None = None  #: the last delivered batch, until the iterator gives it to the training loop
         self._keeps = spec.cache is None or spec.cache.shelf.wanted()
-        self._came_early: set[int] = set()  # positions of batches that were made before the epoch
         self._given: tuple[float, float] | None = None  # training's last batch: when it got it, and its part of a full batch
         self._closing = False
         self._error: BaseException | None = None
         self._pid = os.getpid()
         self._fetcher_numbers = itertools.count()
         self._threads = Threads()
-        self._first = deque(self._claim_early())
         try:
             host.begin(self)
             for number in range(workers):
@@ -195,8 +183,6 @@ class EpochExecutor:
                 if self.ledger.done:
                     if self.counts.ended_s is None:
                         self.counts.over()
-                    if self._turn is not None and not self._closing:
-                        self._turn.grow(self._workers, self.ledger.free_host_slots, ended=True)
                     return None
                 if self._closing:  # the ready batches are gone
                     raise RuntimeError("this iteration was closed; call iter() on the loader for a new one")
@@ -227,7 +213,7 @@ class EpochExecutor:
             self._given = now, samples / self.full_batch
             self.counts.delivered(position, side, samples, began, now)
             if self._controller is not None:
-                self._decide(self._controller, now - began, step, position in self._came_early)
+                self._decide(self._controller, now - began, step)
             if self.spec.cache is not None:
                 self._tell_keeping(self.spec.cache.shelf)
             if self._clock is not None:
@@ -236,7 +222,6 @@ class EpochExecutor:
                 batch = self._counted(position, batch)
                 failed = batch.state is BatchState.FAILED  # `handing` stays: a state that is saved now has the batch to come
             self._act()
-            self._make_early()
         if failed:
             assert batch.error is not None
             try:
@@ -262,10 +247,10 @@ class EpochExecutor:
                 self.rates.trained(*step)
         return now - given_s, part
 
-    def _decide(self, controller: Controller, waited_s: float, step: tuple[float | None, float], early: bool) -> None:
+    def _decide(self, controller: Controller, waited_s: float, step: tuple[float | None, float]) -> None:
         """Let the controller note a batch, and tell what it has decided."""
         engines, before = controller.engines, controller.offloads
-        news = controller.delivered(waited_s, *step, early)
+        news = controller.delivered(waited_s, *step)
         if news is not None:
             self._messages.advise(news)
         if news is not None or controller.offloads != before:
@@ -348,10 +333,6 @@ class EpochExecutor:
         try:
             for source in sources:
                 source.close()  # first, so that nobody waits for a batch that is being fetched
-            if self._early is not None:
-                self._early.close()
-            if self._turn is not None:
-                self._turn.over(self.ledger.done)
             if self.spec.own_steps is not None:
                 self.spec.own_steps.close()
             if not self._threads.join(STALLED_AT_LEAST_S) and not self._messages.hanging:  # else the user was told
@@ -386,7 +367,7 @@ class EpochExecutor:
                 self._hand_in(chunk, made, cpu - before)
                 chunk = []
                 if not self._closing and self._prefetcher is None:
-                    chunk = self._claim()  # while the lock is held anyway
+                    chunk = self._chunks.claim(time.monotonic())  # while the lock is held anyway
                 self._act()
             made.clear()  # an error's traceback keeps the loader: drop it before this thread waits
         with self._lock:
@@ -402,47 +383,23 @@ class EpochExecutor:
             with self._lock:
                 if self._closing:
                     break
-                if chunk := self._claim():
+                if chunk := self._chunks.claim(time.monotonic()):
                     self._act()
                     break
-                self._make_early()
                 if self._prefetcher is None or self._prefetcher.next() is None:
                     self._conditions.wait(self._conditions.workers, LOOK_UP_S)
         self.hooks.rest_ended("host", number, not chunk)
         return chunk
 
-    def _claim(self) -> list[tuple[int, int]]:
-        """Claim what a worker makes next: (position, claim) of each batch; [] if there is none. Called under the lock."""
-        return [self._first.popleft()] if self._first else self._chunks.claim(time.monotonic())
-
-    def _claim_early(self) -> Iterator[tuple[int, int]]:
-        """Claim the batches that were made before the epoch, while no device has joined that could be given one of them."""
-        begun, now = 0 if self._early is None else self._early.begun, time.monotonic()
-        while begun and (position := self.strategy.next_claim(now)) is not None and position < begun:
-            yield position, self.ledger.claim(position)
-
-    def _make_early(self) -> None:
-        """Have idle workers' share of the next epoch made, in the memory that this one does not need. Called under the lock."""
-        ledger = self.ledger
-        if self._turn is None or ledger.free or ledger.returned or not ledger.closed:
-            return
-        idle, room = self._workers - ledger.host_in_work, ledger.free_host_slots
-        if self.spec.cache is not None and self.spec.cache.shelf.filling and ledger.host_in_work:
-            return  # the next epoch uses what is kept of the batches in work
-        if idle > 0 and room > 0 and not self._closing:
-            self._turn.grow(idle, room)
-
     def _prepare(self, worker: int, position: int, claim: int) -> _Made:
-        """Prepare a batch, or take it from those that were made early."""
+        """Prepare a batch."""
         began, outcome = time.monotonic(), "failed"
         self.hooks.host_batch_began(worker, position)
         try:
-            wanted = partial(self._wanted, claim)
-            early = None if self._early is None else self._early.take(self.spec, position, wanted)
-            batch = self._host.prepare(position, wanted, self._on_cpu) if early is None else early.batch
+            batch = self._host.prepare(position, partial(self._wanted, claim), self._on_cpu)
             ready = self._apply_epilogue(position, batch)
             outcome = "made"
-            return _Made(ready, time.monotonic() - began) if early is None else _Made(ready, early.busy_s, early.cpu_s)
+            return _Made(ready, time.monotonic() - began)
         except Unwanted:
             outcome = "dropped"
             return _Made(None, 0.0)
@@ -472,13 +429,9 @@ class EpochExecutor:
 
         It is a method of its own so that no local name keeps a batch afterwards.
         """
-        for (position, claim), (batch, busy_s, early_cpu_s) in zip(chunk, made, strict=True):
+        for (position, claim), (batch, busy_s) in zip(chunk, made, strict=True):
             if busy_s:
                 self.rates.host.add(busy_s, self._part(position))
-            if early_cpu_s is not None:
-                cpu_s += early_cpu_s
-                self.counts.took_early(early_cpu_s)
-                self._came_early.add(position)
             if self.ledger.made(claim) and batch is not None:
                 self._ready[position] = batch
         if all(one.busy_s for one in made):

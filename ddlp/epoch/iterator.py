@@ -23,7 +23,6 @@ from csd_engine.prepare.cached_batch import SampleCache
 from ddlp.epoch.executor import EpochExecutor
 from ddlp.epoch.hooks import Beginning, EpochHooks
 from ddlp.epoch.step_clock import cuda_clock
-from ddlp.epoch.turns import EpochTurn, LoaderTurn
 from ddlp.planning.controller import Controller
 from ddlp.process.finalizers import when_dropped
 from ddlp.process.user_warnings import advise_user, warn_user
@@ -135,8 +134,6 @@ class EpochArguments:
         hooks: watch the epoch.
         decisions: that hold as it begins, as `EpochHooks.decided` takes them.
         controller: decides which sources take part, for a strategy that wants that.
-        turn: the loader's turn among those of this process; None: the epoch is made aside.
-        early: the host's first batches may be made before the epoch begins.
         on_closed: called when the epoch is over.
     """
 
@@ -161,8 +158,6 @@ class EpochArguments:
     hooks: EpochHooks
     decisions: tuple[tuple[str, str], ...]
     controller: Controller | None
-    turn: LoaderTurn | None
-    early: bool
     on_closed: Callable[[], None]
 
     @property
@@ -238,17 +233,8 @@ class EpochIterator(_BaseDataLoaderIter):
         if user_code is not None:
             host = user_code
         else:
-            host = NativeHost(self.spec) if given.graphs is None else DaliHost(self.spec, given.graphs)
+            host = NativeHost(self.spec, workers) if given.graphs is None else DaliHost(self.spec, given.graphs)
         on_cpu = rest is None and given.gpu_transfer is None and (self._device is None or self._device.type == "cpu")
-        turn, early = given.turn, None
-        if turn is not None:
-            early = turn.take(self.spec, on_cpu) if given.early else None
-            own = rest or self.spec.pipeline.user_operators
-            if given.early and self._whole and type(host) is NativeHost and not own:
-                kept = loader.persistent_workers and loader.num_workers > 0
-                turn.began(loader, self.spec, on_cpu, min(slots, strategy.head()), base if kept else None)
-            else:
-                turn.forget()
         self.executor = EpochExecutor(
             self.spec,
             ledger,
@@ -264,8 +250,6 @@ class EpochIterator(_BaseDataLoaderIter):
             hooks=given.hooks,
             controller=given.controller,
             clock=cuda_clock(),
-            turn=None if turn is None else EpochTurn(turn),
-            early=early,
             on_closed=partial(_closed, given.gpu_transfer, given.on_closed),
         )
         given.life.began(self.executor.counts)

@@ -78,7 +78,6 @@ class _Window:
     batches: int = 0
     size: float = 0.0
     seconds: float = 0.0
-    left_s: float = 0.0  # of these, with batches that are left out
     before_s: float = 0.0  # of the trial that its sources had before it
     shared: bool = False  # a source took part
     times: Rate = field(default_factory=Rate)  # of the single batches
@@ -86,7 +85,7 @@ class _Window:
     @property
     def batch_s(self) -> float:
         """Seconds a full batch."""
-        return (self.seconds - self.left_s) / self.size
+        return self.seconds / self.size
 
 
 @dataclass(frozen=True)
@@ -149,7 +148,6 @@ class Controller:
     _changed_rates: dict[str, float] = field(default_factory=dict)  # when the decision changed last
     _without: tuple[int, ...] = ()  # ranks that were missing from the last agreement
     _judged: int | None = None  # the rank whose window was judged last
-    _came_early: int = 0  # batches of the epoch, less those that were left out since
     _agreed_at: int = 0
 
     @property
@@ -165,7 +163,7 @@ class Controller:
         """Begin an epoch. Raises ValueError if watts or prices of a source are missing."""
         check_goal(self.goal.threshold, self.goal.objective, self.goal.max_slowdown, self.goal.prices, self.goal.power,
                    set(ledger.devices))  # fmt: skip
-        self._ledger, self._alive, self._came_early = ledger, frozenset(), 0
+        self._ledger, self._alive = ledger, frozenset()
         if self._alone is None:
             self.rates.rest(ledger.devices)  # the host is measured alone first
         elif not self._batches:
@@ -186,16 +184,14 @@ class Controller:
         if self.decision is not None:
             self._rest_all_but({path.source for path in self.decision.chosen.paths}, set(self._ledger.devices))
 
-    def delivered(self, waited_s: float, step_s: float | None, part: float, early: bool = False) -> str | None:
+    def delivered(self, waited_s: float, step_s: float | None, part: float) -> str | None:
         """Note a batch. Returns a line for the user if what was measured ends the offloading, or other ranks are lost.
 
         Args:
             waited_s: seconds that training waited for it.
             step_s: seconds of training between the batch before and the request for this one; None: it is an epoch's first.
             part: the size of the batch before, as a part of a full one.
-            early: it was made before the epoch began.
         """
-        counts = self._counts(waited_s, step_s, early)
         if step_s is None:  # it waited for the epoch's beginning
             return None
         self._batches += 1
@@ -214,17 +210,14 @@ class Controller:
         if usual.count >= Rates.STEPS:
             step_s = min(step_s, Rates.PAUSE * usual.seconds * part)
         window.batches, window.seconds = window.batches + 1, window.seconds + waited_s + step_s
-        if counts:
-            window.size += part
-            window.times.add(waited_s + step_s, part)
-        else:
-            window.left_s += waited_s + step_s
+        window.size += part
+        window.times.add(waited_s + step_s, part)
         window.shared = window.shared or bool(self._taking_part())
         failed = self._fails(window)
         if not failed:
             if self._trial is not None or not (window.batches >= self._length or self._known_early(window)):
                 return None
-            if not window.size or (window.left_s and window.times.count < HOST_LEAST):
+            if not window.size:
                 return None
             if self.agreement is not None and not self.agreement.begun:
                 return None
@@ -234,20 +227,6 @@ class Controller:
             return self._judge(figures)
         self.agreement.offer(figures)
         return None
-
-    def _counts(self, waited_s: float, step_s: float | None, early: bool) -> bool:
-        """Whether a window has this batch's seconds. They say nothing while training lives on what was made before the epoch.
-
-        That lasts until training waits. Where it does not, as many batches more than came early are left out.
-        """
-        if early:
-            self._came_early += 1
-            return False
-        if not self._came_early:
-            return True
-        waits = step_s is not None and waited_s > HOST_ERROR * step_s
-        self._came_early = 0 if waits else self._came_early - 1
-        return False
 
     def _fails(self, window: _Window) -> bool:
         """True if a repeated try is clearly slower than the host alone. The first one is measured to its end."""

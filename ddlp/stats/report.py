@@ -51,8 +51,6 @@ class EpochReport:
     engines: tuple[DeviceLive, ...] = ()  # devices and engines of pools, at this moment or at the epoch's end
     changes: tuple[Change, ...] = ()  # of their number since the epoch began, the last 64; the first to join are no change
     cache: CacheCounts | None = None  # samples that used the host's cache, and what was written to it; None: there is none
-    early: int = 0  # of the host's batches, those that were made, or in work, before the epoch began
-    early_dropped: int = 0  # others that were begun for this epoch, or for one that did not come, and not used so far
 
     @property
     def bound_s(self) -> float | None:
@@ -117,8 +115,6 @@ class EpochReport:
         if self.cache is not None:
             kept = f"{self.cache.hits:,} samples used it, {self.cache.misses:,} did not"
             rows.append(("cache", f"{kept}; {size_text(self.cache.written_bytes)} written"))
-        if self.early or self.early_dropped:
-            rows.append(("early", f"{self.early:,} batches begun before the epoch; {self.early_dropped:,} of no use"))
         rows += engine_rows(self.engines, self.changes)
         rows.append(("verdict", str(self.verdict)))
         return rows + [("note", text) for text in self.notes]
@@ -150,8 +146,6 @@ class Counts:
     asked_s: float | None = None  # since when training waits for a batch; None: it does not
     replaced: ReplacedSamples = field(default_factory=ReplacedSamples)
     changes: deque[Change] = field(default_factory=lambda: deque(maxlen=MOST_CHANGES))
-    early: int = 0  # batches that were begun before the epoch, and used
-    early_dropped: int = 0  # begun, and not used so far
     _published: dict[int, float] = field(default_factory=dict)  # position -> when
     _cpu_before_s: float | None = None  # the process's, when the first batch was delivered
 
@@ -231,12 +225,6 @@ class Counts:
         self.host_cpu_s += cpu_s
         return part
 
-    def took_early(self, cpu_s: float) -> None:
-        """The host has taken a batch that was made before the epoch began, in ``cpu_s`` processor seconds."""
-        self.early += 1
-        self.early_dropped -= 1
-        self.host_cpu_s += cpu_s
-
     def cpu(self, before: float) -> float:
         """Count this thread's processor seconds since ``before``, by `thread_cpu_s`; returns those until now."""
         now = thread_cpu_s()
@@ -268,6 +256,4 @@ class Counts:
             travels=self.ledger is not None,
             engines=() if self.ledger is None else devices_live(self.ledger, rates, full_batch),
             changes=tuple(self.changes),
-            early=self.early,
-            early_dropped=self.early_dropped,
         )

@@ -56,8 +56,6 @@ class Strategy:
         takes_ratio: True: the loader's argument ``ratio`` is for it.
         rank_after_rank: True: a device that several ranks share works for the lowest rank that has leases. False: it works for
             all in turn.
-        from_head: True: the host makes an epoch's first batches first, whatever the devices do. So these may be made before the
-            epoch begins, as many as `head` says.
         decides: True: a `ddlp.planning.controller.Controller` measures while training goes on, and lets devices rest.
     """
 
@@ -70,7 +68,6 @@ class Strategy:
     takes_ratio: ClassVar[bool] = False
     rank_after_rank: ClassVar[bool] = False
     decides: ClassVar[bool] = False
-    from_head: ClassVar[bool] = False
 
     def __init__(self, ledger: Ledger, rates: Rates) -> None:
         if self.needs_length and not ledger.closed:
@@ -91,10 +88,6 @@ class Strategy:
             return None
         first = self.ledger.delivered.first_missing()
         return first if first < self.ledger.length else None
-
-    def head(self) -> int:
-        """Return how many of the epoch's batches are the host's first ones. Asked when the epoch begins, with `from_head`."""
-        return self.ledger.length
 
     def free_for_host(self) -> int | None:
         """Return the free batch that the host should claim."""

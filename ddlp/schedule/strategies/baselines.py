@@ -13,7 +13,6 @@ class Cpu(Strategy):
     line = "this host alone, in the sampler's order"
     order = Order.SAMPLER
     uses_device = False
-    from_head = True
 
     def free_for_device(self, device: str) -> int | None:
         return None

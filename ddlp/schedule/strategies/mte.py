@@ -27,7 +27,6 @@ class Mte(Strategy):
     order = Order.FROM_BOTH_ENDS
     needs_length = True
     takes_ratio = True
-    from_head = True
     rank_after_rank = True  # as in the paper: one rank's directory is filled before the next one's
     # Too small a split costs nothing, too large a split costs time, and the rates are known only within 5 %.
     EARLY, SURE = 0.9, 0.95
@@ -43,10 +42,6 @@ class Mte(Strategy):
     def make(cls, ledger: Ledger, rates: Rates, ratio: float | None = None) -> Mte:
         """Make the strategy of an epoch. ``ratio``: the host's share of the epoch's batches; None calibrates."""
         return cls(ledger, rates, None if ratio is None else round(ledger.length * ratio))
-
-    def head(self) -> int:
-        """Return the split if ``ratio`` gives it. Else what was made early counts as begun, so it stays below the split."""
-        return self.ledger.length if self.host_batches is None else self.host_batches
 
     def turn(self) -> int | None:
         """Return the next batch: ascending up to the split, then descending from the end."""

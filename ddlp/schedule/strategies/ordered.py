@@ -11,7 +11,6 @@ class Ordered(Strategy):
     name = "ordered"
     line = "both sides, in the sampler's order"
     order = Order.SAMPLER
-    from_head = True
 
     def free_for_device(self, device: str) -> int | None:
         free, lead = self.ledger.free, self.made_meanwhile(device)

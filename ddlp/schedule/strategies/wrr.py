@@ -14,4 +14,3 @@ class Wrr(Strategy):
     name = "wrr"
     line = "whichever side is ready, so the order of batches changes from run to run, their content does not"
     order = Order.ANY
-    from_head = True

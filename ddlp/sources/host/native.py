@@ -7,8 +7,11 @@ shared memory or pickles.
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
+import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -36,8 +39,9 @@ __all__ = [
 class NativeHost:
     """Prepares batches with Pillow and the kernel. It is a `ddlp.sources.base.HostSource`."""
 
-    def __init__(self, spec: EpochSpec) -> None:
-        self._spec = spec
+    def __init__(self, spec: EpochSpec, workers: int) -> None:
+        self._spec, self._workers = spec, workers
+        self._first: dict[int, _SharedBatch] = {}  # the epoch's first batches, by position
         self._ahead: FetchAhead | None = None
         self._told: tuple[Callable[[str], None], ...] = ()  # who is told of the cache in this epoch, and who was before
         get_ready(spec)
@@ -49,9 +53,17 @@ class NativeHost:
             self._spec.cache.shelf.tell = sink.warn
         if self._spec.reader.slow:
             self._ahead = FetchAhead(self._spec, sink)
+        elif self._workers > 1 and not self._spec.epilogue.sizes:
+            for position in sink.for_host(self._workers):
+                if not self._spec.plan.wrong(position):
+                    self._first[position] = _SharedBatch(self._spec, position, self._workers, lambda: not sink.over_within(0))
 
     def prepare(self, position: int, wanted: Callable[[], bool], finished: bool) -> PreparedBatch:
-        """Make the batch at this position."""
+        """Make the batch at this position. All workers make the first ones together, before any later one."""
+        for shared, batch in self._first.items():
+            if shared == position:
+                return batch.result(wanted, finished)
+            batch.help(finished)
         if self._ahead is None or not wanted():
             return prepare_batch(self._spec, position, wanted, finished)
         fetch = self._ahead.take(position)
@@ -69,7 +81,7 @@ class NativeHost:
         """Drop the samples that were brought and are not wanted any more, and have nobody of this epoch told of the cache."""
         if self._told and self._spec.cache is not None and self._spec.cache.shelf.tell == self._told[0]:
             self._spec.cache.shelf.tell = self._told[1]  # else the shelf, and so its mapped files, would be kept by a cycle
-        self._told = ()
+        self._told, self._first = (), {}
         if self._ahead is not None:
             self._ahead.close()
 
@@ -108,21 +120,35 @@ def prepare_batch(
         with at_hand(spec.reader, spec.to_read(sources), wanted) as there:
             return prepare_batch(spec, position, wanted, finished, there)
     rows = Rows(spec.epilogue, spec.shape, spec.pipeline.boxes, len(sources), spec.pool, finished)
+    return _finished(spec, position, rows, lambda: _make(spec, sources, occurrences, rows, wanted, reader))
+
+
+def _make(
+    spec: EpochSpec, sources: np.ndarray, occurrences: np.ndarray, rows: Rows, wanted: Callable[[], bool], reader: Reader | None
+) -> dict[int, SampleError]:
+    """Make these samples. Returns the bad ones by their row, with the reason, if others take their place."""
+    bad: dict[int, SampleError] = {}
+    with spec.maker.start(sources, occurrences, spec.seed, spec.epoch, known=True, reader=reader) as batch:
+        at = 0
+        while at < len(sources):
+            if at and not wanted():
+                raise Unwanted
+            try:
+                at = batch.make(at, rows)
+            except SampleError as error:
+                if not (spec.replaces and is_bad_image(error)):
+                    raise
+                bad[at] = error
+                at += 1
+    return bad
+
+
+def _finished(spec: EpochSpec, position: int, rows: Rows, make: Callable[[], dict[int, SampleError]]) -> PreparedBatch:
+    """Return the batch in ``rows``, once ``make`` has returned its bad samples and others have taken their place."""
     bad: dict[int, SampleError] = {}
     failed: list[Exception] = []
     try:
-        with spec.maker.start(sources, occurrences, spec.seed, spec.epoch, known=True, reader=reader) as batch:
-            at = 0
-            while at < len(sources):
-                if at and not wanted():
-                    raise Unwanted
-                try:
-                    at = batch.make(at, rows)
-                except SampleError as error:
-                    if not (spec.replaces and is_bad_image(error)):
-                        raise
-                    bad[at] = error
-                    at += 1
+        bad = make()
         replaced = replace_samples(spec, position, bad, rows.put_one) if bad else ()
     except SampleError as error:
         failed.append(as_raised_by_the_dataset(error))
@@ -131,6 +157,82 @@ def prepare_batch(
     if failed:
         raise failed.pop()  # out of the handler, which would change the context of what a user's operator has raised
     return replace(rows.pixels(), replaced=replaced) if replaced else rows.pixels()
+
+
+class _SharedBatch:
+    """A batch that all workers make together, each a part of its samples at a time.
+
+    So an epoch's first batches come as fast as later ones do. If each worker made one of its own, training would wait for the
+    first one as long as a single worker takes for a whole batch.
+
+    Args:
+        position: the batch's position in the epoch's plan.
+        parts: the number of parts.
+        wanted: False once nobody wants any batch of the epoch.
+    """
+
+    def __init__(self, spec: EpochSpec, position: int, parts: int, wanted: Callable[[], bool]) -> None:
+        self._spec, self._position, self._wanted = spec, position, wanted
+        self._sources, self._occurrences = spec.plan.images(position)
+        self._changed = threading.Condition()
+        samples = len(self._sources)
+        size = max(1, -(-samples // parts))
+        self._to_begin = deque(slice(first, min(first + size, samples)) for first in range(0, samples, size))
+        self._unfinished = len(self._to_begin)
+        self._rows: Rows | None = None  # made by the first worker
+        self._bad: dict[int, SampleError] = {}
+        self._failed: dict[int, BaseException] = {}  # by the first sample of its part
+
+    def help(self, finished: bool) -> None:
+        """Make parts of it until all are begun. ``finished``: as for `prepare_batch`."""
+        while (work := self._next(finished)) is not None:
+            part, rows = work
+            bad: dict[int, SampleError] = {}
+            failed: dict[int, BaseException] = {}
+            try:
+                bad = _make(self._spec, self._sources[part], self._occurrences[part], rows, self._wanted, None)
+            except BaseException as error:  # raised where the batch is asked for
+                failed[part.start] = error
+            with self._changed:
+                self._bad.update((part.start + row, error) for row, error in bad.items())
+                self._failed.update(failed)
+                self._unfinished -= 1
+                self._changed.notify_all()
+            bad.clear()
+            failed.clear()  # as in `_finished`
+
+    def result(self, wanted: Callable[[], bool], finished: bool) -> PreparedBatch:
+        """Make what is left of it, wait for the others' parts, and return the batch. Raises as `prepare_batch`."""
+        if wanted():
+            self.help(finished)
+        with self._changed:
+            self._unfinished -= len(self._to_begin)  # of a batch that nobody wants
+            self._to_begin.clear()
+            self._changed.wait_for(lambda: not self._unfinished)
+            rows, self._rows = self._rows, None
+        if rows is None or not wanted():
+            self._bad.clear()
+            self._failed.clear()
+            raise Unwanted
+        return _finished(self._spec, self._position, rows, self._take_bad)
+
+    def _next(self, finished: bool) -> tuple[slice, Rows] | None:
+        """Return a part that nobody has begun, and its memory."""
+        with self._changed:
+            if not self._to_begin:
+                return None
+            spec, samples = self._spec, len(self._sources)
+            if self._rows is None:
+                self._rows = Rows(spec.epilogue, spec.shape, spec.pipeline.boxes, samples, spec.pool, finished)
+            part = self._to_begin.popleft()
+            return part, self._rows.part(part)
+
+    def _take_bad(self) -> dict[int, SampleError]:
+        """Return the bad samples. Raises the first error of a part, if one failed."""
+        failed, self._failed = self._failed, {}
+        if failed:
+            raise failed.pop(min(failed))
+        return self._bad
 
 
 class Rows(Destination):
@@ -185,6 +287,17 @@ class Rows(Destination):
             return None
         table, channels_last = self._epilogue.by_table or (None, False)  # without a table the bytes go to planes
         return FinishedPlace(self._bits[part], None if self.boxes is None else self.boxes[part], table, channels_last)
+
+    def part(self, samples: slice) -> Rows:
+        """Return the memory of some of the samples. Several threads may fill such parts at the same time."""
+        some = copy.copy(self)
+        some._samples = samples.stop - samples.start
+        some.boxes = None if self.boxes is None else self.boxes[samples]
+        if self._bits is None:
+            some._bytes = self._images(self._samples)[samples]
+        else:
+            some._bits, some._bytes = self._bits[samples], None
+        return some
 
     def put(self, part: slice, made: np.ndarray) -> None:
         """Take samples that were made elsewhere, uint8 (n, height, width, channels)."""

@@ -19,7 +19,7 @@ import pytest
 from csd_engine.cache import shelf as shelf_file
 from csd_engine.cache.origins import Origins
 from csd_engine.cache.segments import Sample
-from csd_engine.cache.shelf import CacheCounts, Found, NeedsWriting, Shelf
+from csd_engine.cache.shelf import Found, Shelf
 from csd_engine.cache.shelves import Shelves
 from csd_engine.errors import CacheRefused
 
@@ -173,73 +173,6 @@ def test_flipped_bits_are_found_and_made_again(opened: Callable[..., Shelf], tmp
     assert hits(opened()).all()
 
 
-def test_a_thread_that_only_reads(opened: Callable[..., Shelf], tmp_path: Path) -> None:
-    """It counts apart, and leaves to others what is changed, damaged, or missing and may be kept."""
-    told: list[str] = []
-    one = opened(told=told)
-    with one.reading(one.counts) as counts:
-        assert not one.keeps
-        assert not one.find(ALL[:9], origins(ALL[:9])).hit.any()  # this epoch has kept nothing so far
-        one.keep([Sample(0, origins(ALL).one(0), image(0))], 0.01)
-    assert one.keeps and not one.filling and (one.counts, counts) == (CacheCounts(), CacheCounts(misses=9))
-    one.keep([Sample(k, origins(ALL).one(k), image(k)) for k in range(100)], 0.01)
-    with one.reading(one.counts), pytest.raises(NeedsWriting):  # a file is being filled
-        one.find(ALL[:9], origins(ALL[:9]))
-    one.flush()
-    with one.reading(one.counts), pytest.raises(NeedsWriting):  # others may be kept
-        one.find(ALL[95:105], origins(ALL[95:105]))
-    with one.reading(one.counts) as counts:
-        found = one.find(ALL[:9], origins(ALL[:9]))
-        with pytest.raises(NeedsWriting):
-            one.find(ALL[:9], origins(ALL[:9], mtime_ns=LONG_AGO + 1))
-        assert one.has(ALL[:9], origins(ALL[:9])).all()  # nothing is forgotten
-    assert np.array_equal(pixels(one, found, 3), image(3)) and counts == CacheCounts(hits=9)
-    before = CacheCounts(one.counts.hits, one.counts.misses, one.counts.written_bytes)
-    one.count(counts)
-    assert one.counts == CacheCounts(before.hits + 9, before.misses, before.written_bytes)
-    one.begin()
-    with one.reading(one.counts) as counts:  # the epoch has nothing to keep, so what is missing can't be kept
-        assert one.find(ALL[95:105], origins(ALL[95:105])).hit.sum() == 5
-    assert counts == CacheCounts(5, 5)
-    last = one.counts
-    one.begin()
-    with one.reading(last) as counts:  # this epoch has begun by now, and may keep what is missing
-        assert one.find(ALL[:9], origins(ALL[:9])).hit.all()
-        with pytest.raises(NeedsWriting):
-            one.find(ALL[95:105], origins(ALL[95:105]))
-    assert counts == CacheCounts(9)
-
-    (file,) = files(tmp_path)
-    content = bytearray(file.read_bytes())
-    content[4096 + 7 * IMAGE_BYTES + 100] ^= 4
-    file.write_bytes(content)
-    other = opened(told=told)
-    with other.reading(other.counts):
-        assert other.find(ALL[:7], origins(ALL[:7])).hit.all()
-        with pytest.raises(NeedsWriting):
-            other.find(ALL[:9], origins(ALL[:9]))
-        assert file.exists() and not told
-        other.close()
-        assert other.find(ALL[20:30], origins(ALL[20:30])).hit.all()
-
-
-def test_what_makes_an_epoch_leave_something_to_keep(opened: Callable[..., Shelf]) -> None:
-    """A sample that is too new, or a file that is given up: then what is missing is for the next epoch."""
-    new = origins(ALL, mtime_ns=int((time.time() + 1000) * 1e9))
-    one = opened()
-    one.keep([Sample(0, new.one(0), image(0))], 0.01)
-    with one.reading(one.counts), pytest.raises(NeedsWriting):
-        one.find(ALL[:1], new)
-    fill(one, ALL[:10])
-    one.begin()
-    with one.reading(one.counts):
-        one.find(ALL[10:20], origins(ALL[10:20]))
-    changed = origins(ALL[:10], mtime_ns=LONG_AGO + 5)
-    assert not one.find(ALL[:10], changed).hit.any()
-    with one.reading(one.counts), pytest.raises(NeedsWriting):
-        one.find(ALL[10:20], origins(ALL[10:20]))
-
-
 def test_who_closes_a_shelf_waits_for_its_file(
     opened: Callable[..., Shelf], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -333,8 +266,6 @@ def test_a_file_that_is_cut_off_while_it_is_used(opened: Callable[..., Shelf], t
     (path,) = files(tmp_path)
     os.truncate(path, 4096 + 100 * IMAGE_BYTES + 1)
     assert np.array_equal(pixels(one, found, 99), image(99))
-    with one.reading(one.counts), pytest.raises(NeedsWriting):
-        one.read(found, [150])
     assert one.read(found, [99, 100]) is None and one.read(found, [150]) is None
     assert len(told) == 1 and "it was cut off" in told[0] and files(tmp_path) == []
     assert not one.find(ALL, origins(ALL)).hit.any() and one.keeps

@@ -357,7 +357,6 @@ def test_auto_keeps_nothing_while_training_does_not_wait(
     assert "no more is kept, since training does not wait" in str(loader.report())
     slow = True
     epoch(loader)
-    epoch(loader)  # has what was made early for the one before
     slow = False  # what is kept is used all the same
     epoch(loader)
     assert counted(loader) == (COUNT, 0)

@@ -39,7 +39,6 @@ def fills(monkeypatch) -> list[int]:
     seen: list[int] = []
     fill = Bulk.fill
     monkeypatch.setattr(Bulk, "fill", lambda one, indices, *rest: (seen.append(len(indices)), fill(one, indices, *rest))[1])
-    monkeypatch.setenv("DDLP_EARLY_BATCHES", "off")  # so that no call is of the next epoch
     return seen
 
 

@@ -40,7 +40,6 @@ def calls(monkeypatch, need_kernel) -> list[int]:
 
     monkeypatch.setattr(Files, "make", counted)
     monkeypatch.setattr(kernel_batch, "ENOUGH_S", 30.0)  # so that it does not depend on this machine's speed
-    monkeypatch.setenv("DDLP_EARLY_BATCHES", "off")  # so that no call is of the next epoch
     return seen
 
 

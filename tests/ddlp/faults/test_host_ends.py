@@ -141,34 +141,3 @@ def test_ends(script, how):
     assert status == expected, err
     assert err.strip().endswith(last) and err.count("Traceback") == bool(last), err
     one.nothing_left()
-
-
-BETWEEN_EPOCHS = """
-    from ddlp.epoch import early_batches
-    make = early_batches.prepare_batch
-    def endless(spec, position, wanted, finished):
-        while wanted():
-            time.sleep(0.01)
-        return make(spec, position, wanted, finished)
-    early_batches.prepare_batch = endless
-    loader = make_loader(data, "cpu", num_workers=2)
-    list(loader)
-    while loader._turn.early.begun < 2:
-        time.sleep(0.01)
-    said("ready")
-"""
-
-
-@pytest.mark.parametrize("then", ["time.sleep(60)", "pass", "for batch in loader: time.sleep(1)", "a = [loader]; a.append(a)"])
-@pytest.mark.some(2)
-def test_ends_while_batches_are_made_for_the_next_epoch(script, then):
-    one = script(BETWEEN_EPOCHS + "    " + then)
-    assert one.line() == "ready"
-    interrupted = "sleep" in then
-    if interrupted:
-        time.sleep(0.2)
-        one.interrupt()
-    status, err = one.end()
-    assert status == (-signal.SIGINT if interrupted else 0), err
-    assert err.count("Traceback") == interrupted and "Exception" not in err, err
-    one.nothing_left()

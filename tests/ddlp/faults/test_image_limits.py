@@ -72,7 +72,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 25_000)
-    monkeypatch.setenv("DDLP_EARLY_BATCHES", "off")  # else the next epoch may warn before it begins
 
 
 def outcome(loader: DataLoader, action: str) -> tuple[list[Any], list[tuple[str, str]]]:

@@ -14,12 +14,6 @@ from tests.object_server import ObjectServer, files_below, index_of
 pytest.importorskip("obstore")
 
 
-@pytest.fixture(autouse=True)
-def of_its_own_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each request is one of the epoch under way: tests count them. `test_early_batches` has the others."""
-    monkeypatch.setenv("DDLP_EARLY_BATCHES", "off")
-
-
 @pytest.fixture(scope="session")
 def images(tmp_path_factory) -> dict[str, bytes]:
     """Images below ``train/``, by key."""

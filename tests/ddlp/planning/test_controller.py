@@ -48,8 +48,6 @@ class Play:
     quota: int = 32
     goal: Goal = field(default_factory=Goal)
     batches: int = 1000  # of an epoch
-    early: int = 0  # batches that the host has made before each epoch but the first
-    slots: int = 4  # batches that the host may hold
 
     def __post_init__(self) -> None:
         self.controller = Controller(Rates(host=_Host(usual_s=self.host_s)), self.goal, 2.0)
@@ -63,7 +61,7 @@ class Play:
     def epoch(self, strategy: str = "auto") -> float:
         """Play an epoch; return its seconds."""
         auto = strategy == "auto"
-        ledger = Ledger(self.batches, host_slots=self.slots, fetch_slots=3)
+        ledger = Ledger(self.batches, host_slots=4, fetch_slots=3)
         simulation = Simulation(ledger, self._world(lambda: ledger), STRATEGIES[strategy].make,
                                 controller=self.controller if auto else None)  # fmt: skip
         if auto:
@@ -71,9 +69,7 @@ class Play:
 
             def watched(waited_s: float, step_s: float | None, part: float) -> str | None:
                 self.done += 1
-                position = simulation.strategy.next_delivery()
-                early = self._is_early(position) and position in ledger.ready_host
-                news = delivered(waited_s, step_s, part, early)
+                news = delivered(waited_s, step_s, part)
                 if news is not None:
                     self.told.append((self.done, news))
                 if not self.sets or self.sets[-1][1] != self.resting:
@@ -95,16 +91,11 @@ class Play:
             self.epoch()
         return self
 
-    def _is_early(self, position: int) -> bool:
-        return len(self.seconds) > 0 and position < self.early
-
     def _world(self, ledger) -> World:
         def about(seconds: float) -> float:
             return seconds * max(0.05, self.rng.gauss(1.0, NOISE))
 
         def host_s(position: int) -> float:
-            if self._is_early(position):
-                return 0.0
             shared = any(account.outstanding for account in ledger().devices.values())
             return about(self.host_s) * (1 + self.harm * (shared and self.done >= self.harm_since))
 
@@ -157,24 +148,6 @@ def test_it_rests_where_training_does_not_wait():
 def test_batches_that_were_ready_before_do_not_hide_that_training_waits():
     play = Play(step_s=0.0105, slow_start_s=2.0, devices=(0.012,), batches=150).epochs(1)
     assert not play.resting and play.rested[1][0] <= WARM_UP + HOST_WINDOW + 1
-
-
-@pytest.mark.parametrize("step_s", [0.0, 0.004, 0.02])
-def test_batches_that_were_made_before_the_epoch_are_not_measured(step_s, monkeypatch):
-    """Each later epoch is one window, and a fifth of it was there before. What is measured is the rest."""
-
-    def measured(early: int) -> tuple[float, float]:
-        windows = []
-        play = Play(0.012, step_s, (0.06,), early=early, slots=24, batches=WINDOW + 30)
-        judge = play.controller._judge
-        monkeypatch.setattr(play.controller, "_judge", lambda window: windows.append(window) or judge(window))
-        play.epochs(8)
-        later = windows[2:]
-        assert len(later) >= 4
-        return len(windows), sum(one.batch_s for one in later) / len(later)
-
-    (count, without_s), (with_count, with_s) = measured(0), measured(20)
-    assert with_count == count and with_s == pytest.approx(without_s, rel=0.03)
 
 
 def test_processor_time_that_is_a_small_part_of_the_hosts_counts_as_that_part():

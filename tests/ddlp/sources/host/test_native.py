@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,10 @@ from torch.utils.data import ConcatDataset, DataLoader
 from csd_engine.data.image_files import MAX_FILE_BYTES
 from csd_engine.prepare import batch_maker, kernel_batch
 from csd_engine.prepare import sample as samples
-from ddlp import ImageArrays, ImageFiles
+from ddlp import DDLPLoader, ImageArrays, ImageFiles
 from ddlp.sampling.epoch_plan import EpochPlan
 from ddlp.sources.base import EpochSpec, Unwanted
+from ddlp.sources.host import native
 from ddlp.sources.host.native import NativeHost, prepare_batch
 from ddlp.transfer.memory_pool import MemoryPool
 from ddlp.transforms import Cutout
@@ -139,5 +141,68 @@ def test_a_host_is_ready_before_there_are_threads(paths):
     """If a process is forked while a thread imports for the first batch, the child would wait for ever."""
     made = spec(files(paths))
     assert "maker" not in vars(made)
-    NativeHost(made)
+    NativeHost(made, 2)
     assert "maker" in vars(made) and ".jpg" in Image.EXTENSION
+
+
+def damaged(paths, home, *numbers):
+    """The files, of which these are cut off."""
+    copies = [shutil.copy(path, home) for path in paths]
+    for number in numbers:
+        os.truncate(copies[number], 200)
+    return copies
+
+
+def test_all_workers_make_the_first_batches_together(paths, monkeypatch):
+    together, lock, parts = threading.Barrier(2, timeout=300), threading.Lock(), []
+    make = native._make
+
+    def watched(spec, sources, *rest):
+        with lock:
+            parts.append(sources.tolist())
+            number = len(parts)
+        if number <= 2:
+            together.wait()
+        return make(spec, sources, *rest)
+
+    monkeypatch.setattr(native, "_make", watched)
+    batches = list(DDLPLoader(files(paths), BATCH, num_workers=2, seed=1))
+    assert sorted(parts[0] + parts[1]) == list(range(BATCH)), parts
+    assert sorted(sum(parts, [])) == list(range(COUNT))
+    monkeypatch.undo()
+    for (images, targets), (expected, numbers) in zip(batches, DDLPLoader(files(paths), BATCH, seed=1), strict=True):
+        assert torch.equal(images, expected) and torch.equal(targets, numbers)
+
+
+def test_of_two_bad_samples_the_first_ones_error_is_raised(paths, tmp_path, monkeypatch):
+    """Also where another worker comes to the second one before."""
+    second_failed, make = threading.Event(), native._make
+
+    def in_this_order(spec, sources, *rest):
+        if 1 in sources:
+            assert second_failed.wait(300)
+        try:
+            return make(spec, sources, *rest)
+        finally:
+            if 3 in sources:
+                second_failed.set()
+
+    monkeypatch.setattr(native, "_make", in_this_order)
+    loader = DDLPLoader(files(damaged(paths, tmp_path, 1, 3)), BATCH, num_workers=2)
+    iterator = iter(loader)
+    with pytest.raises(OSError, match=r"/1\.jpg"):
+        next(iterator)
+    assert [targets.tolist() for _, targets in iterator] == [[4, 5, 6, 7], [8, 9, 10, 11]]
+
+
+def test_bad_samples_of_the_first_batches_are_replaced_alike_by_any_number_of_workers(paths, tmp_path):
+    data = files(damaged(paths, tmp_path, 1, 3, 6))
+
+    def epoch(workers):
+        loader = DDLPLoader(data, BATCH, num_workers=workers, seed=1, on_error="replace", max_replaced=1)
+        return list(loader), loader.report()
+
+    (batches, report), (expected, by_itself) = epoch(3), epoch(0)
+    for (images, targets), (same, numbers) in zip(batches, expected, strict=True):
+        assert torch.equal(images, same) and torch.equal(targets, numbers)
+    assert report.replaced == by_itself.replaced == 3 and report.replaced_samples == by_itself.replaced_samples
