@@ -41,8 +41,8 @@ end() {
 trap end EXIT
 trap 'exit 130' INT TERM
 status=0
-# Four processes keep two cores busy, as most tests wait for others. A file's tests stay in one of them.
-"$PY" -m pytest -n 4 --dist loadfile --no-loadscope-reorder --durations=25 "${chosen[@]}" || status=1
+# Five processes keep two cores busy, as most tests wait for others. A file's tests stay in one of them.
+"$PY" -m pytest -n 5 --dist loadfile --no-loadscope-reorder --durations=25 "${chosen[@]}" || status=1
 wait "$checking" || status=1
 cat "$said"
 exit "$status"

@@ -93,6 +93,7 @@ def test_turboloader_gets_the_same_files_in_the_same_order(small_sets):
         assert images.shape == expected.shape and images.dtype == expected.dtype and labels.equal(of_it)
 
 
+@pytest.mark.slow  # the quick start's and the host's short runs count such loops too
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs 2 cores")
 def test_bare_loops_are_counted_together_and_end_with_their_parent(small_sets, monkeypatch):
     mark = f"TEST_OF_BARE_LOOPS={os.getpid()}"

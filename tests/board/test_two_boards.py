@@ -166,6 +166,7 @@ def test_one_without_a_shared_spool(boards: dict[str, Board], images: Path) -> N
     assert same(train(loader, step_s=0), train(make_loader(dataset, "cpu"), step_s=0)) and loader.report().batches_csd
 
 
+@pytest.mark.slow  # pools/test_retire.py and faults/test_engine_dies.py kill engines here
 def test_two_boards_of_which_one_is_killed_and_comes_back(boards: dict[str, Board], images: Path) -> None:
     dataset = pictures(images)
     host = make_loader(dataset, "cpu")

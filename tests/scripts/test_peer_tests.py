@@ -39,7 +39,7 @@ class TestLoader(unittest.TestCase):
     ("options", "counts"),
     [([], ["2 1", "0 1", "1 1"]), (["--only-ddlp"], ["1", "1", "1"]), (["-k", "samples"], ["1 1", "0 0", "0 0"])],
 )
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 def test_what_differs_is_listed(monkeypatch, capsys, tmp_path, options, counts):
     pytest.importorskip("torchdata.stateful_dataloader")
     file = tmp_path / "test/stateful_dataloader/test_state_dict.py"

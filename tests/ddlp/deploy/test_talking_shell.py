@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from ddlp import cli
 from tests.benchmarks.bench import bench
 from tests.ddlp.deploy.local_device import Device, ddlp
 
 
+@pytest.mark.slow  # test_shell.py: test_a_login_shell_that_talks_disturbs_nothing
 def test_what_a_login_shell_says_is_nobody_s_answer(make_device: Callable[..., Device], capsys) -> None:
     device = make_device('ForceCommand echo "Orange Pi: 3 updates"; eval "$SSH_ORIGINAL_COMMAND"')
     told = ddlp(capsys, *device.arguments("--kernel", "cross"))  # no compiler, no kernel: no change either

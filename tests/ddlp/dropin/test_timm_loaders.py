@@ -194,7 +194,8 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "recipe")) for name in OPTIONS])
+@pytest.mark.slow  # test_run.py: test_a_script_like_timms
+@pytest.mark.parametrize("name", OPTIONS)
 def test_a_script_with_timms_loaders(folder: Path, forks: Forks, name: str) -> None:
     """Both loaders are swapped. Evaluation is the script's to the bit; of training shapes, strides and dtypes are."""
     options, changes = OPTIONS[name]
