@@ -29,6 +29,8 @@ from tests.ddlp.deploy.quick import quicken
 from tests.ddlp.deploy.sshd import Sshd, kill_tree
 from tests.needs import need
 
+COMPILED = shutil.ignore_patterns("__pycache__")  # the engine may compile modules meanwhile
+
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Device]:
@@ -44,7 +46,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Device]:
         assert cli.main(device.arguments()) == 0
         device.engine()
         for name, path in _restored(device).items():
-            shutil.copytree(path, home / name, symlinks=True)
+            shutil.copytree(path, home / name, symlinks=True, ignore=COMPILED)
     yield device
     kill_tree(device.supervisor())
     device.sshd.stop()
@@ -69,7 +71,7 @@ def deployed(shared: Device, capsys: pytest.CaptureFixture[str], monkeypatch: py
         kill_tree(shared.supervisor())
     for name, path in _restored(shared).items():
         shutil.rmtree(path, ignore_errors=True)
-        shutil.copytree(server.directory.parent / name, path, symlinks=True)
+        shutil.copytree(server.directory.parent / name, path, symlinks=True, dirs_exist_ok=True)  # but for such modules
     for path in shared.spool.glob("job-*"):
         shutil.rmtree(path)
     ddlp(capsys, *shared.arguments("--upgrade"))  # mends the rest

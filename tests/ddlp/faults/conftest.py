@@ -89,8 +89,9 @@ def engines(spool: Path) -> Iterator[Callable[..., EngineProcess]]:
 def settled() -> bool:
     """True once no engine is left, no worker of torch is ending, and no thread of ddlp is at work."""
     ending = [p for p in descendants() if ENGINE in p.command or "multiprocessing" in p.command or " pytest" in p.command]
+    stay = [p for p in ending if "resource_tracker" in p.command or ("forkserver" in p.command and p.parent == os.getpid())]
     threads = [t for t in threading.enumerate() if t.name.startswith("ddlp-") or "QueueFeeder" in t.name]
-    return not threads and not [p for p in ending if "resource_tracker" not in p.command]
+    return not threads and len(ending) == len(stay)  # of the fork server its children end
 
 
 @pytest.fixture(scope="session")
