@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import resource
@@ -24,9 +25,12 @@ def open_below(directory: Path) -> list[str]:
     return [one for one in open_files() if one.startswith(f"{directory}/")]
 
 
-def descriptors() -> list[str]:
-    """The descriptors' numbers, with that of the listing."""
-    return sorted(os.listdir("/proc/self/fd"))
+def opened_since(before: list[str]) -> list[str]:
+    """What is open now and was not in `before`, a list by `open_files`.
+
+    What was closed meanwhile does not count: threads of earlier tests close their pipes and sockets when they come to it.
+    """
+    return sorted((collections.Counter(open_files()) - collections.Counter(before)).elements())
 
 
 @contextlib.contextmanager
@@ -34,7 +38,7 @@ def few_descriptors(free: int) -> Iterator[None]:
     """Let this process open exactly `free` more files."""
     limits, held = resource.getrlimit(resource.RLIMIT_NOFILE), [os.open(os.devnull, os.O_RDONLY)]
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, descriptors())) + free + 1, limits[1]))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + free + 1, limits[1]))
         with contextlib.suppress(OSError):
             while True:
                 held.append(os.dup(held[0]))

@@ -22,7 +22,7 @@ from csd_engine.prepare.sample import prepare_sample
 from csd_engine.service.worker import _OneRow
 from csd_engine.batchfile.reader import Layout
 from tests.engine_process import EPOCH, SEED, pipeline
-from tests.open_files import descriptors
+from tests.open_files import open_files, opened_since
 
 MOST = 1 << 30
 
@@ -64,12 +64,12 @@ class Scene:
 
 @pytest.fixture
 def scene(jpegs, tmp_path):
-    before = descriptors()
+    before = open_files()
     made = Scene(jpegs, tmp_path)
     yield made
     for reader in (made.here, made.there):
         reader.close()
-    assert descriptors() == before
+    assert opened_since(before) == []
 
 
 def test_the_description_goes_round(scene):

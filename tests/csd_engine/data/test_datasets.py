@@ -23,7 +23,7 @@ from csd_engine.errors import DatasetError, EngineError, RootNotAllowed, SampleE
 from csd_engine.data.roots import Roots
 from csd_engine.prepare.sample import prepare_sample
 from csd_engine.service.uploads import needed_files
-from tests.open_files import descriptors
+from tests.open_files import open_files, opened_since
 
 HEX = "0123456789abcdef" * 2
 PATHS = ["a/x.jpg", "a/y y.jpg", "top.png", "b/c/\u00e4.jpg", "b/c/\udcff.jpg", "a/z"]
@@ -221,12 +221,12 @@ def test_where_the_files_of_a_batch_lie(jpegs, tmp_path):
 def test_no_descriptor_stays_open(jpegs, tmp_path):
     write_manifest(tmp_path / "m", jpegs[1])
     reader = open_reader(FileSet(str(jpegs[0]), HEX, len(jpegs[1])), str, lambda _: tmp_path / "m")
-    before = descriptors()
+    before = open_files()
     images = [reader.image(index) for index in range(24)]
     out = np.zeros((32, 32, 3), np.uint8)
     for index in range(24):
         prepare_sample(reader, pipeline(), (index, 0), 1, 2, out)
-    assert len(descriptors()) == len(before)
+    assert opened_since(before) == []
     assert images[0].size[0] > 32
 
 

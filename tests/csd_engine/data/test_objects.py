@@ -37,7 +37,7 @@ from csd_engine.service.channel import LineBuffer, WorkerChannel
 from csd_engine.service.worker import Worker
 from tests.engine_process import pipeline
 from tests.object_server import BUCKET, ObjectServer
-from tests.open_files import descriptors
+from tests.open_files import open_files, opened_since
 
 pytest.importorskip("obstore")
 
@@ -85,7 +85,7 @@ def test_the_description_goes_round(scene):
 
 def test_the_objects_are_the_hosts(scene):
     scene.listed(scene.made()).close()  # obstore has some descriptors of its own from now on
-    before = descriptors()
+    before = open_files()
     listed = scene.listed(scene.made())
     assert [listed[k] for k in range(3)] == [
         Stored("cat/1.jpg", 100, "", mark_of('"a"')), Stored("cat/b/2.jpg", 0, ""), Stored("dog/3.jpg", 7, "", mark_of('"c"')),
@@ -97,7 +97,7 @@ def test_the_objects_are_the_hosts(scene):
     with pytest.raises(IndexError):
         parts[2]
     parts.close()
-    assert descriptors() == before
+    assert opened_since(before) == []
 
 
 def test_names_that_have_one_directory(scene):

@@ -29,7 +29,7 @@ from csd_engine.prepare.sample import prepare_sample
 from csd_engine.service.channel import LineBuffer, WorkerChannel
 from csd_engine.service.worker import Worker
 from tests.joined_files import JoinedSet
-from tests.open_files import descriptors
+from tests.open_files import open_files, opened_since
 
 
 class Scene:
@@ -71,7 +71,7 @@ def scene(jpegs, tmp_path, monkeypatch):
 
 
 def test_the_bytes_of_a_part_and_no_others(scene):
-    reader, before = scene.reader(scene.joined), descriptors()
+    reader, before = scene.reader(scene.joined), open_files()
     assert [content(reader.open(index)) for index in range(len(reader))] == scene.contents
     for index in (0, 3, len(reader) - 1):
         with io.BufferedReader(SampleStream(reader.open(index))) as stream:
@@ -80,16 +80,16 @@ def test_the_bytes_of_a_part_and_no_others(scene):
             assert stream.read() == scene.contents[index][-4:]
             stream.seek(2)
             assert stream.read(3) == scene.contents[index][2:5]
-    assert reader.paths([0]) is None and descriptors() == before
+    assert reader.paths([0]) is None and opened_since(before) == []
 
 
 @pytest.mark.parametrize(("offset", "size"), [(5, 6), (11, 0), (-1, 2), (0, -1), (0, 11), (20, None)])
 def test_a_part_that_is_not_in_the_file_is_refused(tmp_path, offset, size):
     (tmp_path / "x").write_bytes(bytes(10))
-    before = descriptors()
+    before = open_files()
     with pytest.raises(SampleError, match="not in the file of 10 bytes"):
         open_sample(str(tmp_path / "x"), offset=offset, size=size)
-    assert descriptors() == before
+    assert opened_since(before) == []
 
 
 def test_a_part_up_to_the_end_and_its_limit(tmp_path):
@@ -112,10 +112,10 @@ def test_a_part_gives_the_pixels_of_a_file(scene, monkeypatch, way):
 
 
 def test_parts_are_opened_ahead_and_go_with_other_kinds(scene):
-    before, order = descriptors(), [7, 3, 3, 0, 23]
+    before, order = open_files(), [7, 3, 3, 0, 23]
     with ReadAhead(scene.reader(scene.joined), order) as ahead:
         assert [content(ahead.open(index)) for index in order[:3]] == [scene.contents[index] for index in order[:3]]
-    assert descriptors() == before
+    assert opened_since(before) == []
     both = scene.reader(ConcatSet((scene.files, scene.joined)))
     n = len(scene.names)
     assert both.paths([1, n]) is None and both.paths([1]) is not None

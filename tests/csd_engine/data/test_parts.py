@@ -21,7 +21,7 @@ from csd_engine.errors import DatasetError, SampleError
 from csd_engine.prepare.file_batch import FileBatch
 from csd_engine.transforms.fileplan import file_plan
 from tests.engine_process import EPOCH, SEED, pipeline
-from tests.open_files import descriptors
+from tests.open_files import open_files, opened_since
 
 GAP = b"between two parts"
 
@@ -93,7 +93,7 @@ def scene(jpegs, tmp_path, need_kernel):
 @pytest.mark.parametrize("most", [64, 2, 0])
 def test_parts_are_those_of_files(scene, monkeypatch, most):
     monkeypatch.setattr(csd_engine.data.parts, "MOST_OPEN", most)
-    before, n = descriptors(), len(scene.names)
+    before, n = open_files(), len(scene.names)
     reader, whole = scene.reader(scene.parts), scene.reader(scene.whole)
     assert len(reader) == 2 * n and reader.paths([0]) is None
     assert [content(reader.open(k)) for k in range(2 * n)] == scene.contents
@@ -109,7 +109,7 @@ def test_parts_are_those_of_files(scene, monkeypatch, most):
     assert np.array_equal(mixed[0], scene.batch(both, [2])[0][0])
     for one in (reader, whole, both):
         one.close()
-    assert descriptors() == before
+    assert opened_since(before) == []
 
 
 def test_where_files_and_parts_lie_together(scene):
@@ -128,7 +128,7 @@ def test_where_files_and_parts_lie_together(scene):
 @pytest.mark.parametrize("row", [(0, 5, 1 << 40), (0, 1 << 40, 5), (0, -5, 9), (0, 5, -9), (1, (1 << 63) - 1, 1)])
 def test_a_part_that_is_not_in_its_file(scene, monkeypatch, row, most):
     monkeypatch.setattr(csd_engine.data.parts, "MOST_OPEN", most)
-    before = descriptors()
+    before = open_files()
     reader = scene.reader(scene.part_set([scene.rows[0], row, scene.rows[2]]))
     with pytest.raises(SampleError, match="not in the file of"):
         reader.open(1)
@@ -136,7 +136,7 @@ def test_a_part_that_is_not_in_its_file(scene, monkeypatch, row, most):
         scene.batch(reader, [0, 1, 2])
     assert content(reader.open(2)) == scene.contents[2] and str(row[2]) in reader.where(1)
     reader.close()
-    assert descriptors() == before
+    assert opened_since(before) == []
 
 
 def test_a_part_that_is_too_large_is_refused(scene, monkeypatch):

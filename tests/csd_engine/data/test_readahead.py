@@ -13,7 +13,7 @@ from csd_engine.data.manifest import write_manifest
 from csd_engine.errors import SampleError
 from csd_engine.data.readahead import AHEAD, ReadAhead
 from csd_engine.data.safe_open import OpenFile
-from tests.open_files import descriptors, few_descriptors
+from tests.open_files import few_descriptors, open_files, opened_since
 
 COUNT = 30
 
@@ -37,33 +37,33 @@ def test_it_gives_what_the_reader_gives_and_opens_each_once(reader, monkeypatch)
     right = os.open
     monkeypatch.setattr(os, "open", lambda path, *more: opened.append(path) or right(path, *more))
     order = [int(k) for k in np.random.default_rng(1).permutation(COUNT)] + [3, 3, 4]
-    before = descriptors()
+    before = open_files()
     with ReadAhead(reader, order) as ahead:
         for turn, index in enumerate(order):
             source = ahead.open(index)
             assert len(opened) == min(turn + 1 + AHEAD, len(order))
             assert read(source) == bytes([index]) * (index + 1) and source.size == index + 1
             assert ahead.where(index) == reader.where(index)
-    assert len(opened) == len(order) == len(ahead) + 3 and descriptors() == before
+    assert len(opened) == len(order) == len(ahead) + 3 and opened_since(before) == []
 
 
 @pytest.mark.parametrize("taken", [0, 1, 5, COUNT])
 def test_nothing_stays_open_when_a_batch_is_broken_off(reader, taken):
-    before = descriptors()
+    before = open_files()
     with pytest.raises(KeyboardInterrupt):
         with ReadAhead(reader, range(COUNT)) as ahead:
             for index in range(taken):
                 read(ahead.open(index))
             if 0 < taken < COUNT:
-                assert len(descriptors()) == len(before) + AHEAD
+                assert len(opened_since(before)) == AHEAD
             raise KeyboardInterrupt
-    assert descriptors() == before
+    assert opened_since(before) == []
     ahead.close()
 
 
 def test_a_missing_file_is_told_at_its_turn(reader, tmp_path):
     os.unlink(tmp_path / "5.jpg")
-    before = descriptors()
+    before = open_files()
     with ReadAhead(reader, range(COUNT)) as ahead:
         for index in range(COUNT):
             if index == 5:
@@ -71,7 +71,7 @@ def test_a_missing_file_is_told_at_its_turn(reader, tmp_path):
                     ahead.open(index)
             else:
                 assert read(ahead.open(index)) == bytes([index]) * (index + 1)
-    assert descriptors() == before
+    assert opened_since(before) == []
 
 
 @pytest.mark.parametrize("free", [1, 2, 3, AHEAD])
@@ -82,11 +82,11 @@ def test_the_last_descriptors_go_to_the_files_that_come_next(reader, free):
 
 
 def test_samples_out_of_order_are_opened_as_they_come(reader):
-    before = descriptors()
+    before = open_files()
     with ReadAhead(reader, range(COUNT)) as ahead:
         for index in (0, 7, 1, 2):
             assert read(ahead.open(index)) == bytes([index]) * (index + 1)
-    assert descriptors() == before
+    assert opened_since(before) == []
 
 
 class Rows(Reader):

@@ -5,7 +5,7 @@ import pytest
 
 from csd_engine.batchfile.checksum import BLOCK_BYTES, MULTIPLIER
 from csd_engine.cache.segments import _checksum
-from tests.open_files import descriptors
+from tests.open_files import open_files, opened_since
 
 
 def horner(acc, data, blocks):
@@ -108,7 +108,7 @@ def test_a_whole_file_at_once(kernel, variant, tmp_path, body):
 def test_what_is_not_that_file_is_not_read(kernel, tmp_path):
     head, body, acc = np.zeros(10, np.uint8), np.zeros(90, np.uint8), np.zeros(BLOCK_BYTES // 4, np.uint32)
     file, link, fifo = tmp_path / "file", tmp_path / "link", tmp_path / "fifo"
-    before = len(descriptors())
+    before = open_files()
     for size in (0, 9, 99, 101):
         file.write_bytes(bytes(size))
         assert not kernel.read_file(file, head, body, acc)
@@ -118,7 +118,7 @@ def test_what_is_not_that_file_is_not_read(kernel, tmp_path):
     os.mkfifo(fifo)
     for path in (link, fifo, tmp_path, tmp_path / "none", "/dev/zero", f"{file}\0"):
         assert not kernel.read_file(path, head, body, acc)
-    assert len(descriptors()) == before
+    assert opened_since(before) == []
     for wrong in (body[::2], body.astype(np.int8), bytes_of(body)):
         with pytest.raises(ValueError):
             kernel.read_file(file, head, wrong, acc)

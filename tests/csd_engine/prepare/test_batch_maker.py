@@ -15,7 +15,7 @@ from csd_engine.prepare import batch_maker
 from csd_engine.prepare.batch_maker import BatchMaker, Destination, FinishedPlace
 from csd_engine.prepare.sample import prepare_sample
 from csd_engine.transforms.pipeline import Pipeline
-from tests.open_files import descriptors
+from tests.open_files import open_files, opened_since
 
 SEED, EPOCH, COUNT, SHAPE = 5, 3, 40, (20, 24, 3)
 OPS = [
@@ -129,13 +129,13 @@ def test_each_way_gives_the_bits_of_single_samples(readers, monkeypatch, way, pl
     else:
         for user in ("prepare.batch_maker", "prepare.sample", "transforms.bulk", "keyed"):
             monkeypatch.setattr(f"csd_engine.{user}.kernel", lambda: None)
-    maker, to, before = BatchMaker(readers[way], PIPELINE, SHAPE, 2), Memory(len(SOURCES), places), descriptors()
+    maker, to, before = BatchMaker(readers[way], PIPELINE, SHAPE, 2), Memory(len(SOURCES), places), open_files()
     steps = make(maker, to)
     images, boxes = expected(readers["one by one"])
     assert np.array_equal(to.images, images) and np.array_equal(to.boxes, boxes)
     assert [part.start for part in to.parts] == steps[:-1] and [part.stop for part in to.parts] == steps[1:]
     assert len(steps) - 1 == (len(SOURCES) if way == "one by one" else len(to.parts))
-    assert descriptors() == before
+    assert opened_since(before) == []
 
 
 @pytest.mark.parametrize("way", ["in bulk", "by files", "one by one"])
@@ -166,8 +166,8 @@ def test_which_way_is_taken(readers, need_kernel):
 
 @pytest.mark.parametrize("way", ["in bulk", "by files", "one by one"])
 def test_a_sample_that_is_missing_is_told_at_its_turn(readers, way, need_kernel):
-    sources, before = np.array([3, 4, 99, 5]), descriptors()
+    sources, before = np.array([3, 4, 99, 5]), open_files()
     to = Memory(4)
     with pytest.raises(SampleError, match="99"):
         make(BatchMaker(readers[way], PIPELINE, SHAPE, 2), to, sources, np.zeros(4, np.int64))
-    assert [part.stop for part in to.parts][-1] == 2 and descriptors() == before
+    assert [part.stop for part in to.parts][-1] == 2 and opened_since(before) == []

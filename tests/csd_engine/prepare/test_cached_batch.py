@@ -22,7 +22,7 @@ from csd_engine.prepare.batch_maker import BatchMaker, Destination, FinishedPlac
 from csd_engine.prepare.cached_batch import CachedBatchMaker
 from csd_engine.transforms.pipeline import Pipeline
 from csd_engine.transforms.prefix import cache_point
-from tests.open_files import descriptors
+from tests.open_files import open_below
 
 COUNT, SEED = 40, 5
 _RESIZE = {"op": "Resize", "size": 40, "max_size": None, "interpolation": "bilinear"}
@@ -189,7 +189,7 @@ def test_the_bits_are_those_without_a_cache(
     again = cached(reader, found, shape, quota)
     assert made(again, found, shape, 7) == made(without, found, shape, 7)
     assert again.shelf.counts.hits == hits
-    assert not [path for path in descriptors() if str(folder) in str(path)]
+    assert open_below(folder) == []
 
 
 @pytest.mark.parametrize("name", ("evaluation", "from decoded", "masks"))

@@ -23,7 +23,7 @@ from csd_engine.prepare.file_batch import FileBatch
 from csd_engine.prepare.read_time import READING
 from csd_engine.transforms.fileplan import file_plan
 from tests.csd_engine.prepare.test_sample import BAD, GOOD, PIPELINES, SHAPES, TEST, TRAIN, pipeline
-from tests.open_files import descriptors, few_descriptors
+from tests.open_files import few_descriptors, open_files, opened_since
 
 SEED, EPOCH = 3, 2
 _IN_OPEN = 0x20
@@ -175,12 +175,12 @@ def test_each_file_is_opened_once(kernel, folder):
 def test_nothing_stays_open_when_a_batch_is_broken_off(kernel, folder, monkeypatch, calls):
     monkeypatch.setattr(kernel_batch, "ENOUGH_S", 1e-9)
     reader, pipe, n = reader_of(folder, ["plain.jpg"]), pipeline(TRAIN), 2 * AHEAD
-    zeros, out, before = np.zeros(n, np.int64), np.zeros((n, *SHAPES["RGB"]), np.uint8), descriptors()
+    zeros, out, before = np.zeros(n, np.int64), np.zeros((n, *SHAPES["RGB"]), np.uint8), open_files()
     with FileBatch.of(reader, pipe, file_plan(pipe, kernel), zeros, zeros, SEED, EPOCH) as batch:
         for at in range(calls):
             batch.make(at, out[at:], None)
-        assert len(descriptors()) == len(before) + (AHEAD if calls else 0)  # opened ahead of their turn
-    assert descriptors() == before
+        assert len(opened_since(before)) == (AHEAD if calls else 0)  # opened ahead of their turn
+    assert opened_since(before) == []
 
 
 @pytest.mark.parametrize("free", [1, 2, 3, AHEAD])

@@ -21,7 +21,7 @@ from csd_engine.kernels.library import Context
 from csd_engine.prepare import sample as samples
 from csd_engine.prepare.sample import prepare_sample
 from csd_engine.transforms.pipeline import Pipeline
-from tests.open_files import descriptors
+from tests.open_files import open_files, opened_since
 
 SHAPES = {"RGB": (32, 24, 3), "L": (32, 24, 1)}
 TRAIN = (
@@ -190,10 +190,10 @@ def test_each_file_is_opened_once_and_closed(reader, monkeypatch, setting):
     right = os.open
     sample(reader, pipeline(TRAIN), 0)  # files that are opened once per process are open from here on
     monkeypatch.setattr(os, "open", lambda path, *more: opened.append(path) or right(path, *more))
-    before = descriptors()
+    before = open_files()
     for index in range(len(GOOD) + len(BAD)):
         sample(reader, pipeline(TRAIN), index)
-    assert len(opened) == len(GOOD) + len(BAD) and descriptors() == before
+    assert len(opened) == len(GOOD) + len(BAD) and opened_since(before) == []
 
 
 def test_what_must_wait_is_told_its_memory(reader, monkeypatch):

@@ -16,7 +16,7 @@ from csd_engine.data.objects.window import MOST
 from csd_engine.errors import SampleError
 from ddlp import DDLPError, ImageObjects
 from tests.object_server import BUCKET, ObjectServer
-from tests.open_files import open_files
+from tests.open_files import open_files, opened_since
 
 
 def reader_of(server: ObjectServer, memory_bytes: int = 1 << 30) -> ObjectReader:
@@ -46,7 +46,7 @@ def test_each_object_comes_once_with_its_bytes(server, images):
 
 def test_the_bytes_lie_in_memory_that_is_given_back(server):
     reader = reader_of(server)
-    before = set(open_files())
+    before = open_files()
     fetch = reader.fetch([1, 2])
     assert fetch is not None
     with closing(fetch):
@@ -55,8 +55,8 @@ def test_the_bytes_lie_in_memory_that_is_given_back(server):
         places = there.places([2, 1, 2])
         assert places is not None and places.parts is not None
         assert len(set(places.parts.descriptors.tolist())) == 1
-        assert [path for path in set(open_files()) - before if "memfd" in path]
-    assert not [path for path in set(open_files()) - before if "memfd" in path]
+        assert [path for path in opened_since(before) if "memfd" in path]
+    assert not [path for path in opened_since(before) if "memfd" in path]
     fetch.close()  # may be called again
 
 

@@ -27,7 +27,7 @@ from ddlp.transfer.memory_pool import MemoryPool
 from ddlp.transforms import Cutout
 from ddlp.translate.datasets import translate_dataset
 from ddlp.translate.portable import portable
-from tests.open_files import descriptors
+from tests.open_files import open_files, opened_since
 
 COUNT, BATCH = 12, 4
 CROP = (T.RandomResizedCrop((32, 24)), T.RandomHorizontalFlip())
@@ -118,23 +118,23 @@ def test_a_file_too_large_to_be_read_whole_is_read_in_parts(paths, tmp_path):
     large = shutil.copy(paths[1], tmp_path / "large.jpg")
     os.truncate(large, MAX_FILE_BYTES + 1)  # zeros after the image, which take no disk space
     expected = prepare_batch(spec(files(paths)), 0, lambda: True).images
-    before, read = descriptors(), bytes_read()
+    before, read = open_files(), bytes_read()
     found = prepare_batch(spec(files([paths[0], str(large), *paths[2:]])), 0, lambda: True).images
     assert torch.equal(found, expected)
-    assert bytes_read() - read < 16 << 20 and descriptors() == before
+    assert bytes_read() - read < 16 << 20 and opened_since(before) == []
 
 
 def test_a_batch_broken_off_leaves_no_file_open(paths, tmp_path, monkeypatch):
     monkeypatch.setattr(kernel_batch, "ENOUGH_S", 1e-9)  # so that each call of the kernel makes one sample
     made = spec(files(paths))
     prepare_batch(made, 0, lambda: True)
-    before = descriptors()
+    before = open_files()
     answers = iter([True, True, False])
     with pytest.raises(Unwanted):
         prepare_batch(made, 0, lambda: next(answers), finished=True)
     with pytest.raises(FileNotFoundError, match="gone"):
         prepare_batch(spec(files([*paths[:2], str(tmp_path / "gone.jpg"), *paths[3:]])), 0, lambda: True)
-    assert descriptors() == before
+    assert opened_since(before) == []
 
 
 def test_a_host_is_ready_before_there_are_threads(paths):
