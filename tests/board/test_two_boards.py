@@ -32,7 +32,7 @@ from tests.needs import need_zig
 TABLE = Path(__file__).resolve().parents[2] / "docs" / "parity.md"
 IMAGES, BATCH = 240, 4
 SAID: dict[str, str] = {}  # the output of ddlp deploy, by the board's name
-BEFORE: set[str] = set()  # the files on csd0 before its deploy
+BEFORE: dict[str, set[str]] = {}  # the files on a board before its deploy
 STEP_S = 0.15  # of a training step: an epoch of 60 batches takes at least 9 s
 
 
@@ -48,36 +48,50 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def boards(needs_boards: None, images: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Board]]:
-    """Two boards that see the same directory of images, deployed as csd0 and csd1.
-
-    csd0 has no shared spool, and no kernel. csd1 shares its spool with the host, and has a kernel that zig compiled.
-    """
+def deployed(
+    needs_boards: None, images: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Board]]:
+    """deployed("csd0", "--disk", "300M", kernel="auto") -> Board: a board that sees the images, and runs an engine."""
     need_zig()
     patch = pytest.MonkeyPatch()
     patch.setenv("DDLP_HOME", str(tmp_path_factory.mktemp("book")))
     no_gcc = path_without_cross_compilers(tmp_path_factory.mktemp("path") / "programs")
-    made: dict[str, Board] = {}
+    boards: list[Board] = []
+
+    def deploy(name: str, *options: str, kernel: str) -> Board:
+        board = raise_board(name[3:], "--data", str(images), "--cores", "1", *options)
+        boards.append(board)
+        BEFORE[name] = board.files()
+        shared = [] if board.spool is None else ["--host-spool", str(board.spool)]
+        with contextlib.redirect_stdout(io.StringIO()) as said, pytest.MonkeyPatch.context() as without:
+            without.setenv("PATH", no_gcc)
+            status = cli.main([
+                "deploy", f"ddlp@{board.name}", "--name", name, "-F", str(board.ssh_config), "--root", board.data_there,
+                "--host-root", str(images), "--spool", board.spool_there, *shared,
+                "--reserve-bytes", "10M", "--quota-batches", "8", "--kernel", kernel,
+            ])  # fmt: skip
+        SAID[name] = said.getvalue()
+        assert status == 0, SAID[name]
+        return board
+
     try:
-        for name in ("csd0", "csd1"):
-            own = ("--no-shared-spool", "--disk", "300M") if name == "csd0" else ()
-            board = made[name] = raise_board(name[3:], "--data", str(images), "--cores", "1", *own)
-            BEFORE.update(board.files() if name == "csd0" else ())
-            shared = [] if board.spool is None else ["--host-spool", str(board.spool)]
-            with contextlib.redirect_stdout(io.StringIO()) as said, pytest.MonkeyPatch.context() as without:
-                without.setenv("PATH", no_gcc)
-                status = cli.main([
-                    "deploy", f"ddlp@{board.name}", "--name", name, "-F", str(board.ssh_config), "--root", board.data_there,
-                    "--host-root", str(images), "--spool", board.spool_there, *shared,
-                    "--reserve-bytes", "10M", "--quota-batches", "8", "--kernel", "auto" if name == "csd1" else "none",
-                ])  # fmt: skip
-            SAID[name] = said.getvalue()
-            assert status == 0, SAID[name]
-        yield made
+        yield deploy
     finally:
-        for board in made.values():
+        for board in boards:
             board.down()
         patch.undo()
+
+
+@pytest.fixture(scope="module")
+def csd0(deployed: Callable[..., Board]) -> Board:
+    """Has no shared spool, and a kernel that zig compiled."""
+    return deployed("csd0", "--no-shared-spool", "--disk", "300M", kernel="auto")
+
+
+@pytest.fixture(scope="module")
+def csd1(deployed: Callable[..., Board]) -> Board:
+    """Shares its spool with the host, and has no kernel."""
+    return deployed("csd1", kernel="none")
 
 
 def pictures(directory: Path) -> ImageFiles:
@@ -114,32 +128,32 @@ def rates(loader: DDLPLoader) -> dict[str, Any]:
 
 
 def doctor(capsys: pytest.CaptureFixture[str], *arguments: str, status: int) -> list[dict[str, Any]]:
-    """What the doctor finds of csd1."""
+    """What the doctor finds of csd0."""
     capsys.readouterr()
-    got = cli.main(["doctor", "csd1", "--json", *arguments])
+    got = cli.main(["doctor", "csd0", "--json", *arguments])
     out = capsys.readouterr().out
     assert got == status, out
     return json.loads(out)["checks"]
 
 
-def test_a_healthy_board(boards: dict[str, Board], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_healthy_board(csd0: Board, capsys: pytest.CaptureFixture[str]) -> None:
     said = {check["check"]: check["what"] for check in doctor(capsys, "--verify", status=0)}
-    assert said["engine"].endswith("as here") and "both see the same" in said["spool"] and said["device"]
+    assert said["engine"].endswith("as here") and "not shared" in said["spool"] and said["device"]
     assert f"names, sizes and contents of all {IMAGES} files" in said["data"] and "make the same pixels" in said["pixels"]
     assert f"pillow 9.4.0 there, {PIL.__version__} here" in said["pixels"] and "give the same bits" in said["images"]
-    assert said["kernel"].startswith("kernel of csd1: neon, cross-compiled with zig")
-    assert cli.main(["status", "csd1", "--json"]) == 0
+    assert said["kernel"].startswith("kernel of csd0: neon, cross-compiled with zig")
+    assert cli.main(["status", "csd0", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["status"]["versions"]["kernel"] == "neon"
 
 
 @pytest.mark.slow  # test_a_healthy_board compares a few; tests/ddlp/deploy/test_parity.py all, with a process here
 def test_the_committed_table_of_operators_is_what_the_board_makes(
-    boards: dict[str, Board], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    csd0: Board, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the table's Pillow on the host, all figures agree. Otherwise it has the same operators, all without difference."""
     every_operator(monkeypatch)
     capsys.readouterr()
-    assert cli.main(["parity", "csd1", "--table"]) == 0
+    assert cli.main(["parity", "csd0", "--table"]) == 0
     made = capsys.readouterr().out
     committed = TABLE.read_text().split("## ddlp beside torchvision")[0]
     assert "pillow 9.4.0, machine armv7l" in committed and "pillow 9.4.0, machine armv7l" in made
@@ -149,17 +163,17 @@ def test_the_committed_table_of_operators_is_what_the_board_makes(
     assert [row.split("|")[1] for row in rows[0]] == [row.split("|")[1] for row in rows[1]]
 
 
-def test_the_cable_is_out(boards: dict[str, Board], capsys: pytest.CaptureFixture[str]) -> None:
-    boards["csd1"].cable(False)
+def test_the_cable_is_out(csd0: Board, capsys: pytest.CaptureFixture[str]) -> None:
+    csd0.cable(False)
     try:
         checks = [check for check in doctor(capsys, status=1) if check["check"] != "this host"]
     finally:
-        boards["csd1"].cable(True)
+        csd0.cable(True)
     assert checks[0]["check"] == "ssh" and "no SSH connection comes about" in checks[0]["what"]
     assert all(check["level"] == "bad" for check in checks) and "switched on" in checks[0]["way_out"]
 
 
-def test_one_without_a_shared_spool(boards: dict[str, Board], images: Path) -> None:
+def test_one_without_a_shared_spool(csd0: Board, images: Path) -> None:
     assert "not shared: batches travel over the network" in SAID["csd0"]
     dataset = pictures(images)
     loader = make_loader(dataset, "csd", csd="csd0")
@@ -167,7 +181,7 @@ def test_one_without_a_shared_spool(boards: dict[str, Board], images: Path) -> N
 
 
 @pytest.mark.slow  # pools/test_retire.py and faults/test_engine_dies.py kill engines here
-def test_two_boards_of_which_one_is_killed_and_comes_back(boards: dict[str, Board], images: Path) -> None:
+def test_two_boards_of_which_one_is_killed_and_comes_back(csd0: Board, csd1: Board, images: Path) -> None:
     dataset = pictures(images)
     host = make_loader(dataset, "cpu")
     expected = [train(host, step_s=0) for _ in range(2)]
@@ -185,21 +199,21 @@ def test_two_boards_of_which_one_is_killed_and_comes_back(boards: dict[str, Boar
 
         # One is killed in mid-epoch, like by a pulled plug. Then it boots, its engine starts, and it takes part again.
         def bring_back() -> None:
-            boards["csd1"].start()
+            csd1.start()
             assert cli.main(["start", "csd1"]) == 0
 
         booting = threading.Thread(target=bring_back)
         before: list[int] = []
 
         def while_it_runs(step: int) -> None:
-            csd1 = two._last.executor.ledger.devices["csd1"]  # type: ignore[union-attr]
+            device = two._last.executor.ledger.devices["csd1"]  # type: ignore[union-attr]
             if step == 5:
-                boards["csd1"].kill()
-                until(lambda: not csd1.alive, 30, "csd1's end")
+                csd1.kill()
+                until(lambda: not device.alive, 30, "csd1's end")
                 before.append(rates(two)["csd1"].count)
                 booting.start()
             if step == 20:
-                until(lambda: csd1.alive, 120, "csd1's return")
+                until(lambda: device.alive, 120, "csd1's return")
                 # Pretend that the host is so slow that a board's help pays until the end. Its real speed varies with the load.
                 two._life.rates.host.seconds = 60.0
 
@@ -211,15 +225,14 @@ def test_two_boards_of_which_one_is_killed_and_comes_back(boards: dict[str, Boar
 
 
 @pytest.mark.slow
-def test_mte_over_two_boards(boards: dict[str, Board], images: Path) -> None:
+def test_mte_over_two_boards(csd0: Board, csd1: Board, images: Path) -> None:
     dataset = pictures(images)
     loader = make_loader(dataset, "mte", csd=["csd0", "csd1"], ratio=0.5)
     assert same(train(loader), train(make_loader(dataset, "cpu"), step_s=0))
     assert loader.report().batches_csd >= IMAGES // BATCH // 10  # in the second half, where the host helps
 
 
-def test_what_is_uninstalled_leaves_nothing(boards: dict[str, Board]) -> None:
-    board = boards["csd0"]
-    assert board.engines()
+def test_what_is_uninstalled_leaves_nothing(csd0: Board) -> None:
+    assert csd0.engines()
     assert cli.main(["deploy", "--name", "csd0", "--uninstall"]) == 0
-    assert not board.engines() and board.files() == BEFORE
+    assert not csd0.engines() and csd0.files() == BEFORE["csd0"]
