@@ -75,11 +75,16 @@ def test_what_was_changed_by_hand_is_mended(device: Device, capsys: pytest.Captu
         assert code.read_bytes() == (REPOSITORY / "csd_engine" / "service" / "engine.py").read_bytes()
 
 
+def _copied(to: Path) -> Path:
+    """Copy the packages, with what is compiled of them, but not what others compile just now."""
+    for name in ("csd_engine", "ddlp"):
+        shutil.copytree(REPOSITORY / name, to / name, ignore=shutil.ignore_patterns("*.pyc.*"))
+    return to
+
+
 def _older_build(device: Device, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, change: Callable) -> None:
     """Deploy from a copy of csd_engine that `change` has changed."""
-    copy = device.sshd.directory / "older"
-    shutil.copytree(REPOSITORY / "csd_engine", copy / "csd_engine", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(REPOSITORY / "ddlp", copy / "ddlp", ignore=shutil.ignore_patterns("__pycache__"))
+    copy = _copied(device.sshd.directory / "older")
     change(copy / "csd_engine")
     done = subprocess.run(
         [sys.executable, "-c", QUICK_DDLP, *device.arguments()], env={**os.environ, "PYTHONPATH": str(copy)}, cwd=copy,
@@ -128,9 +133,7 @@ def test_an_engine_of_an_older_protocol_is_named_and_upgraded(device: Device, ca
 )
 def test_an_upgrade_that_does_not_answer_is_rolled_back(device: Device, capsys, monkeypatch, fault: str) -> None:
     ddlp(capsys, *device.arguments())
-    newer = device.sshd.directory / "newer"
-    for name in ("csd_engine", "ddlp"):
-        shutil.copytree(REPOSITORY / name, newer / name, ignore=shutil.ignore_patterns("__pycache__"))
+    newer = _copied(device.sshd.directory / "newer")
     jobs = newer / "csd_engine" / "service" / "job_service.py"
     jobs.write_text(f"{jobs.read_text()}\nimport sys\nif '--parent' in sys.argv:  # as the service\n    {fault}\n")
     done = subprocess.run(

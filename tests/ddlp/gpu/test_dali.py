@@ -13,7 +13,6 @@ from tests.both_sides import until_both
 from tests.jpegkinds import KINDS, encode_kind, picture
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-pytest.importorskip("nvidia.dali.fn", reason="DALI is not installed: pip install ddlp[dali]", exc_type=ImportError)
 
 SEED, BATCH, COUNT = 3, 8, 61
 NEAR = 2.0  # mean distance in grey levels. A wrong window, size or flip gives tens.
@@ -28,6 +27,7 @@ STEPS = {
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory):
     """Photographs of different sizes, with each kind of JPEG, and a PNG."""
+    pytest.importorskip("nvidia.dali.fn", reason="DALI is not installed: pip install ddlp[dali]", exc_type=ImportError)
     home = tmp_path_factory.mktemp("images")
     kinds = sorted(KINDS)
     found = []
