@@ -51,7 +51,7 @@ class Published:
         self.engine = engine
         pair = load_pair(engine.keys / "host.key_secret")
         self.link = EngineLink(
-            address or engine.address, load_public(engine.keys / "server.key"), *pair, heartbeat_s=0.1, heartbeat_timeout_s=1.5
+            address or engine.address, load_public(engine.keys / "server.key"), *pair, heartbeat_s=0.1, heartbeat_timeout_s=5
         )
         self.job, events = None, SimpleQueue()
         self.job = recipe.open(self.link, events)

@@ -25,7 +25,7 @@ def copied(base: Path) -> Path:
 
 
 def comes_in(device: Device, directory: Path) -> bool:
-    link = link_to(Address(f"tcp://127.0.0.1:{device.port}", directory, connect_timeout_s=5))
+    link = link_to(Address(f"tcp://127.0.0.1:{device.port}", directory, connect_timeout_s=30))
     try:
         link.open()
         return True

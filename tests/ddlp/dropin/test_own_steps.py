@@ -347,7 +347,7 @@ def test_persistent_processes_begin_anew_where_they_must(paths):
     equal(cut(loader), truth)
     first, processes = loader._own_processes, [one._process for one in loader._own_processes.all]
     os.kill(processes[0].pid, signal.SIGKILL)
-    processes[0].join(5)
+    processes[0].join()
     equal(cut(loader), truth)
     second = loader._own_processes
     iterator = cut(loader)

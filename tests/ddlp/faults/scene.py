@@ -296,7 +296,7 @@ class Script:
         """The script's processes, whoever their parents are now."""
         return [p for p in processes() if self.mark in p.environment or p.pid == self.pid]
 
-    def nothing_left(self, within_s: float = 5.0) -> None:
+    def nothing_left(self, within_s: float = 30.0) -> None:
         """Assert that none of its processes runs, and that its temporary directory is empty."""
         until(lambda: not self.running(), within_s, f"the end of {self.running()}")
         until(lambda: not os.listdir(self.temporary), 30, f"the removal of {os.listdir(self.temporary)}")

@@ -24,7 +24,7 @@ def test_killed(script, number):
     assert one.line() == "ready"
     assert len(one.running()) == 3  # host, engine, worker
     os.kill(one.pid, number)
-    one.nothing_left(5)
+    one.nothing_left()
     assert one.end()[1] == ""
 
 
@@ -35,7 +35,7 @@ def test_killed_while_a_worker_hangs(script):
     (worker,) = worker_pids(one.pid)
     os.kill(worker, signal.SIGSTOP)
     os.kill(one.pid, signal.SIGKILL)
-    one.nothing_left(5)
+    one.nothing_left()
 
 
 def test_killed_together_with_its_engine_while_a_worker_hangs(script):
@@ -124,7 +124,8 @@ ENDS = {
     ),
     "whole epochs": ("list(iterator); list(loader)", 0, ""),
     "abandoned thread": (
-        "import threading; threading.Thread(target=train, args=(loader, 1), daemon=True).start(); time.sleep(.2)", 0, ""
+        "import threading; begun = threading.Event(); "
+        "threading.Thread(target=train, args=(loader, 60, {0: begun.set}), daemon=True).start(); begun.wait()", 0, ""
     ),
 }  # fmt: skip
 

@@ -55,7 +55,7 @@ def engine(shared: tuple[EngineProcess, Path], recorded: Recorded) -> EngineProc
 
 
 def device(engine: EngineProcess) -> Device:
-    return Device(engine.address, engine.keys, name="csd0", connect_timeout_s=1.0)
+    return Device(engine.address, engine.keys, name="csd0")
 
 
 def test_the_device_is_measured_beside_the_host(engine, recorded, monkeypatch):
