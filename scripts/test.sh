@@ -41,8 +41,8 @@ end() {
 trap end EXIT
 trap 'exit 130' INT TERM
 status=0
-# In a new checkout one process compiles what is imported: five that begin at once would each compile it.
-[ -d tests/__pycache__ ] || "$PY" -m pytest --collect-only -q "${chosen[@]}" >/dev/null 2>&1 || true # the run itself tells what is wrong
+# In a new checkout one process compiles what is imported: five that begin at once would each compile it. What is wrong the run tells.
+[ -d tests/__pycache__ ] || "$PY" -m pytest --collect-only -q "${chosen[@]}" >/dev/null 2>&1 || true
 # Five processes keep two cores busy, as most tests wait for others. A file's tests stay in one of them.
 "$PY" -m pytest -n 5 --dist loadfile --no-loadscope-reorder --durations=25 "${chosen[@]}" || status=1
 wait "$checking" || status=1

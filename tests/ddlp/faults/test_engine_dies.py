@@ -82,7 +82,7 @@ def test_stopped_engine(leaves_nothing, data, truth, told, strategy, monkeypatch
     engine = engine_pid()
     began = time.monotonic()
     batches = train(loader, 0.02, at={6: lambda: os.kill(engine, signal.SIGSTOP)})
-    assert time.monotonic() - began < 12  # five seconds without a heartbeat, and the rest of the epoch
+    assert time.monotonic() - began < 40  # five seconds without a heartbeat, and the rest of the epoch on a busy machine
     truth.check(batches, 1)
     os.kill(engine, signal.SIGCONT)
     assert len(told) == 1 and "silent" in told[0], list(told)
@@ -99,7 +99,7 @@ def test_hanging_worker(leaves_nothing, slow_engine, data, truth, told, strategy
     (worker,) = worker_pids()
     began = time.monotonic()
     truth.check(train(loader, 0.02, at={6: lambda: os.kill(worker, signal.SIGSTOP)}), 1)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 40
     truth.check(train(loader, 0.02), 2)  # on the host, or on another worker
     until(lambda: worker not in worker_pids(), 30, "the replacement of the worker")
     truth.check(train(loader, 0.02), 3)

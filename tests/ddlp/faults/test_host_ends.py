@@ -65,7 +65,7 @@ def test_interrupted(script, strategy, after_s):
     began = time.monotonic()
     one.interrupt()
     status, err = one.end()
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 30
     assert status == -signal.SIGINT
     assert err.startswith("Traceback") and err.rstrip().endswith("KeyboardInterrupt"), err
     assert err.count("Traceback") == 1 and "Exception" not in err, err
@@ -106,7 +106,7 @@ def test_interrupted_while_an_engine_cannot_be_reached(script):
     began = time.monotonic()
     one.interrupt()
     status, err = one.end()
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 30
     assert status and err.count("Traceback") == 1, err
     one.nothing_left()
 

@@ -156,7 +156,7 @@ def test_who_closes_does_not_wait_for_what_hangs(images):
         asked = len(server.requests)
         began = time.monotonic()
         fetch.close()
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 20
     until = time.monotonic() + 20  # the server is gone, so the requests at hand end; no other is made
     while any(thread.name == "ddlp-objects" for thread in threading.enumerate()):
         assert time.monotonic() < until

@@ -364,7 +364,7 @@ def test_a_source_that_can_not_be_attached_ends_the_training(data):
     began = time.monotonic()
     with pytest.raises(KeyError, match="no such address"):
         list(make_loader(data, "csd", csd=Raises()))
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
 
 
 def test_several_sources_each_with_a_name_of_its_own(data, truth):
