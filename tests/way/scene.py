@@ -27,7 +27,7 @@ from tests.way import sitecustomize
 
 BATCH, BATCHES = 24, 120
 CROP = 96  # so that a batch has more than 512 KiB, as those of a training have: smaller files are not mapped
-WARM_UP = 8  # batches before the first window
+WARM_UP = 24  # batches before the first window: by then memory is used again, and user code is known
 
 
 class Squares(Dataset):
@@ -99,7 +99,6 @@ def shares(way: Way, images: ImageFolder, home: Path) -> dict[str, dict[str, flo
             take(way.batches)
         os.pwrite(window.fileno(), b"\0", 0)
     sys.settrace(None)
-    del iterator, loader
     counts: dict[str, Counter[str]] = {"file": Counter(), "type": Counter()}
     for _, kind, name in sorted({tuple(text.split()) for text in (home / "ran").read_text().splitlines()}):
         counts[kind][name] += 1
