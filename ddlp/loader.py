@@ -558,7 +558,7 @@ class DDLPLoader(DataLoader):
         if exchange is not None:
             exchange.start()
         if offload is not None:
-            offload.attach(sources, iterator.executor)
+            offload.attach(sources, iterator.executor.devices)
         return iterator
 
     def _offload_for(self, strategy: type[Strategy], work: Work | None) -> Offload | None:

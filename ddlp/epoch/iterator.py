@@ -68,11 +68,11 @@ class EpochMemory:
 
     def state(self) -> dict[str, Any] | None:
         """Return the epoch's state. None once it is over: all was delivered, and the iterator has told its end or is closed."""
-        spec, finished = self.executor.spec, self.executor.ledger.done and self.executor.handing is None
+        spec, finished = self.executor.spec, self.executor.ledger.done and self.executor.delivery.handing is None
         if finished and self.executor.counts.ended_s is not None:
             return None
         with self.keeping:
-            delivered, handing = RangeSet(self.executor.delivered()), self.executor.handing
+            delivered, handing = RangeSet(self.executor.delivered()), self.executor.delivery.handing
             if handing is not None:  # Ctrl-C came before the training loop had it
                 delivered.discard(handing)
             return save(
@@ -253,14 +253,15 @@ class EpochIterator(_BaseDataLoaderIter):
             on_closed=partial(_closed, given.gpu_transfer, given.on_closed),
         )
         given.life.began(self.executor.counts)
+        self._delivery = self.executor.delivery
         self.memory = EpochMemory(self.executor, order, start.seed_drawn, base, self._whole)
         self._closer = when_dropped(self, self.executor.close)
         if not self._whole:
             self._read_ahead(self._prefetch_batches)
         given.hooks.began(
             Beginning(
-                self.spec, self._portable, self._join_targets, strategy, ledger.length, self.executor.full_batch, workers,
-                fetchers, tuple(ledger.devices),
+                self.spec, self._portable, self._join_targets, strategy, ledger.length, self.executor.monitor.full_batch,
+                workers, fetchers, tuple(ledger.devices),
                 "cpu" if given.target is None else str(given.target), tuple(ledger.delivered.ranges()),
             )
         )  # fmt: skip
@@ -313,12 +314,12 @@ class EpochIterator(_BaseDataLoaderIter):
 
     def _read_ahead(self, batches: int) -> None:
         """Read on in a sampler that is read as it goes, until there are ``batches`` undelivered batches."""
-        executor, plan, ledger = self.executor, self._plan, self.executor.ledger
+        plan, ledger = self._plan, self.executor.ledger
         while not (plan.ended or ledger.closed) and len(plan) - len(ledger.delivered) < batches:
             plan.read()
         more = len(plan) - ledger.length
         if more or (plan.ended and not ledger.closed):
-            executor.extend(more, plan.ended)
+            self._delivery.extend(more, plan.ended)
 
     def __next__(self) -> Any:
         # DataLoader's method opens a scope for torch's profiler around each batch: a tenth of a small batch's whole cost.
@@ -331,7 +332,7 @@ class EpochIterator(_BaseDataLoaderIter):
     def _next_data(self) -> Any:
         """Return the next batch: read the sampler on, take the batch, join targets, move it, run the batch_transform."""
         self._asked += 1
-        self.executor.handing = None  # training asks for the next batch, so it does without this one
+        self._delivery.handing = None  # training asks for the next batch, so it does without this one
         self.memory.forget_delivered()
         if self._whole:
             self._plan.read_as_far_as(self._asked)
@@ -339,9 +340,9 @@ class EpochIterator(_BaseDataLoaderIter):
             self._read_ahead(max(1, self._prefetch_batches))
         asked_at = time.monotonic()
         try:
-            delivered = self.executor.next_batch(self._timeout)
+            delivered = self._delivery.next_batch(self._timeout)
         finally:
-            warnings, advice = self.executor.take_messages()
+            warnings, advice = self._delivery.take_messages()
             for text in advice:
                 advise_user(f"ddlp: {text}")
             for text in warnings:
@@ -362,7 +363,7 @@ class EpochIterator(_BaseDataLoaderIter):
         if self._batch_transform is not None:
             batch = self._batch_transform(batch)
         self._hooks.stepped(delivered, self._plan.size(delivered.position), asked_at, got_at)
-        self.executor.handing = None
+        self._delivery.handing = None
         return batch
 
     def _assemble(self, position: int, prepared: PreparedBatch) -> Any:

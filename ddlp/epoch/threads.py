@@ -10,19 +10,30 @@ __all__ = ["Threads"]
 
 
 class Threads:
-    """Daemon threads, named ddlp-0, ddlp-1 and so on. Started and joined by one thread at a time."""
+    """Daemon threads, named ddlp-0, ddlp-1 and so on. Started and joined by one thread at a time.
 
-    def __init__(self) -> None:
+    Args:
+        failed: called by a thread with an error that its loop does not expect.
+    """
+
+    def __init__(self, failed: Callable[[BaseException], None]) -> None:
+        self._failed = failed
         self._all: list[threading.Thread] = []
         self._may_hang: set[threading.Thread] = set()
 
     def start(self, loop: Callable[[], None], may_hang: bool = False) -> None:
         """Start a thread. ``may_hang``: one of its system calls may never return."""
-        thread = threading.Thread(target=loop, name=f"ddlp-{len(self._all)}", daemon=True)
+        thread = threading.Thread(target=self._run, args=(loop,), name=f"ddlp-{len(self._all)}", daemon=True)
         self._all.append(thread)
         if may_hang:
             self._may_hang.add(thread)
         thread.start()
+
+    def _run(self, loop: Callable[[], None]) -> None:
+        try:
+            loop()
+        except BaseException as error:
+            self._failed(error)
 
     def join(self, limit_s: float) -> bool:
         """Wait until all have ended, but not longer than ``limit_s`` for those that may hang. False if some are left."""

@@ -19,7 +19,7 @@ from torchvision import transforms
 from torchvision.transforms import v2
 
 from ddlp import DDLPLoader, ImageArrays, ImageFiles
-from ddlp.epoch.executor import EpochExecutor
+from ddlp.epoch.monitor import Monitor
 from ddlp.sources.engine import connections
 from ddlp.sources.engine.connections import EMBEDDED
 from tests.ddlp.dropin.small_sets import DETERMINISTIC, RANDOM, SAMPLES, by_target, numbered, order
@@ -36,7 +36,7 @@ def threads() -> list[str]:
 def test_a_closed_iterator_says_so_also_where_a_batch_was_ready(paths):
     iterator = iter(DDLPLoader(numbered(paths), 4, seed=1))
     next(iterator)
-    while not iterator.executor._ready:
+    while not iterator.executor.monitor.ready:
         time.sleep(0.01)
     iterator.executor.close()
     with pytest.raises(RuntimeError, match="was closed; call iter"):
@@ -274,7 +274,7 @@ def test_a_batch_that_is_published_while_the_iteration_is_closed(paths, engine):
     iterator = iter(DDLPLoader(numbered(paths), 1, strategy="csd", spool=engine))
     next(iterator)
     run = iterator.executor
-    (device, account), closed = next(iter(run.ledger.devices.items())), run._devices[EMBEDDED]
+    (device, account), closed = next(iter(run.ledger.devices.items())), run.devices.states[EMBEDDED]
     assert closed.source is not None
     iterator._shutdown_workers()
     assert closed.source is None
@@ -282,8 +282,8 @@ def test_a_batch_that_is_published_while_the_iteration_is_closed(paths, engine):
         run.ledger.join(device, quota=1000, window=1000)
         run.ledger.lease(device, run.ledger.free.first(), 0.0)
     lease = next(iter(account.outstanding))
-    run.published(device, lease, Path("gone"), 0.1)
-    assert lease not in run._published
+    run.devices.published(device, lease, Path("gone"), 0.1)
+    assert lease not in run.devices._published
 
 
 class FailsOnce:
@@ -314,23 +314,23 @@ def test_an_engine_idles_also_after_an_iter_that_raised(paths, tmp_path, monkeyp
 @pytest.mark.parametrize(("strategy", "threads"), [("cpu", ["ddlp-0"]), ("csd", ["ddlp-1", "ddlp-2"])])
 def test_an_error_in_a_thread_of_ours_ends_the_epoch(paths, engine, monkeypatch, strategy, threads):
     """Otherwise training would wait for ever for the thread's batch."""
-    act, failed = EpochExecutor._act, []
+    act, failed = Monitor.act, []
 
-    def act_once(run):
+    def act_once(monitor):
         if threading.current_thread().name in threads and not failed:
-            failed.append(run)
+            failed.append(monitor)
             raise MemoryError("no room for a lease")
-        act(run)
+        act(monitor)
 
-    monkeypatch.setattr(EpochExecutor, "_act", act_once)
+    monkeypatch.setattr(Monitor, "act", act_once)
     loader = DDLPLoader(numbered(paths), 4, strategy=strategy, num_workers=1, spool=engine, timeout=20)
     iterator = iter(loader)
     with pytest.raises(MemoryError, match="no room for a lease"):
         list(iterator)
     with pytest.raises(RuntimeError, match="was closed"):
         next(iterator)
-    failed[0]._threads.join(10)
-    assert not failed[0]._threads.at_work
+    iterator.executor._threads.join(10)
+    assert not iterator.executor._threads.at_work
     assert len(list(loader)) == 11
 
 

@@ -353,9 +353,9 @@ def test_a_full_batch_is_the_users_batch_samplers(paths, engine, workers):
     for _ in range(2):
         iterator = iter(loader)
         if workers:
-            assert iterator.executor.full_batch == 8
+            assert iterator.executor.monitor.full_batch == 8
         next(iterator)
-        assert iterator.executor.full_batch == 8
+        assert iterator.executor.monitor.full_batch == 8
         state = loader.state_dict()
         list(iterator)
     loader.load_state_dict(state)

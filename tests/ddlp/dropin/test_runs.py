@@ -13,13 +13,15 @@ import torch
 from torch.utils.data import DataLoader
 from torchvision import transforms
 
-import ddlp.epoch.executor
+import ddlp.epoch.monitor
 from ddlp import DDLPLoader, ImageArrays
-from ddlp.epoch.conditions import Conditions
+from ddlp.epoch.hooks import EpochHooks
+from ddlp.epoch.monitor import Monitor
 from ddlp.schedule.claim_chunks import ClaimChunker
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.rates import Rates
 from ddlp.schedule.strategies import STRATEGIES
+from ddlp.stats.report import Counts
 from tests.ddlp.dropin.small_sets import by_target, numbered
 
 SAMPLES = 600
@@ -36,7 +38,7 @@ def lengths(monkeypatch) -> list[int]:
             seen.append(len(run))
             return run
 
-    monkeypatch.setattr(ddlp.epoch.executor, "ClaimChunker", partial(Seen, run_s=60.0))
+    monkeypatch.setattr(ddlp.epoch.monitor, "ClaimChunker", partial(Seen, run_s=60.0))
     return seen
 
 
@@ -87,26 +89,25 @@ def test_an_unreadable_file_raises_in_its_place(paths, tmp_path, lengths, worker
 def test_a_worker_is_woken_for_a_whole_run_or_where_training_waits():
     ledger, rates = Ledger(1000, host_slots=8), Rates()
     strategy = STRATEGIES["cpu"](ledger, rates)
-    chunker = ClaimChunker(ledger, strategy, rates.host)
-    conditions = Conditions(ledger, strategy, chunker)
+    monitor = Monitor(ledger, strategy, rates, Counts(ledger), EpochHooks())
     woken, rests = threading.Event(), threading.Event()
 
     def worker() -> None:
-        with conditions.lock:
+        with monitor.lock:
             rests.set()
-            conditions.wait(conditions.workers, 60)
+            monitor.wait(monitor.workers, 60)
             woken.set()
 
     thread = threading.Thread(target=worker)
     thread.start()
     rests.wait()
-    with conditions.lock:
-        chunker.length = 4
+    with monitor.lock:
+        monitor.chunks.length = 4
         for position in range(5):
             ledger.claim(position)
-        conditions.wake(False)  # 3 slots are free
+        monitor.wake()  # 3 slots are free
     assert not woken.wait(0.2)
-    with conditions.lock:
-        conditions.wait(conditions.training, 0.2)
+    with monitor.lock:
+        monitor.wait(monitor.training, 0.2)
     assert woken.wait(20), "while training waits, a worker must wake for less than a whole run"
     thread.join()

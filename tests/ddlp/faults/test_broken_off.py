@@ -26,7 +26,7 @@ def test_training_does_not_wait_any_more_after_its_timeout(leaves_nothing, data,
     monkeypatch.setenv("DDLP_ENGINE_SLOWDOWN", "300")
     loader = make_loader(data, "csd")
     iterator = iter(loader)
-    (device,) = iterator.executor._devices.values()
+    (device,) = iterator.executor.devices.states.values()
     until(lambda: device.source, 30, "the engine's part in the epoch")
     job = device.source
     iterator._timeout = 0.2

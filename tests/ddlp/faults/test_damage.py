@@ -262,13 +262,13 @@ def test_an_audit_finds_wrong_pixels_of_a_device_just_lost(leaves_nothing, data,
 
     def check_late(*arguments):
         for name in loader._last.executor.ledger.devices:
-            loader._last.executor.lost(name, "it was switched off")
+            loader._last.executor.devices.lost(name, "it was switched off")
         check(*arguments)
 
     with monkeypatch.context() as patched:
         patched.setattr(EngineJob, "_check", check_late)
         truth.check(train(loader))
-    assert all(device.barred for device in loader._last.executor._devices.values())
+    assert all(device.barred for device in loader._last.executor.devices.states.values())
     assert len(told) == 2 and "switched off" in told[0] and "other pixels" in told[1], list(told)
 
 
@@ -284,7 +284,8 @@ def test_what_was_read_before_the_audit_is_not_delivered(leaves_nothing, data, t
         check(*arguments)
 
     def audited():
-        until(lambda: any(device.barred for device in loader._last.executor._devices.values()), 30, "the end of the audit")
+        states = loader._last.executor.devices.states
+        until(lambda: any(device.barred for device in states.values()), 30, "the end of the audit")
 
     with monkeypatch.context() as patched:
         patched.setattr(EngineJob, "_check", check_late)

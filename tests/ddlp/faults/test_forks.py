@@ -131,7 +131,7 @@ def test_collected_in_one_of_our_own_threads_that_holds_the_lock(leaves_nothing,
             run = cycle.iterator.executor
 
             def collect(run=run):
-                with run._lock:
+                with run.monitor.lock:
                     gc.collect()
 
             del cycle

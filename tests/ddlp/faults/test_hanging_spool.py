@@ -140,5 +140,5 @@ def test_that_it_is_full_is_known_though_the_device_says_so_before_it_joins(engi
     account = iterator.executor.ledger.devices[engine.address]
     until(lambda: account.at_work, 30, "its coming")
     assert account.held_back and f"{engine.address}: its spool is full" in loader.report().notes
-    iterator.executor.lost(engine.address, "it was switched off")
+    iterator.executor.devices.lost(engine.address, "it was switched off")
     assert not account.held_back and not [text for text in loader.report().notes if "full" in text]

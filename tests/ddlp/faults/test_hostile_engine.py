@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from csd_engine.protocol import codec as say
-from ddlp.epoch import executor
+from ddlp.epoch.monitor import Monitor
 from ddlp.schedule.strategies import base
 from ddlp.sources.engine import part_stream
 from tests.ddlp.faults.scene import make_loader, train
@@ -171,7 +171,7 @@ SCENES = [("csd", lie) for lie in LIES] + [
 def test_a_lie_costs_speed_and_no_sample(lying, data, truth, told, monkeypatch, strategy, lie):
     monkeypatch.setattr(part_stream, "SILENT_S", 0.2)
     monkeypatch.setattr(base, "STALLED_AT_LEAST_S", 0.2)
-    monkeypatch.setattr(executor, "LOOK_UP_S", 0.05)
+    monkeypatch.setattr(Monitor, "LOOK_UP_S", 0.05)
     loader = make_loader(data, strategy, csd=lying(LIES[lie]()).device(), transfer="stream")
     truth.check(train(loader, 0.01))
     assert len(told) <= 16 and all(text.isprintable() for text in told), list(told)

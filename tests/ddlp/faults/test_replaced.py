@@ -20,7 +20,7 @@ from csd_engine.errors import SampleError
 from csd_engine.prepare.sample import is_bad_image
 from csd_engine.protocol import codec as say
 from ddlp import DDLPLoader, ImageFiles
-from ddlp.epoch import executor
+from ddlp.epoch.monitor import Monitor
 from ddlp.errors import DDLPError
 from ddlp.observe import checked
 from ddlp.transfer.choose_transfer import ways
@@ -188,7 +188,7 @@ def test_a_device_that_leaves_out_good_images(engines, images, paths, told, monk
             next(marked)
             mark(engine.spool / message.file, message.lease, layout, rows)
 
-    monkeypatch.setattr(executor, "LOOK_UP_S", 0.05)
+    monkeypatch.setattr(Monitor, "LOOK_UP_S", 0.05)
     liar = LyingEngine(engine.address, engine.keys, lie)
     try:
         loader = replacing(data, "csd", csd=liar.device())

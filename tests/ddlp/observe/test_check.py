@@ -13,10 +13,11 @@ import torch
 from torch.utils.data import ConcatDataset, RandomSampler, Subset
 from torchvision import transforms
 
-import ddlp.epoch.executor
+import ddlp.sources.host.native
 from csd_engine.batchfile.reader import BatchReceiver
 from ddlp import DDLPError, DDLPLoader, ImageArrays
-from ddlp.epoch.executor import EpochExecutor
+from ddlp.epoch.delivery import Delivery
+from ddlp.epoch.devices import Devices
 from ddlp.observe import Refuted, checked
 from ddlp.observe.verdict import BITS, COMPLETE, LABELS, ONCE, ORDER, UNCHANGED
 from ddlp.sampling.epoch_plan import EpochPlan
@@ -145,27 +146,27 @@ def test_where_it_can_not_look(data):
 
 
 def test_a_batch_that_comes_twice(data, monkeypatch):
-    honest, last = EpochExecutor.next_batch, []
+    honest, last = Delivery.next_batch, []
 
     def repeats(self, timeout_s=0.0):
         delivered = honest(self, timeout_s)
         last.append(delivered)
         return last[3] if len(last) == 6 else delivered
 
-    monkeypatch.setattr(EpochExecutor, "next_batch", repeats)
+    monkeypatch.setattr(Delivery, "next_batch", repeats)
     verdict = verdict_on(data)
     assert ONCE in refuted(verdict)
     assert "batch 3 came twice" in str(verdict.claims[ONCE].against) and "never came: 5" in str(verdict.claims[ONCE].against)
 
 
 def test_a_batch_that_is_lost(data, monkeypatch):
-    honest = EpochExecutor.next_batch
+    honest = Delivery.next_batch
 
     def loses(self, timeout_s=0.0):
         delivered = honest(self, timeout_s)
         return honest(self, timeout_s) if delivered is not None and delivered.position == 19 else delivered
 
-    monkeypatch.setattr(EpochExecutor, "next_batch", loses)
+    monkeypatch.setattr(Delivery, "next_batch", loses)
     assert refuted(verdict_on(data)) == [ONCE]
 
 
@@ -269,15 +270,16 @@ def test_a_file_that_is_not_verified(data, monkeypatch, mapped):
 def test_a_batch_used_before_it_was_read(data, monkeypatch):
     """A published batch counts as made, though nobody fetches it."""
     def at_once(self, device, lease, path, busy_s):
-        with self._lock:
-            position = self.ledger.devices[device].outstanding.get(lease)
-            if position is not None and self.ledger.published(device, lease):
-                self.ledger.fetch(position)
-                self._ready[position] = PreparedBatch(torch.zeros((4, 3, 32, 32)), None, BatchState.TENSORS)
-                self.ledger.verified(lease)
-            self._act()
+        monitor, ledger = self._monitor, self._monitor.ledger
+        with monitor.lock:
+            position = ledger.devices[device].outstanding.get(lease)
+            if position is not None and ledger.published(device, lease):
+                ledger.fetch(position)
+                monitor.ready[position] = PreparedBatch(torch.zeros((4, 3, 32, 32)), None, BatchState.TENSORS)
+                ledger.verified(lease)
+            monitor.act()
 
-    monkeypatch.setattr(EpochExecutor, "published", at_once)
+    monkeypatch.setattr(Devices, "published", at_once)
     verdict = verdict_on(data, "csd")
     assert refuted(verdict) == [BITS, COMPLETE] and "before it was fetched" in verdict.claims[COMPLETE].against[0]
 
@@ -296,7 +298,7 @@ def test_half_a_file(data, monkeypatch):
 
 
 def test_a_batch_delivered_before_its_worker_is_done(data, monkeypatch):
-    honest = EpochExecutor.next_batch
+    honest = Delivery.next_batch
 
     def early(self, timeout_s=0.0):
         delivered = honest(self, timeout_s)
@@ -305,7 +307,7 @@ def test_a_batch_delivered_before_its_worker_is_done(data, monkeypatch):
             delivered = dataclasses.replace(delivered, position=15)
         return delivered
 
-    monkeypatch.setattr(EpochExecutor, "next_batch", early)
+    monkeypatch.setattr(Delivery, "next_batch", early)
     assert COMPLETE in refuted(verdict_on(data))
 
 

@@ -44,7 +44,7 @@ def small(n: int = 24, batch: int = 2, **options) -> DDLPLoader:
 def test_without_a_recording_there_are_no_hooks_and_no_files(data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     iterator = iter(small())
-    assert type(iterator.executor.hooks) is EpochHooks
+    assert type(iterator.executor.monitor.hooks) is EpochHooks
     assert len(list(iterator)) == 12 and not list(tmp_path.iterdir())
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddlp.epoch import executor, iterator
+from ddlp.epoch import fetchers, iterator
 from ddlp.planning import play, simulate
 from ddlp.planning.decide import estimate
 from ddlp.planning.measured import Measured, OffloadPath
@@ -18,7 +18,7 @@ CSD = OffloadPath("csd", alone_batches_per_s=4.0, host_cpu_s_per_batch=0.0)
 
 def test_it_has_the_loaders_slots():
     assert FETCH_SLOTS == iterator.FETCH_SLOTS == play.FETCH_SLOTS == 3
-    assert FETCHERS == iterator.FETCHERS == executor.FETCHERS == simulate.FETCHERS == 2
+    assert FETCHERS == iterator.FETCHERS == fetchers.FETCHERS == simulate.FETCHERS == 2
     assert play.host_slots is iterator.host_slots is host_slots
 
 

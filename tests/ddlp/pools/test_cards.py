@@ -105,7 +105,11 @@ def test_a_host_that_left_no_key_is_refused(cards, start, data, truth, told, mon
     start()
     (name,) = names(cards)
     loader = make_loader(data, "wrr", pool=cards)
-    truth.check(train(loader, at={0: lambda: until(lambda: loader._last.executor._devices[name].gone, 20, "the refusal")}))
+
+    def refused():
+        until(lambda: loader._last.executor.devices.states[name].gone, 20, "the refusal")
+
+    truth.check(train(loader, at={0: refused}))
     assert len(told) == 1 and "key" in told[0], list(told)
 
 

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
-from ddlp.epoch.executor import EpochExecutor
+from ddlp.epoch.devices import Devices
 from ddlp.epoch.hooks import EpochHooks
-from ddlp.epoch.user_messages import UserMessages
+from ddlp.epoch.monitor import Monitor
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.rates import Rates
 from ddlp.schedule.strategies import Mte
+from ddlp.stats.report import Counts
 
 BATCH = 8
 
 
-class Listener(EpochExecutor):
-    """An epoch's executor that gets messages, without its threads."""
+class Listener:
+    """An epoch's part of the devices that gets messages, without threads."""
 
-    def __init__(self, strategy_of: int) -> None:
-        self.ledger = Ledger(strategy_of, host_slots=4)
+    def __init__(self, batches: int) -> None:
+        self.ledger = Ledger(batches, host_slots=4)
         self.rates = Rates(full_batch=BATCH)
         self.strategy = Mte(self.ledger, self.rates)
-        self._lock, self._messages = threading.RLock(), UserMessages()
-        self.hooks = EpochHooks()
+        monitor = Monitor(self.ledger, self.strategy, self.rates, Counts(self.ledger), EpochHooks())
+        monitor.reactions = (self._count,)
+        self.devices = Devices(monitor, None)  # type: ignore[arg-type]  # the messages here need no spec
         self.acted = 0
 
-    def _act(self) -> None:
+    def _count(self) -> None:
         self.acted += 1
 
 
@@ -36,7 +36,7 @@ def test_each_rank_reckons_with_an_equal_part(ranks):
     """n * r_cpu / (r_cpu + r_csd / R): host 1 batch/s, device 4 batches/s with 2 workers."""
     one = Listener(120)
     one.rates.host.add(1.0)
-    one.shared("d", ranks)
+    one.devices.shared("d", ranks)
     one.rates.joined("d", 2)
     one.rates.device("d").add(0.5)
     assert one.rates.csd_per_s(["d"]) == pytest.approx(4 / ranks)
@@ -49,11 +49,11 @@ def test_what_another_rank_has_measured_counts():
     for listener in (one, own):
         listener.ledger.expect("d")
         listener.ledger.join("d", quota=1000, window=2)
-        listener.shared("d", 2)
+        listener.devices.shared("d", 2)
         for _ in range(3):
             listener.rates.host.add(1.0)
         assert listener.strategy.turn() == 0 and listener.strategy.host_batches is None
-    one.measured("d", [(BATCH, 1.0), (BATCH // 2, 0.5), (BATCH, 1.0)])
+    one.devices.measured("d", [(BATCH, 1.0), (BATCH // 2, 0.5), (BATCH, 1.0)])
     for _ in range(3):
         own.rates.device("d").add(1.0)
     assert one.acted == 1

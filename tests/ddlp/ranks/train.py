@@ -21,6 +21,7 @@ from torch.utils.data import DistributedSampler
 from torchvision import transforms as T
 
 from ddlp import DDLPLoader, ImageFiles
+from ddlp.epoch.devices import Devices
 from ddlp.epoch.executor import EpochExecutor
 from ddlp.schedule.strategies.base import Strategy
 from tests.engine_process import until
@@ -49,18 +50,18 @@ told: list[tuple[int, float]] = []  # measurements of batches that the engine ha
 
 def listen() -> None:
     """Record what this rank is told about the other rank."""
-    measured = EpochExecutor.measured
+    measured = Devices.measured
 
-    def listening(self: EpochExecutor, name: str, batches: Any) -> None:
+    def listening(self: Devices, name: str, batches: Any) -> None:
         told.extend(batches)
         measured(self, name, batches)
 
-    EpochExecutor.measured = listening  # type: ignore[method-assign]
+    Devices.measured = listening  # type: ignore[method-assign]
 
 
 def offered(run: EpochExecutor, known: bool) -> bool:
     """Whether the engine takes part: its speed is known, or one of its batches is ready."""
-    return run.rates.device(DEVICE).known() if known else bool(run.ledger.ready_csd)
+    return run.monitor.rates.device(DEVICE).known() if known else bool(run.ledger.ready_csd)
 
 
 def main() -> None:
@@ -104,9 +105,10 @@ def main() -> None:
             labels += y.tolist()
             digests += map(digest, x)
         report = loader.report()
+        rate = run.monitor.rates.device(DEVICE)
         said = {
             "labels": labels, "digests": digests, "steps": step + 1, "engine": pid, "csd": report.batches_csd,
-            "measured": run.rates.device(DEVICE).count, "ranks": run.rates.device(DEVICE).ranks, "told": len(told),
+            "measured": rate.count, "ranks": rate.ranks, "told": len(told),
         }  # fmt: skip
         (out / f"{phase}.{rank}.json").write_text(json.dumps(said))
         torch.distributed.barrier()
