@@ -10,9 +10,9 @@ from collections.abc import Callable
 from csd_engine.cache.shelf import Shelf
 from ddlp.epoch.gpu_prefetch import PendingTransfer
 from ddlp.epoch.monitor import Monitor
-from ddlp.epoch.prepared import Delivered
 from ddlp.epoch.step_clock import EventClock
 from ddlp.planning.controller import Controller
+from ddlp.schedule.ledger import Side
 from ddlp.sources.base import BatchState, EpochSpec, PreparedBatch
 
 __all__ = ["Delivery"]
@@ -49,8 +49,8 @@ class Delivery:
         self._keeps = spec.cache is None or spec.cache.shelf.wanted()
         self._given: tuple[float, float] | None = None  # training's last batch: when it got it, and its part of a full batch
 
-    def next_batch(self, timeout_s: float = 0.0) -> Delivered | None:
-        """Return the next batch; None once all are delivered.
+    def next_batch(self, timeout_s: float = 0.0) -> tuple[int, Side, PreparedBatch] | None:
+        """Return the next batch, with its position and the side that made it; None once all are delivered.
 
         If a sample can't be prepared, raises its error once, in its batch's place. Raises RuntimeError after ``timeout_s``
         (0: never), as DataLoader does.
@@ -92,7 +92,7 @@ class Delivery:
                 raise batch.error
             finally:
                 del batch  # the error's traceback holds this frame: the cycle would keep the loader
-        return Delivered(position, side, batch)
+        return position, side, batch
 
     def _wait(self, began: float, timeout_s: float) -> int | None:
         """Wait for the next batch since ``began``. Returns its position; None once all are delivered."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ddlp.epoch.prepared import Delivered
+from ddlp.schedule.ledger import Side
 from ddlp.schedule.strategies import Strategy
 from ddlp.sources.base import Capacity, EpochSpec, PreparedBatch
 from ddlp.translate.portable import Portable
@@ -87,10 +87,10 @@ class EpochHooks:
     def decided(self, about: str, text: str) -> None:
         """ddlp has decided by itself: ``about`` ``"devices"``, ``"engines"`` (of a pool), ``"cache"`` or ``"workers"``."""
 
-    def assembled(self, delivered: Delivered, batch: Any) -> None:
-        """The training thread has joined images and targets; the user's batch_transform comes after this."""
+    def assembled(self, position: int, side: Side, prepared: PreparedBatch, batch: Any) -> None:
+        """The training thread has joined the images of a ``prepared`` batch and targets. batch_transform comes after this."""
 
-    def stepped(self, delivered: Delivered, samples: int, asked_at: float, got_at: float) -> None:
+    def stepped(self, position: int, side: Side, samples: int, asked_at: float, got_at: float) -> None:
         """The training loop is about to get a batch of ``samples`` samples, asked for and ready at these times."""
 
     def exhausted(self, asked_at: float) -> None:

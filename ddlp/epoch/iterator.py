@@ -356,13 +356,14 @@ class EpochIterator(_BaseDataLoaderIter):
             raise StopIteration
         if self._prefetch_batches and not self._whole:
             self._read_ahead(self._prefetch_batches)
-        batch = self._assemble(delivered.position, delivered.batch)
+        position, side, prepared = delivered
+        batch = self._assemble(position, prepared)
         if self._device is not None:
             batch = move(batch, self._device)
-        self._hooks.assembled(delivered, batch)
+        self._hooks.assembled(position, side, prepared, batch)
         if self._batch_transform is not None:
             batch = self._batch_transform(batch)
-        self._hooks.stepped(delivered, self._plan.size(delivered.position), asked_at, got_at)
+        self._hooks.stepped(position, side, self._plan.size(position), asked_at, got_at)
         self._delivery.handing = None
         return batch
 

@@ -22,7 +22,6 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from ddlp.epoch.hooks import Beginning
 from ddlp.epoch.iterator import EpochIterator
-from ddlp.epoch.prepared import Delivered
 from ddlp.errors import DDLPError
 from ddlp.loader import DDLPLoader
 from ddlp.observe.reference import Header, checksum, digest, expected_images, expected_targets, own_target, read_header
@@ -210,9 +209,8 @@ class EpochCheck(Observer):
 
     # -- the training thread -------------------------------------------------------------------------------------
 
-    def assembled(self, delivered: Delivered, batch: Any) -> None:
+    def assembled(self, position: int, side: Side, prepared: PreparedBatch, batch: Any) -> None:
         """As `Observer.assembled`."""
-        position, side = delivered.position, delivered.side
         self._arrived(position)
         claim = self.verdict.claims[COMPLETE]
         claim.looked_at += 1
@@ -231,7 +229,7 @@ class EpochCheck(Observer):
             views = [torch.cat(views)]
         close = self._steps[side] < FIRST or sum(self._steps.values()) % self._every == 0
         self._steps[side] += 1
-        sources = delivered.batch.sources(self._spec.plan.sources(position)).tolist()
+        sources = prepared.sources(self._spec.plan.sources(position)).tolist()
         self._check_labels(position, targets, sources, close)
         if close:
             self._check_bits(position, side, views, sources)

@@ -10,7 +10,6 @@ from typing import Any
 from csd_engine.machine.computer import processors
 from csd_engine.prepare.read_time import READING
 from ddlp.epoch.hooks import Beginning, EpochHooks
-from ddlp.epoch.prepared import Delivered
 from ddlp.process.ranks import here
 from ddlp.process.version import __version__
 from ddlp.recording.events import (
@@ -31,7 +30,7 @@ from ddlp.recording.events import (
     Retires,
     Step,
 )
-from ddlp.schedule.ledger import Ledger
+from ddlp.schedule.ledger import Ledger, Side
 from ddlp.sources.base import Capacity, PreparedBatch
 from ddlp.stats.thread_cpu import thread_cpu_s
 
@@ -56,7 +55,7 @@ class Observer:
     def read(self, lease: int, position: int, batch: PreparedBatch) -> None:
         """The batch was read and verified: its bytes as they came, or finished in an accelerator's memory."""
 
-    def assembled(self, delivered: Delivered, batch: Any) -> None:
+    def assembled(self, position: int, side: Side, prepared: PreparedBatch, batch: Any) -> None:
         """The training thread has a batch, targets joined; the user's batch_transform comes after this."""
 
     def closed(self) -> None:
@@ -176,18 +175,18 @@ class Watch(EpochHooks):
         """As `EpochHooks.decided`."""
         self._saw(Decided(about, text, time.monotonic()))
 
-    def assembled(self, delivered: Delivered, batch: Any) -> None:
+    def assembled(self, position: int, side: Side, prepared: PreparedBatch, batch: Any) -> None:
         """As `EpochHooks.assembled`."""
         for observer in self._observers:
-            observer.assembled(delivered, batch)
+            observer.assembled(position, side, prepared, batch)
 
-    def stepped(self, delivered: Delivered, samples: int, asked_at: float, got_at: float) -> None:
+    def stepped(self, position: int, side: Side, samples: int, asked_at: float, got_at: float) -> None:
         """As `EpochHooks.stepped`."""
         ledger = self._ledger
         assert ledger is not None
         self._saw(
             Step(
-                delivered.position, delivered.side.value, samples, asked_at, got_at, time.monotonic(),
+                position, side.value, samples, asked_at, got_at, time.monotonic(),
                 len(ledger.ready_host), len(ledger.ready_csd), len(ledger.in_spool),
                 sum(account.held for account in list(ledger.devices.values())),  # one may join at this moment
             )
