@@ -29,6 +29,7 @@ from csd_engine.batchfile.reader import Layout
 from csd_engine.batchfile.writer import BatchWriter
 from csd_engine.prepare.batch_maker import BatchMaker
 from csd_engine.prepare.sample import prepare_sample
+from csd_engine.prepare.started_batch import BatchRequest
 from csd_engine.service.worker import Slowdown, WrittenRows
 from ddlp.sources.host.native import Rows
 from ddlp.transfer.mapped_batch import map_batch
@@ -61,7 +62,7 @@ def host_batch(found: Portable, batch: int, order: Sequence[int] | None = None) 
 
     def make(k: int) -> torch.Tensor:
         sources, at = ring[(k * batch + np.arange(batch)) % len(ring)], 0
-        with maker.start(sources, never_before, 0, k, known=True) as started:
+        with maker.start(BatchRequest(sources, never_before, 0, k, known=True)) as started:
             while at < batch:
                 at = started.make(at, rows)
         return rows.pixels().images
@@ -84,7 +85,7 @@ def engine_batch(found: Portable, batch: int, directory: str, slowdown: float) -
         writer = BatchWriter(directory, f"{k:032x}", k, layout)
         sources, at = ring[(k * batch + np.arange(batch)) % len(ring)], 0
         rows = WrittenRows(writer)
-        with maker.start(sources, never_before, 0, k) as started:
+        with maker.start(BatchRequest(sources, never_before, 0, k)) as started:
             while at < batch:
                 at = started.make(at, rows)
                 if owed_s := slow.owed_s():

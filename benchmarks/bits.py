@@ -7,6 +7,7 @@ resizes with and without a crop after them, by every filter of the kernel, and f
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -24,8 +25,9 @@ from csd_engine.data.base import Reader
 from csd_engine.kernels import kernel
 from csd_engine.kernels.files import FilePlan
 from csd_engine.keyed import Keyed
-from csd_engine.prepare.file_batch import FileBatch
+from csd_engine.prepare.kernel_calls import file_calls
 from csd_engine.prepare.sample import prepare_sample
+from csd_engine.prepare.started_batch import BatchRequest
 from csd_engine.transforms.colour_steps import AutoContrast, Blur, Enhance, Equalize, Hue, Table
 from csd_engine.transforms.fileplan import file_plan
 from csd_engine.transforms.pipeline import Pipeline
@@ -121,12 +123,12 @@ def compare_kind(kind: str, samples: int, directory: Path) -> dict[str, Any]:
 
 def prepare(reader: Reader, pipeline: Pipeline, plan: FilePlan | None, index: int, epoch: int, out: np.ndarray) -> None:
     """Make one sample as the samples of a batch are made."""
-    files = FileBatch.of(reader, pipeline, plan, np.array([index]), np.array([0]), 0, epoch)
-    if files is None:
-        prepare_sample(reader, pipeline, (index, 0), 0, epoch, out)
-        return
-    with files:
-        files.make(0, out[np.newaxis], None)
+    calls = file_calls(reader, plan, BatchRequest(np.array([index]), np.array([0]), 0, epoch))
+    if calls is not None:
+        with contextlib.closing(calls):
+            if not calls.make(0, out[np.newaxis], None, 1.0).refused:
+                return
+    prepare_sample(reader, pipeline, (index, 0), 0, epoch, out)
 
 
 def make_files(kind: str, count: int, directory: Path) -> list[Path]:

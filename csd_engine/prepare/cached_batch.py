@@ -29,9 +29,10 @@ from csd_engine.kernels import kernel
 from csd_engine.kernels.pixels import Pixels, PixelSamples
 from csd_engine.kernels.places import address
 from csd_engine.machine.versions import libjpeg
-from csd_engine.prepare.batch_maker import BatchMaker, ByKernel, Destination, FinishedPlace, OneByOne, StartedBatch
-from csd_engine.prepare.kernel_batch import KernelBatch
-from csd_engine.prepare.sample import ABOVE_LIMIT, prepare_any_size, prepare_sample
+from csd_engine.prepare.batch_maker import BatchMaker
+from csd_engine.prepare.destination import Destination, FinishedPlace
+from csd_engine.prepare.sample import ABOVE_LIMIT, prepare_any_size
+from csd_engine.prepare.started_batch import BatchRequest, StartedBatch
 from csd_engine.transforms.fileplan import file_plan
 from csd_engine.transforms.pipeline import Pipeline
 from csd_engine.transforms.prefix import CachePoint
@@ -95,26 +96,16 @@ class _FileKeeper(BatchMaker):
 
     def __init__(self, reader: Reader, pipeline: Pipeline, shape: Tuple[int, int, int], boxes: int, shelf: Shelf) -> None:
         super().__init__(reader, pipeline, shape, boxes)
-        self._whole, self._shelf = reader, shelf
+        self._shelf = shelf
 
-    def start(
-        self,
-        sources: np.ndarray,
-        occurrences: np.ndarray,
-        seed: int,
-        epoch: int,
-        large_bytes: Optional[int] = None,
-        before_decoding: Optional[Callable[[int], None]] = None,
-        known: bool = False,
-        reader: Optional[Reader] = None,
-    ) -> StartedBatch:
-        """See `BatchMaker.start`. ``reader`` may lack those that are on the shelf, if it reads them when it is asked."""
-        origins = origins_of(self._whole, sources)
+    def start(self, request: BatchRequest) -> StartedBatch:
+        """See `BatchMaker.start`. Its reader may lack those that are on the shelf, if it reads them when it is asked."""
+        origins = origins_of(self.reader, request.sources)
         if origins is not None:
-            kept = KeptFiles(self._shelf, self._whole if reader is None else reader, sources, origins)
+            kept = KeptFiles(self._shelf, self.reader_for(request), request.sources, origins)
             kept.keep_missing()
-            reader = kept
-        return super().start(sources, occurrences, seed, epoch, large_bytes, before_decoding, known, reader)
+            request = request._replace(reader=kept)
+        return super().start(request)
 
 
 class CachedBatchMaker(BatchMaker):
@@ -130,49 +121,32 @@ class CachedBatchMaker(BatchMaker):
         self, reader: Reader, pipeline: Pipeline, shape: Tuple[int, int, int], boxes: int, point: CachePoint, shelf: Shelf
     ) -> None:
         super().__init__(reader, pipeline, shape, boxes)
-        self.point, self.shelf, self.reader, self.pipeline = point, shelf, reader, pipeline
+        self.point, self.shelf = point, shelf
         height, width, _ = point.shape
         self.before = BatchMaker(reader, point.before, point.shape, 0) if point.fixed else None
         plan = file_plan(point.behind, kernel(), (width, height) if point.fixed else None)
         self.plan = None if plan is None or (plan.shape, plan.boxes) != (shape, boxes) else plan
 
-    def start(
-        self,
-        sources: np.ndarray,
-        occurrences: np.ndarray,
-        seed: int,
-        epoch: int,
-        large_bytes: Optional[int] = None,
-        before_decoding: Optional[Callable[[int], None]] = None,
-        known: bool = False,
-        reader: Optional[Reader] = None,
-    ) -> StartedBatch:
-        """See `BatchMaker.start`. ``reader`` may lack those that are on the shelf, if it reads them when it is asked."""
-        origins = origins_of(self.reader, sources)
+    def start(self, request: BatchRequest) -> StartedBatch:
+        """See `BatchMaker.start`. Its reader may lack those that are on the shelf, if it reads them when it is asked."""
+        origins = origins_of(self.reader, request.sources)
         if origins is not None:
-            found = self.shelf.find(sources, origins)
+            found = self.shelf.find(request.sources, origins)
             if self.shelf.keeps or found.hit.any():
-                arguments = sources, occurrences, seed, epoch, large_bytes, before_decoding
-                return _CachedBatch(self, found, origins, arguments, reader)
-        return super().start(sources, occurrences, seed, epoch, large_bytes, before_decoding, known, reader)
+                return _CachedBatch(self, found, origins, request)
+        return self.start_plain(request)
 
-    def start_plain(self, *arguments: object) -> StartedBatch:
+    def start_plain(self, request: BatchRequest) -> StartedBatch:
         """Start a batch without the cache."""
-        return super().start(*arguments)  # type: ignore[arg-type]
-
-
-Arguments = Tuple[np.ndarray, np.ndarray, int, int, Optional[int], Optional[Callable[[int], None]]]
+        return super().start(request)
 
 
 class _CachedBatch(StartedBatch):
     """A batch in pieces: samples whose pixels are kept or made here, samples that are made plainly, and those that failed."""
 
-    def __init__(
-        self, maker: CachedBatchMaker, found: Found, origins: Origins, arguments: Arguments, reader: Optional[Reader]
-    ) -> None:
-        self._maker, self._found, self._origins, self._brought = maker, found, origins, reader
-        self._reader = maker.reader if reader is None else reader
-        self._sources, self._occurrences, self._seed, self._epoch, self._large_bytes, self._before_decoding = arguments
+    def __init__(self, maker: CachedBatchMaker, found: Found, origins: Origins, request: BatchRequest) -> None:
+        super().__init__(maker.reader_for(request), maker.pipeline, request)
+        self._maker, self._found, self._origins = maker, found, origins
         by_pixels = np.ones(len(found.hit), np.bool_) if maker.shelf.keeps else found.hit
         self._by_pixels: List[bool] = by_pixels.tolist()
         self._hit: List[bool] = found.hit.tolist()
@@ -182,7 +156,8 @@ class _CachedBatch(StartedBatch):
         missing = np.flatnonzero(by_pixels & ~found.hit)
         self._missing: _Missing
         if maker.before is None:
-            self._missing = _MissingAnySize(self._reader, maker.point.before, self._sources[missing], self._before_decoding)
+            sources = request.sources[missing]
+            self._missing = _MissingAnySize(self._reader, maker.point.before, sources, request.before_decoding)
         else:
             started = self._started(maker.before.start, missing)
             self._missing = _MissingFixed(maker.point.shape, started, len(missing))
@@ -190,12 +165,10 @@ class _CachedBatch(StartedBatch):
         self._piece: Optional[StartedBatch] = None
         self._begin = self._end = 0
 
-    def _started(self, start: Callable[..., StartedBatch], positions: np.ndarray) -> StartedBatch:
+    def _started(self, start: Callable[[BatchRequest], StartedBatch], positions: np.ndarray) -> StartedBatch:
         """Start a batch of the samples at these positions."""
-        if not len(positions):
-            return OneByOne(self._reader, self._maker.pipeline, [], self._seed, self._epoch, None)
-        items = self._sources[positions], self._occurrences[positions]
-        return start(*items, self._seed, self._epoch, self._large_bytes, self._before_decoding, False, self._brought)
+        part = self._request.at(positions)
+        return start(part) if len(positions) else StartedBatch(self._reader, self._pipeline, part)
 
     def close(self) -> None:
         self._plain.close()
@@ -205,27 +178,29 @@ class _CachedBatch(StartedBatch):
         if first in self._failed or not self._by_pixels[first]:
             return self._make_plain(first, to)
         if self._piece is None or not self._begin <= first < self._end:
-            self._next_piece(first)
-            if self._piece is None:
-                return self._make_plain(first, to)
-        assert self._piece is not None
-        return self._piece.make(first - self._begin, _Part(to, self._begin, self._end)) + self._begin
+            self._piece = self._next_piece(first)
+        if self._piece is None:
+            return self._make_plain(first, to)
+        try:
+            return self._piece.make(first - self._begin, _Part(to, self._begin, self._end)) + self._begin
+        except SampleError:
+            if self._piece.calls is not None:  # what they refuse was made without the cache already
+                raise
+            return self._make_one(first, to)
 
     def _make_plain(self, first: int, to: Destination) -> int:
         """Make samples as without a cache, up to the next one that is made from pixels."""
         if self._by_pixels[first]:
-            item = int(self._sources[first]), int(self._occurrences[first])
-            with OneByOne(self._reader, self._maker.pipeline, [item], self._seed, self._epoch, self._before_decoding) as one:
-                return one.make(0, _Part(to, first, first + 1)) + first
+            return self._make_one(first, to)
         end = first + 1
         while end < len(self._by_pixels) and not self._by_pixels[end]:
             end += 1
         shift = first - self._plain_at[first]
         return self._plain.make(first - shift, _Part(to, shift, end)) + shift
 
-    def _next_piece(self, first: int) -> None:
-        """Take the next samples that are made from pixels, and make the pixels that are missing. No piece: the first failed."""
-        self._piece, self._begin, self._end = None, first, first
+    def _next_piece(self, first: int) -> Optional[StartedBatch]:
+        """Take the next samples that are made from pixels, and make the pixels that are missing. None: the first failed."""
+        self._begin = self._end = first
         made: List[Tuple[int, np.ndarray]] = []
         keep: List[Tuple[int, np.ndarray]] = []
         room, began = _MADE_BYTES, time.monotonic()
@@ -245,14 +220,15 @@ class _CachedBatch(StartedBatch):
                 room -= pixels.nbytes
             self._end += 1
         if keep:
-            samples = [Sample(int(self._sources[k]), self._origins.one(k), pixels) for k, pixels in keep]
+            samples = [Sample(int(self._request.sources[k]), self._origins.one(k), pixels) for k, pixels in keep]
             self._maker.shelf.keep(samples, (time.monotonic() - began) * len(keep) / len(made))
         kept = [k for k in range(first, self._end) if self._hit[k]]
         read = self._maker.shelf.read(self._found, kept)
         if read is None:  # a file was cut off meanwhile: these samples are made as without a cache
             self._failed.update(range(first, self._end))
-        elif self._end > first:
-            self._piece = self._from_pixels(slice(first, self._end), made + list(zip(kept, read)))
+        if read is None or self._end == first:
+            return None
+        return self._from_pixels(slice(first, self._end), made + list(zip(kept, read)))
 
     def _size_of(self, position: int) -> int:
         """Return the bytes of a hit."""
@@ -269,12 +245,13 @@ class _CachedBatch(StartedBatch):
             if pixels.ndim == 3:  # made now; the others' sizes are known
                 height[k], width[k] = pixels.shape[:2]
         images = Pixels.packed(first, height, width, maker.point.shape[2], tuple(pixels for _, pixels in made))
-        sources, occurrences, key = self._sources[part], self._occurrences[part], (self._seed, self._epoch)
-        if maker.plan is None or is_above_limit(maker.plan.most_cropped):
-            return _FromRows(maker, self._reader, images, sources, occurrences, *key, self._before_decoding)
-        calls = PixelSamples(maker.plan, images, *key, sources, occurrences)
-        whole = self._reader, maker.pipeline, maker.plan  # by which a sample is made that the kernel refuses
-        return ByKernel(KernelBatch(*whole, calls, sources, occurrences, *key, self._before_decoding))
+        request = self._request.at(part)
+        if maker.plan is not None and not is_above_limit(maker.plan.most_cropped):
+            items = request.seed, request.epoch, request.sources, request.occurrences
+            return StartedBatch(self._reader, self._pipeline, request, PixelSamples(maker.plan, images, *items))
+        places = {source: k for k, source in enumerate(request.sources.tolist())}
+        rows = RowReader(self._reader, lambda index: images.array(places[index]))
+        return StartedBatch(rows, maker.point.behind, request)
 
 
 class _Part(Destination):
@@ -357,41 +334,17 @@ class _MissingFixed(_Missing, Destination):
         self._started.close()
 
 
-class _FromRows(StartedBatch):
-    """A batch from pixels where the kernel has no plan for what is behind the cut: one by one."""
-
-    def __init__(
-        self, maker: CachedBatchMaker, reader: Reader, images: Pixels, sources: np.ndarray, occurrences: np.ndarray, seed: int,
-        epoch: int, before_decoding: Optional[Callable[[int], None]],
-    ) -> None:  # fmt: skip
-        self._maker, self._reader, self._images = maker, reader, images
-        self._key, self._before_decoding = (seed, epoch), before_decoding
-        self._items = list(zip(sources.tolist(), occurrences.tolist()))
-
-    def make(self, first: int, to: Destination) -> int:
-        maker, item, part = self._maker, self._items[first], slice(first, first + 1)
-        images, boxes = to.place(part)
-        place = images[0], None if boxes is None else boxes[0]
-        try:
-            row = RowReader(self._reader, self._images.array(first))
-            prepare_sample(row, maker.point.behind, item, *self._key, *place, self._before_decoding)
-        except SampleError:
-            prepare_sample(self._reader, maker.pipeline, item, *self._key, *place, self._before_decoding)
-        to.done(part)
-        return first + 1
-
-
 class RowReader(Reader):
-    """The data set's reader, with one sample's pixels in the place of every sample."""
+    """The data set's reader, with pixels in the place of samples: ``row`` returns those of a source, (height, width[, 3])."""
 
-    def __init__(self, reader: Reader, pixels: np.ndarray) -> None:
-        self._reader, self._pixels = reader, pixels
+    def __init__(self, reader: Reader, row: Callable[[int], np.ndarray]) -> None:
+        self._reader, self._row = reader, row
 
     def __len__(self) -> int:
         return len(self._reader)
 
     def open(self, index: int) -> Source:
-        return self._pixels
+        return self._row(index)
 
     def where(self, index: int) -> str:
         return self._reader.where(index)

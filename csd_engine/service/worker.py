@@ -46,12 +46,14 @@ from csd_engine.errors import (
 )
 from csd_engine.kernels import kernel
 from csd_engine.machine.computer import status_bytes
-from csd_engine.prepare.batch_maker import BatchMaker, Destination, StartedBatch
+from csd_engine.prepare.batch_maker import BatchMaker
 from csd_engine.prepare.cached_batch import SampleCache
 from csd_engine.prepare.decode_time import limit_decoding
+from csd_engine.prepare.destination import Destination
 from csd_engine.prepare.large_image_lock import LargeImageLock, most_bytes
 from csd_engine.prepare.operator_file import OperatorDirectory
 from csd_engine.prepare.sample import is_bad_image, sample_digest
+from csd_engine.prepare.started_batch import BatchRequest, StartedBatch
 from csd_engine.service.channel import WorkerChannel
 from csd_engine.service.lease_fetches import LeaseFetches
 from csd_engine.service.worker_shelves import WorkerShelves
@@ -546,7 +548,8 @@ class Worker:
     ) -> StartedBatch:
         _obey(job.most_pixels)
         large = self._large_image_lock.large_bytes, self._large_image_lock.acquire
-        return job.maker.start(items[:, 0], items[:, 1], command["seed"], command["epoch"], *large, reader=reader)
+        request = BatchRequest(items[:, 0], items[:, 1], command["seed"], command["epoch"], reader, *large)
+        return job.maker.start(request)
 
     def _make(self, batch: StartedBatch, first: int, rows: Destination) -> int:
         """Make samples. A large image waits until no other worker decodes one."""

@@ -19,8 +19,9 @@ from csd_engine.cache.shelf import Shelf
 from csd_engine.data.base import Reader, at_hand
 from csd_engine.errors import SampleError
 from csd_engine.machine.sizes import size_text
-from csd_engine.prepare.batch_maker import Destination
 from csd_engine.prepare.cached_batch import SampleCache
+from csd_engine.prepare.destination import Destination
+from csd_engine.prepare.started_batch import BatchRequest
 from ddlp.caching.kept_samples import KeptSamples
 from ddlp.errors import DDLPError
 from ddlp.translate.portable import Portable
@@ -212,7 +213,7 @@ class _Filling:
                 there = at_end.enter_context(at_hand(self._reader, sources.tolist(), lambda: not self.stopped.is_set()))
             if self._as_stored:
                 return self._keep_files(sources, there)
-            batch = at_end.enter_context(self._maker.start(sources, occurrences, 0, 0, reader=there))
+            batch = at_end.enter_context(self._maker.start(BatchRequest(sources, occurrences, 0, 0, there)))
             while at < len(sources) and not self.stopped.is_set():
                 try:
                     at = batch.make(at, dropped)

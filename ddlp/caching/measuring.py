@@ -117,7 +117,7 @@ def pixel_times(portable: Portable, point: CachePoint, reader: Reader) -> PixelT
             pixels = prepare_any_size(reader, point.before, index)
             at.append(time.perf_counter())
             row = pixels if point.shape[2] > 1 else pixels[:, :, 0]
-            prepare_sample(RowReader(reader, row), point.behind, item, 0, 0, out, boxes)
+            prepare_sample(RowReader(reader, {index: row}.__getitem__), point.behind, item, 0, 0, out, boxes)
             at.append(time.perf_counter())
         except SampleError:
             continue

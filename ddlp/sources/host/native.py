@@ -21,9 +21,10 @@ from PIL import Image
 
 from csd_engine.data.base import Reader, at_hand
 from csd_engine.errors import SampleError
-from csd_engine.prepare.batch_maker import Destination, FinishedPlace
+from csd_engine.prepare.destination import Destination, FinishedPlace
 from csd_engine.prepare.read_time import READING
 from csd_engine.prepare.sample import is_bad_image, prepare_sample
+from csd_engine.prepare.started_batch import BatchRequest
 from ddlp.errors import as_raised_by_the_dataset
 from ddlp.sources.base import BatchState, EpochSink, EpochSpec, PreparedBatch, Unwanted
 from ddlp.sources.host.fetch_ahead import FetchAhead
@@ -128,7 +129,8 @@ def _make(
 ) -> dict[int, SampleError]:
     """Make these samples. Returns the bad ones by their row, with the reason, if others take their place."""
     bad: dict[int, SampleError] = {}
-    with spec.maker.start(sources, occurrences, spec.seed, spec.epoch, known=True, reader=reader) as batch:
+    request = BatchRequest(sources, occurrences, spec.seed, spec.epoch, reader, known=True)
+    with spec.maker.start(request) as batch:
         at = 0
         while at < len(sources):
             if at and not wanted():

@@ -19,6 +19,7 @@ from csd_engine.data.parts import PartSet, pack_parts
 from csd_engine.errors import DatasetError, SampleError
 from csd_engine.prepare.batch_maker import BatchMaker
 from csd_engine.prepare.sample import prepare_sample
+from csd_engine.prepare.started_batch import BatchRequest
 from csd_engine.service.worker import _OneRow
 from csd_engine.batchfile.reader import Layout
 from tests.engine_process import EPOCH, SEED, pipeline
@@ -106,7 +107,8 @@ def test_batches_have_the_same_bits(scene, arrays):
     assert (scene.there.places(indices) is None) == arrays
     pipe, sources = pipeline(), np.array(indices)
     rows = _OneRow(Layout(1, 32, 32, 3))
-    with BatchMaker(scene.there, pipe, (32, 32, 3), 0).start(sources, np.zeros_like(sources), SEED, EPOCH) as batch:
+    request = BatchRequest(sources, np.zeros_like(sources), SEED, EPOCH)
+    with BatchMaker(scene.there, pipe, (32, 32, 3), 0).start(request) as batch:
         for k, index in enumerate(indices):
             expected = np.zeros((32, 32, 3), np.uint8)
             prepare_sample(scene.here, pipe, (index, 0), SEED, EPOCH, expected)

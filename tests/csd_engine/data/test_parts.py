@@ -18,8 +18,10 @@ from csd_engine.data.kinds import parse_dataset
 from csd_engine.data.manifest import write_manifest
 from csd_engine.data.parts import PartSet, pack_parts
 from csd_engine.errors import DatasetError, SampleError
-from csd_engine.prepare.file_batch import FileBatch
+from csd_engine.prepare.kernel_calls import file_calls
+from csd_engine.prepare.started_batch import BatchRequest, StartedBatch
 from csd_engine.transforms.fileplan import file_plan
+from tests.csd_engine.prepare.memory import Memory
 from tests.engine_process import EPOCH, SEED, pipeline
 from tests.open_files import open_files, opened_since
 
@@ -71,15 +73,16 @@ class Scene:
         """Return a batch that the kernel made, and the positions that were left to Pillow."""
         sources, pipe = np.array(indices), pipeline()
         plan = file_plan(pipe, kernels.kernel())
-        out = np.zeros((len(sources), *plan.shape), np.uint8)
-        made = FileBatch.of(reader, pipe, plan, sources, np.zeros_like(sources), SEED, EPOCH)
-        assert made is not None
+        memory, request = Memory(len(sources), plan.shape, 0), BatchRequest(sources, np.zeros_like(sources), SEED, EPOCH)
+        calls = file_calls(reader, plan, request)
+        assert calls is not None
+        made = StartedBatch(reader, pipe, request, calls)
         one, made._make_one = made._make_one, lambda position, *more: singles.append(position) or one(position, *more)
         at, singles = 0, []
         with made:
             while at < len(sources):
-                at = made.make(at, out[at:], None)
-        return out, singles
+                at = made.make(at, memory)
+        return memory.images, singles
 
 
 @pytest.fixture
@@ -140,7 +143,7 @@ def test_a_part_that_is_not_in_its_file(scene, monkeypatch, row, most):
 
 
 def test_a_part_that_is_too_large_is_refused(scene, monkeypatch):
-    monkeypatch.setattr("csd_engine.prepare.file_batch.MAX_FILE_BYTES", 10)
+    monkeypatch.setattr("csd_engine.prepare.kernel_calls.MAX_FILE_BYTES", 10)
     monkeypatch.setattr("csd_engine.data.parts.MAX_FILE_BYTES", 10)
     with pytest.raises(SampleError, match="larger than"):
         scene.batch(scene.reader(scene.parts), [0])

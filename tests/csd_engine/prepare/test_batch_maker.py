@@ -11,9 +11,12 @@ from PIL import Image
 from csd_engine.data.base import Reader
 from csd_engine.data.image_files import open_sample
 from csd_engine.errors import SampleError
+from csd_engine.kernels.files import Files
 from csd_engine.prepare import batch_maker
-from csd_engine.prepare.batch_maker import BatchMaker, Destination, FinishedPlace
+from csd_engine.prepare.batch_maker import BatchMaker
+from csd_engine.prepare.destination import Destination, FinishedPlace
 from csd_engine.prepare.sample import prepare_sample
+from csd_engine.prepare.started_batch import BatchRequest, StartedBatch
 from csd_engine.transforms.pipeline import Pipeline
 from tests.open_files import open_files, opened_since
 
@@ -107,7 +110,7 @@ def readers(tmp_path_factory):
 
 def make(maker, to, sources=SOURCES, occurrences=OCCURRENCES):
     steps = [0]
-    with maker.start(sources, occurrences, SEED, EPOCH) as batch:
+    with maker.start(BatchRequest(sources, occurrences, SEED, EPOCH)) as batch:
         while steps[-1] < len(sources):
             steps.append(batch.make(steps[-1], to))
     return steps
@@ -153,15 +156,17 @@ def test_the_kernel_finishes_what_it_can_at_once(readers, need_kernel, way):
 
 def test_which_way_is_taken(readers, need_kernel):
     def way(reader, *about, sources=SOURCES):
-        with BatchMaker(readers[reader], PIPELINE, *(about or (SHAPE, 2))).start(sources, OCCURRENCES, 0, 0) as batch:
-            return type(batch)
+        maker = BatchMaker(readers[reader], PIPELINE, *(about or (SHAPE, 2)))
+        with maker.start(BatchRequest(sources, OCCURRENCES, 0, 0)) as batch:
+            return type(batch), type(batch.calls)
 
-    assert way("in bulk") is batch_maker._InBulk
-    assert way("by files") is batch_maker.ByKernel
-    assert way("one by one") is batch_maker.OneByOne
+    one_by_one = StartedBatch, type(None)
+    assert way("in bulk") == (batch_maker._InBulk, type(None))
+    assert way("by files") == (StartedBatch, Files)
+    assert way("one by one") == one_by_one
     for reader in ("in bulk", "by files"):  # the memory has another pipeline's shape: the first sample raises
-        assert way(reader, (20, 20, 3), 2) is way(reader, SHAPE, 1) is batch_maker.OneByOne
-    assert way("in bulk", sources=SOURCES + 30) is batch_maker.OneByOne
+        assert way(reader, (20, 20, 3), 2) == way(reader, SHAPE, 1) == one_by_one
+    assert way("in bulk", sources=SOURCES + 30) == one_by_one
 
 
 @pytest.mark.parametrize("way", ["in bulk", "by files", "one by one"])

@@ -18,10 +18,12 @@ from csd_engine.data.image_files import open_sample
 from csd_engine.errors import SampleError
 from csd_engine.kernels import kernel
 from csd_engine.prepare import batch_maker, cached_batch, sample
-from csd_engine.prepare.batch_maker import BatchMaker, Destination, FinishedPlace
+from csd_engine.prepare.batch_maker import BatchMaker
 from csd_engine.prepare.cached_batch import CachedBatchMaker
+from csd_engine.prepare.started_batch import BatchRequest
 from csd_engine.transforms.pipeline import Pipeline
 from csd_engine.transforms.prefix import cache_point
+from tests.csd_engine.prepare.memory import Memory
 from tests.open_files import open_below
 
 COUNT, SEED = 40, 5
@@ -67,28 +69,6 @@ class OfFiles(Reader):
         return [self.where(index) for index in indices]
 
 
-class Memory(Destination):
-    """With a table, memory for the finished numbers."""
-
-    def __init__(self, samples: int, shape: tuple[int, ...], boxes: int, table: np.ndarray | None) -> None:
-        self.images, self.boxes = np.zeros((samples, *shape), np.uint8), np.zeros((samples, boxes, 4), np.int32)
-        self.table, self.numbers = table, None if table is None else np.zeros((samples, *shape), table.dtype)
-        self.done_to = 0
-
-    def _boxes(self, part: slice) -> np.ndarray | None:
-        return self.boxes[part] if self.boxes.shape[1] else None
-
-    def place(self, part: slice) -> tuple[np.ndarray, np.ndarray | None]:
-        return self.images[part], self._boxes(part)
-
-    def done(self, part: slice) -> None:
-        assert part.start == self.done_to
-        self.done_to = part.stop
-
-    def finished_place(self, part: slice) -> FinishedPlace | None:
-        return None if self.numbers is None else FinishedPlace(self.numbers[part], self._boxes(part), self.table, True)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """JPEGs, grey and progressive ones among them, and PNGs."""
@@ -127,7 +107,7 @@ def made(maker: BatchMaker, found: Pipeline, shape: tuple[int, ...], epoch: int,
     for sources in np.array_split(order, 5):
         memory = Memory(len(sources), shape, found.boxes, table)
         occurrences = np.array([int(source in sources[:k]) for k, source in enumerate(sources)])
-        with maker.start(sources, occurrences, SEED, epoch) as batch:
+        with maker.start(BatchRequest(sources, occurrences, SEED, epoch)) as batch:
             at, errors = 0, {}
             while at < len(sources):
                 try:
@@ -136,8 +116,8 @@ def made(maker: BatchMaker, found: Pipeline, shape: tuple[int, ...], epoch: int,
                     errors[at] = str(error)
                     at += 1
                     memory.done_to = at
-        images = memory.images if memory.numbers is None else memory.numbers
-        results += [errors.get(k) or (images[k].tobytes(), memory.boxes[k].tobytes()) for k in range(len(sources))]
+        boxes = [b""] * len(sources) if memory.boxes is None else [one.tobytes() for one in memory.boxes]
+        results += [errors.get(k) or (memory.images[k].tobytes(), boxes[k]) for k in range(len(sources))]
     return results
 
 

@@ -12,8 +12,7 @@ from torchvision import transforms
 
 from csd_engine.data.image_files import MAX_FILE_BYTES
 from csd_engine.kernels.files import Files
-from csd_engine.prepare import kernel_batch
-from csd_engine.prepare.file_batch import FileBatch
+from csd_engine.prepare import started_batch
 from ddlp import DDLPLoader
 from ddlp.transforms import Cutout
 from tests.ddlp.dropin.small_sets import RANDOM, SAMPLES, by_target, check_samples, numbered, write_images
@@ -39,13 +38,13 @@ def calls(monkeypatch, need_kernel) -> list[int]:
         return stopped
 
     monkeypatch.setattr(Files, "make", counted)
-    monkeypatch.setattr(kernel_batch, "ENOUGH_S", 30.0)  # so that it does not depend on this machine's speed
+    monkeypatch.setattr(started_batch, "ENOUGH_S", 30.0)  # so that it does not depend on this machine's speed
     return seen
 
 
 def one_by_one(monkeypatch, loader: DDLPLoader) -> dict[int, torch.Tensor]:
     with monkeypatch.context() as patch:
-        patch.setattr(FileBatch, "of", staticmethod(lambda *_: None))
+        patch.setattr("csd_engine.prepare.batch_maker.file_calls", lambda *_: None)
         return by_target(list(loader))
 
 
@@ -106,7 +105,7 @@ def test_a_batch_that_is_not_wanted_any_more_is_left(paths, monkeypatch, need_ke
     from ddlp.sources.base import Unwanted
     from ddlp.sources.host.native import prepare_batch
 
-    monkeypatch.setattr(kernel_batch, "ENOUGH_S", 1e-9)
+    monkeypatch.setattr(started_batch, "ENOUGH_S", 1e-9)
     iterator = iter(DDLPLoader(numbered(paths, RANDOM), batch_size=20))
     spec = iterator.spec
     iterator.executor.close()

@@ -144,9 +144,10 @@ def test_files_that_nobody_expects(leaves_nothing, data, truth, told):
 WRONG = """
 import sys
 if any("csd_engine" in word for word in sys.orig_argv):
-    import csd_engine.prepare.file_batch as filebatch
     import csd_engine.prepare.sample as samples
-    right, right_batch = samples.prepare_sample, filebatch.FileBatch.make
+    from csd_engine.prepare.destination import Destination
+    from csd_engine.prepare.started_batch import StartedBatch
+    right, right_batch = samples.prepare_sample, StartedBatch.make
     calls = [0]
     def bend(out):
         calls[0] += 1
@@ -155,12 +156,19 @@ if any("csd_engine" in word for word in sys.orig_argv):
     def wrong(reader, pipeline, item, seed, epoch, out, *more):
         right(reader, pipeline, item, seed, epoch, out, *more)
         bend(out)
-    def wrong_batch(self, first, out, *more):
-        end = right_batch(self, first, out, *more)
-        for image in out[: end - first]:
-            bend(image)
-        return end
-    samples.prepare_sample, filebatch.FileBatch.make = wrong, wrong_batch
+    class Bent(Destination):
+        def __init__(self, to):
+            self.to = to
+        def place(self, part):
+            self.memory = self.to.place(part)
+            return self.memory
+        def done(self, part):
+            for image in self.memory[0][: part.stop - part.start]:
+                bend(image)
+            self.to.done(part)
+    def wrong_batch(self, first, to):
+        return right_batch(self, first, Bent(to))
+    samples.prepare_sample, StartedBatch.make = wrong, wrong_batch
 """
 
 

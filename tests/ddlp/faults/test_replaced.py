@@ -232,8 +232,8 @@ def test_what_is_no_bad_image(bad, monkeypatch):
     def short(*_, **__):
         raise SampleError("somewhere", "why") from MemoryError("short")
 
-    monkeypatch.setattr("csd_engine.prepare.batch_maker.prepare_sample", short)
-    monkeypatch.setattr("csd_engine.prepare.file_batch.FileBatch.of", lambda *_: None)
+    monkeypatch.setattr("csd_engine.prepare.started_batch.prepare_sample", short)
+    monkeypatch.setattr("csd_engine.prepare.batch_maker.file_calls", lambda *_: None)
     with pytest.raises(MemoryError):
         train(replacing(dataset(bad), "cpu"))
 

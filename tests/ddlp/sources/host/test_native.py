@@ -16,7 +16,7 @@ from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader
 
 from csd_engine.data.image_files import MAX_FILE_BYTES
-from csd_engine.prepare import batch_maker, kernel_batch
+from csd_engine.prepare import batch_maker, started_batch
 from csd_engine.prepare import sample as samples
 from ddlp import DDLPLoader, ImageArrays, ImageFiles
 from ddlp.sampling.epoch_plan import EpochPlan
@@ -125,7 +125,7 @@ def test_a_file_too_large_to_be_read_whole_is_read_in_parts(paths, tmp_path):
 
 
 def test_a_batch_broken_off_leaves_no_file_open(paths, tmp_path, monkeypatch):
-    monkeypatch.setattr(kernel_batch, "ENOUGH_S", 1e-9)  # so that each call of the kernel makes one sample
+    monkeypatch.setattr(started_batch, "ENOUGH_S", 1e-9)  # so that each call of the kernel makes one sample
     made = spec(files(paths))
     prepare_batch(made, 0, lambda: True)
     before = open_files()

@@ -11,14 +11,16 @@ from csd_engine.data.arrays import ArraySet
 from csd_engine.data.base import Reader, open_reader
 from csd_engine.data.concat import ConcatSet
 from csd_engine.errors import SampleError
-from csd_engine.kernels.pixels import Pixels
+from csd_engine.kernels.pixels import Pixels, PixelSamples
 from csd_engine.keyed import Keyed
-from csd_engine.prepare import batch_maker, kernel_batch
 from csd_engine.prepare import sample as samples
+from csd_engine.prepare import started_batch
 from csd_engine.prepare.batch_maker import BatchMaker
-from csd_engine.prepare.pixel_batch import PixelBatch
+from csd_engine.prepare.kernel_calls import pixel_calls
 from csd_engine.prepare.sample import prepare_sample
+from csd_engine.prepare.started_batch import BatchRequest, StartedBatch
 from csd_engine.transforms.fileplan import file_plan
+from tests.csd_engine.prepare.memory import Memory
 from tests.csd_engine.prepare.test_sample import PIPELINES, SHAPES, TRAIN, pipeline
 
 SEED, EPOCH = 3, 2
@@ -30,7 +32,7 @@ COLOURS = (
 
 @pytest.fixture
 def kernel(need_kernel, monkeypatch):
-    monkeypatch.setattr(kernel_batch, "ENOUGH_S", 60.0)  # so that it does not depend on this machine's speed
+    monkeypatch.setattr(started_batch, "ENOUGH_S", 60.0)  # so that it does not depend on this machine's speed
     return kernels.kernel()
 
 
@@ -84,19 +86,21 @@ def by_pillow(reader, pipe, items):
     return out, boxes
 
 
+def request_of(indices, occurrences=None):
+    sources = np.array(indices, dtype=np.int64)
+    return BatchRequest(sources, np.zeros_like(sources) if occurrences is None else np.array(occurrences), SEED, EPOCH)
+
+
 def together(reader, pipe, kernel, items, table=None, channels_last=True):
     """Samples, boxes, and the number of calls."""
-    sources, occurrences = (np.array(column, dtype=np.int64) for column in zip(*items))
-    shape = SHAPES[pipe.mode] if channels_last else np.array(SHAPES[pipe.mode])[[2, 0, 1]]
-    out = np.zeros((len(items), *shape), np.uint8 if table is None else table.dtype)
-    boxes = np.zeros((len(items), pipe.boxes, 4), np.int32)
-    batch = PixelBatch.of(reader, pipe, file_plan(pipe, kernel), sources, occurrences, SEED, EPOCH)
-    assert batch is not None
+    memory, request = Memory(len(items), SHAPES[pipe.mode], pipe.boxes, table, channels_last), request_of(*zip(*items))
+    made_by = pixel_calls(reader, file_plan(pipe, kernel), request)
+    assert made_by is not None
     at = calls = 0
-    with batch:
+    with StartedBatch(reader, pipe, request, made_by) as batch:
         while at < len(items):
-            at, calls = batch.make(at, out[at:], boxes[at:] if pipe.boxes else None, table, channels_last), calls + 1
-    return out, boxes, calls
+            at, calls = batch.make(at, memory), calls + 1
+    return memory.images, np.zeros((len(items), 0, 4), np.int32) if memory.boxes is None else memory.boxes, calls
 
 
 def items_of(reader, times=4):
@@ -141,9 +145,9 @@ def test_they_come_in_the_batchs_type(kernel, dtype, channels_last):
 
 def test_many_are_made_by_one_call_without_pillow(kernel, monkeypatch):
     reader, pipe = OfRows(images((75, 50), 3), images((40, 33), 3)), pipeline(PIPELINES["masks"])
-    monkeypatch.setattr(kernel_batch, "prepare_sample", None)
+    monkeypatch.setattr(started_batch, "prepare_sample", None)
     assert together(reader, pipe, kernel, items_of(reader))[2] == 1
-    monkeypatch.setattr(kernel_batch, "ENOUGH_S", 1e-9)  # time for one sample only
+    monkeypatch.setattr(started_batch, "ENOUGH_S", 1e-9)  # time for one sample only
     assert together(reader, pipe, kernel, items_of(reader))[2] == len(items_of(reader))
 
 
@@ -169,14 +173,14 @@ def test_data_sets_of_arrays_go_this_way(kernel, readers):
     for reader in readers:
         maker, pipe, count = BatchMaker(reader, pipeline(TRAIN), SHAPES["RGB"], 0), pipeline(TRAIN), len(reader)
         order = np.random.default_rng(1).permutation(count)
-        with maker.start(order, np.zeros(count, np.int64), SEED, EPOCH) as batch:
-            assert type(batch) is batch_maker.ByKernel
+        with maker.start(request_of(order)) as batch:
+            assert type(batch.calls) is PixelSamples
         items = [(index, 0) for index in order.tolist()]
         assert np.array_equal(together(reader, pipe, kernel, items)[0], by_pillow(reader, pipe, items)[0])
         for wrong in (-1, count):  # told by the sample at its turn
             assert reader.pixels(np.array([0, wrong])) is None
-            with maker.start(np.array([0, wrong]), np.zeros(2, np.int64), SEED, EPOCH) as batch:
-                assert type(batch) is batch_maker.OneByOne
+            with maker.start(request_of([0, wrong])) as batch:
+                assert batch.calls is None
 
 
 @pytest.mark.parametrize("mode", SHAPES)
@@ -211,15 +215,13 @@ def test_files_among_arrays_go_one_by_one(kernel, tmp_path):
             return Pixels.of_parts([0, 3, 6], lambda part, own: None if part else arrays(own), indices)
 
     reader, plan = Mixed(images((75, 50), 3), images((75, 50), 3)), file_plan(pipeline(TRAIN), kernel)
-    zeros = np.zeros(2, np.int64)
-    assert PixelBatch.of(reader, pipeline(TRAIN), plan, np.array([0, 2]), zeros, SEED, EPOCH) is not None
-    assert PixelBatch.of(reader, pipeline(TRAIN), plan, np.array([0, 3]), zeros, SEED, EPOCH) is None
-    assert PixelBatch.of(reader, pipeline(TRAIN), None, np.array([0, 2]), zeros, SEED, EPOCH) is None
+    assert pixel_calls(reader, plan, request_of([0, 2])) is not None
+    assert pixel_calls(reader, plan, request_of([0, 3])) is None
+    assert pixel_calls(reader, None, request_of([0, 2])) is None
 
 
 def test_places_that_do_not_fit_are_an_error(kernel):
-    reader, plan, zeros = OfRows(images((75, 50), 3)), file_plan(pipeline(TRAIN), kernel), np.zeros(2, np.int64)
-    batch = PixelBatch.of(reader, pipeline(TRAIN), plan, zeros, zeros, SEED, EPOCH)
+    calls = pixel_calls(OfRows(images((75, 50), 3)), file_plan(pipeline(TRAIN), kernel), request_of([0, 0]))
     for shape, step in (((1, 32, 25, 3), 1), ((3, 32, 24, 3), 1), ((1, 32, 48, 3), 2)):  # other size, too many, gaps
         with pytest.raises(ValueError):
-            batch.make(0, np.zeros(shape, np.uint8)[:, :, ::step], None)
+            calls.make(0, np.zeros(shape, np.uint8)[:, :, ::step], None, 1.0)

@@ -16,12 +16,13 @@ from csd_engine.data.files import FileSet
 from csd_engine.data.manifest import write_manifest
 from csd_engine.data.readahead import AHEAD
 from csd_engine.errors import SampleError
-from csd_engine.prepare import file_batch as filebatch
-from csd_engine.prepare import kernel_batch
 from csd_engine.prepare import sample as samples
-from csd_engine.prepare.file_batch import FileBatch
+from csd_engine.prepare import started_batch
+from csd_engine.prepare.kernel_calls import file_calls
 from csd_engine.prepare.read_time import READING
+from csd_engine.prepare.started_batch import BatchRequest, StartedBatch
 from csd_engine.transforms.fileplan import file_plan
+from tests.csd_engine.prepare.memory import Memory
 from tests.csd_engine.prepare.test_sample import BAD, GOOD, PIPELINES, SHAPES, TEST, TRAIN, pipeline
 from tests.open_files import few_descriptors, open_files, opened_since
 
@@ -47,22 +48,27 @@ def reader_of(folder, names, beneath=None):
     return open_reader(FileSet(str(folder), digest, len(names)), lambda root: root, lambda _: manifest, beneath)
 
 
+def request_of(indices, **more):
+    sources = np.array(indices, dtype=np.int64)
+    return BatchRequest(sources, np.arange(len(sources), dtype=np.int64) % 3, SEED, EPOCH, **more)
+
+
+def started(reader, pipe, kernel, request):
+    calls = file_calls(reader, file_plan(pipe, kernel), request)
+    assert calls is not None
+    return StartedBatch(reader, pipe, request, calls)
+
+
 def together(reader, pipe, kernel, indices, table=None, channels_last=True, **more):
     """Samples and boxes of one batch, and the number of calls it took."""
-    sources = np.array(indices, dtype=np.int64)
-    occurrences = np.arange(len(sources), dtype=np.int64) % 3
-    shape = SHAPES[pipe.mode] if channels_last else np.array(SHAPES[pipe.mode])[[2, 0, 1]]
-    out = np.zeros((len(sources), *shape), np.uint8 if table is None else table.dtype)
-    boxes = np.zeros((len(sources), pipe.boxes, 4), np.int32) if pipe.boxes else None
-    batch = FileBatch.of(reader, pipe, file_plan(pipe, kernel), sources, occurrences, SEED, EPOCH, **more)
-    assert batch is not None
+    memory = Memory(len(indices), SHAPES[pipe.mode], pipe.boxes, table, channels_last)
     at = calls = 0
-    with batch:
-        while at < len(sources):
+    with started(reader, pipe, kernel, request_of(indices, **more)) as batch:
+        while at < len(indices):
             before, calls = at, calls + 1
-            at = batch.make(at, out[at:], None if boxes is None else boxes[at:], table, channels_last)
+            at = batch.make(at, memory)
             assert at > before
-    return out, boxes, calls
+    return memory.images, memory.boxes, calls
 
 
 def one_by_one(reader, pipe, indices):
@@ -99,9 +105,9 @@ def test_they_come_in_the_batchs_type(kernel, folder, dtype, channels_last):
 
 def test_many_are_made_by_one_call(kernel, folder, monkeypatch):
     reader, indices = reader_of(folder, ["plain.jpg", "444.jpg"]), [0, 1] * 20
-    monkeypatch.setattr(kernel_batch, "ENOUGH_S", 60.0)
+    monkeypatch.setattr(started_batch, "ENOUGH_S", 60.0)
     assert together(reader, pipeline(TRAIN), kernel, indices)[2] == 1
-    monkeypatch.setattr(kernel_batch, "ENOUGH_S", 1e-9)  # time for one sample only
+    monkeypatch.setattr(started_batch, "ENOUGH_S", 1e-9)  # time for one sample only
     assert together(reader, pipeline(TRAIN), kernel, indices)[2] == len(indices)
 
 
@@ -131,8 +137,8 @@ def test_an_image_that_the_pipeline_cannot_take_is_told_as_ever(kernel, folder):
 
 
 def test_what_the_kernel_takes_never_comes_to_pillow(kernel, folder, monkeypatch):
-    monkeypatch.setattr(filebatch, "prepare_by_pillow", None)
-    monkeypatch.setattr(kernel_batch, "prepare_sample", None)
+    monkeypatch.setattr(started_batch, "prepare_by_pillow", None)
+    monkeypatch.setattr(started_batch, "prepare_sample", None)
     reader = reader_of(folder, ["plain.jpg", "444.jpg", "progressive.jpg", "grey.jpg", "profile.jpg"])
     for name in ("train", "evaluation", "masks"):
         together(reader, pipeline(PIPELINES[name]), kernel, range(5))
@@ -173,12 +179,12 @@ def test_each_file_is_opened_once(kernel, folder):
 
 @pytest.mark.parametrize("calls", [0, 1, 3])
 def test_nothing_stays_open_when_a_batch_is_broken_off(kernel, folder, monkeypatch, calls):
-    monkeypatch.setattr(kernel_batch, "ENOUGH_S", 1e-9)
+    monkeypatch.setattr(started_batch, "ENOUGH_S", 1e-9)
     reader, pipe, n = reader_of(folder, ["plain.jpg"]), pipeline(TRAIN), 2 * AHEAD
-    zeros, out, before = np.zeros(n, np.int64), np.zeros((n, *SHAPES["RGB"]), np.uint8), open_files()
-    with FileBatch.of(reader, pipe, file_plan(pipe, kernel), zeros, zeros, SEED, EPOCH) as batch:
+    memory, before = Memory(n, SHAPES["RGB"], 0), open_files()
+    with started(reader, pipe, kernel, request_of([0] * n)) as batch:
         for at in range(calls):
-            batch.make(at, out[at:], None)
+            batch.make(at, memory)
         assert len(opened_since(before)) == (AHEAD if calls else 0)  # opened ahead of their turn
     assert opened_since(before) == []
 
@@ -195,10 +201,9 @@ def test_files_that_cannot_be_opened_ahead_are_opened_at_their_turn(kernel, fold
 
 
 def test_what_goes_one_by_one(kernel, folder):
-    """FileBatch is not used without a plan, or if a file's path cannot be passed to C."""
-    pipe, zeros = pipeline(TRAIN), np.zeros(2, np.int64)
-    plan = file_plan(pipe, kernel)
-    of = lambda reader, plan=plan, index=0: FileBatch.of(reader, pipe, plan, zeros + index, zeros, SEED, EPOCH)  # noqa: E731
+    """There are no calls without a plan, or if a file's path cannot be passed to C."""
+    plan = file_plan(pipeline(TRAIN), kernel)
+    of = lambda reader, plan=plan, index=0: file_calls(reader, plan, request_of([index, index]))  # noqa: E731
     reader = reader_of(folder, ["plain.jpg"])
     assert of(reader) is not None
     assert of(reader, None) is None
@@ -229,7 +234,7 @@ def test_files_lie_beneath_the_roots_whatever_links_say(kernel, folder):
 
 
 def test_with_roots_the_kernel_still_does_it(kernel, folder, monkeypatch):
-    monkeypatch.setattr(kernel_batch, "prepare_sample", None)
+    monkeypatch.setattr(started_batch, "prepare_sample", None)
     together(reader_of(folder, ["plain.jpg"], [str(folder)]), pipeline(TRAIN), kernel, [0, 0])
     together(reader_of(folder, ["plain.jpg"], ["/"]), pipeline(TRAIN), kernel, [0, 0])
 
@@ -238,11 +243,11 @@ def test_large_images_wait_for_their_turn(kernel, folder):
     names = ["plain.jpg", "progressive.jpg", "cmyk.jpg"]
     reader, pipe, asked = reader_of(folder, names), pipeline(TRAIN), []
     memory = 6 * 150 * 117
-    found, _, _ = together(reader, pipe, kernel, range(3), most_memory=memory, before_decoding=asked.append)
+    found, _, _ = together(reader, pipe, kernel, range(3), large_bytes=memory, before_decoding=asked.append)
     assert asked == [memory, (4 + 4) * 150 * 117]  # Pillow holds the CMYK image and its RGB copy
     assert np.array_equal(found, one_by_one(reader, pipe, range(3))[0])
     asked.clear()
-    together(reader, pipe, kernel, range(3), most_memory=memory + 1, before_decoding=asked.append)
+    together(reader, pipe, kernel, range(3), large_bytes=memory + 1, before_decoding=asked.append)
     assert asked == [(4 + 4) * 150 * 117]
 
 
@@ -259,7 +264,7 @@ def test_any_large_number_is_a_limit_that_the_kernel_keeps_to(kernel, folder, mo
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
     wanted, _, _ = together(reader, pipe, kernel, [0, 1])
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
-    monkeypatch.setattr(filebatch, "prepare_by_pillow", None)  # it would be called if the limit had overflowed to 0
+    monkeypatch.setattr(started_batch, "prepare_by_pillow", None)  # it would be called if the limit had overflowed to 0
     assert np.array_equal(together(reader, pipe, kernel, [0, 1])[0], wanted)
 
 
@@ -294,8 +299,6 @@ def test_threads_have_batches_of_their_own(kernel, folder):
     ],
 )
 def test_what_does_not_fit_is_an_error(kernel, folder, out, boxes):
-    pipe, zeros = pipeline(PIPELINES["train" if boxes is None else "masks"]), np.zeros(2, np.int64)
-    with FileBatch.of(
-        reader_of(folder, ["plain.jpg"]), pipe, file_plan(pipe, kernel), zeros, zeros, SEED, EPOCH
-    ) as batch, pytest.raises(ValueError):
-        batch.make(0, out, boxes)
+    pipe = pipeline(PIPELINES["train" if boxes is None else "masks"])
+    with started(reader_of(folder, ["plain.jpg"]), pipe, kernel, request_of([0, 0])) as batch, pytest.raises(ValueError):
+        batch.calls.make(0, out, boxes, 1.0)
