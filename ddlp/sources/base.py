@@ -10,14 +10,12 @@ workers (`ddlp.sources.host.torch_workers`) prepare whole epochs, without any le
 
 from __future__ import annotations
 
-import enum
 import functools
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 
 from csd_engine.data.base import Reader
 from csd_engine.prepare.batch_maker import BatchMaker
@@ -25,11 +23,10 @@ from csd_engine.prepare.cached_batch import SampleCache
 from csd_engine.transforms.pipeline import Pipeline
 from ddlp.planning.measured import Transport
 from ddlp.sampling.epoch_plan import EpochPlan
-from ddlp.stats.replaced import Replaced
-from ddlp.transfer.device_stream import StreamEvent
 from ddlp.transfer.epilogue import Epilogue
 from ddlp.transfer.gpu_transfer import GpuTransfer
 from ddlp.transfer.memory_pool import MemoryPool
+from ddlp.transfer.prepared_batch import BatchState, PreparedBatch
 from ddlp.translate.datasets import PortableSet
 
 __all__ = [
@@ -97,53 +94,6 @@ class StepRunner(Protocol):
 
     def close(self) -> None:
         """End the steps. Batches in work are dropped."""
-
-
-class BatchState(enum.Enum):
-    """The state of a `PreparedBatch`."""
-
-    BYTES = "bytes"  # uint8 samples as both sides make them, before the epilogue
-    TENSORS = "tensors"  # the epilogue's result, in the memory of this host
-    ON_DEVICE = "on device"  # the epilogue's result, in the memory of an accelerator
-    WHOLE = "whole"  # the result of the user's own steps and collate_fn, with the targets
-    FAILED = "failed"  # a sample could not be prepared
-
-
-@dataclass(frozen=True)
-class PreparedBatch:
-    """A batch that is ready for the training thread.
-
-    Attributes:
-        images: (batch, height, width, channels) uint8 in `BatchState.BYTES`; later (batch, channels, height, width) in the
-            epilogue's dtype, flat if views have several sizes (`Epilogue.sizes`). Empty if the batch failed or is whole.
-        boxes: int32 (batch, masks, 4), which the epilogue fills; None: there are none, or the epilogue has filled them.
-        event: in `BatchState.ON_DEVICE`: the images may be used after it.
-        error: in `BatchState.FAILED`: raised in the batch's place.
-        whole: in `BatchState.WHOLE`: what the training loop gets.
-        replaced: the samples in the place of bad ones. Their targets are joined.
-    """
-
-    images: torch.Tensor
-    boxes: torch.Tensor | None = None
-    state: BatchState = BatchState.BYTES
-    event: StreamEvent | None = None
-    error: BaseException | None = None
-    whole: Any = None
-    replaced: tuple[Replaced, ...] = ()
-
-    def sources(self, planned: np.ndarray) -> np.ndarray:
-        """Return the source index of each sample, int64. ``planned``: as the plan has them, without replaced samples."""
-        if not self.replaced:
-            return planned
-        sources = planned.copy()
-        for one in self.replaced:
-            sources[one.place] = one.source
-        return sources
-
-    @classmethod
-    def failed(cls, error: BaseException) -> PreparedBatch:
-        """Return a batch that replaces one with a sample that can't be prepared."""
-        return cls(torch.empty(0), None, BatchState.FAILED, error=error)
 
 
 class Unwanted(Exception):

@@ -26,26 +26,17 @@ from ddlp.transfer.device_checksum import padded, sum_blocks
 from ddlp.transfer.device_stream import DeviceStream, StreamEvent
 from ddlp.transfer.epilogue import Epilogue
 from ddlp.transfer.file_readers import FileReader
+from ddlp.transfer.prepared_batch import BatchState, PreparedBatch
 
-__all__ = ["FileTransfer", "OnDevice", "GpuTransfer"]
+__all__ = ["Fetched", "FileTransfer", "GpuTransfer"]
 
 _ALIGNED = 4096  # bytes: direct reads need it
 _TRIALS = 3  # reads of one file by each way, before one is chosen
 
-
-@dataclass(frozen=True)
-class OnDevice:
-    """A finished batch on the device, to be used after its event.
-
-    Attributes:
-        sample: bytes and boxes of the sample asked for.
-        bad_rows: as `csd_engine.batchfile.reader.Batch` has them.
-    """
-
-    images: Tensor
-    event: StreamEvent
-    sample: tuple[np.ndarray, np.ndarray | None] | None = None
-    bad_rows: np.ndarray | None = None
+Sample = tuple[np.ndarray, np.ndarray | None]
+"""A sample's bytes, uint8 (height, width, channels), and its boxes, int32 (masks, 4)."""
+Fetched = tuple[PreparedBatch, np.ndarray | None, Sample | None]
+"""A batch that a device has made, its bad rows as `csd_engine.batchfile.reader.Batch` has them, and the sample asked for."""
 
 
 class GpuTransfer:
@@ -84,7 +75,7 @@ class GpuTransfer:
                 self._files[kind] = FileTransfer(self.stream, self._open_ways(directory, mapped))
             return self._files[kind]
 
-    def bring(self, epilogue: Epilogue, images: Tensor, boxes: Tensor | None) -> OnDevice:
+    def bring(self, epilogue: Epilogue, images: Tensor, boxes: Tensor | None) -> PreparedBatch:
         """Put the copy and the epilogue of a batch on the stream.
 
         The batch is as `Epilogue` takes it, in this process's memory or on the device. Returns at once. Page-locked memory is
@@ -104,10 +95,10 @@ class GpuTransfer:
             while self._under_way and self._under_way[0][0].passed():
                 self._under_way.popleft()
             self._under_way.append((event, (images, boxes)))
-        return OnDevice(result, event)
+        return PreparedBatch(result, None, BatchState.ON_DEVICE, event)
 
     def put_rows(
-        self, epilogue: Epilogue, batch: OnDevice, rows: Sequence[int], images: Tensor, boxes: Tensor | None
+        self, epilogue: Epilogue, batch: PreparedBatch, rows: Sequence[int], images: Tensor, boxes: Tensor | None
     ) -> None:
         """Write other samples into some rows of a finished batch that nobody uses yet. Blocks until that is done.
 
@@ -160,7 +151,7 @@ class FileTransfer:
 
     def read(
         self, epilogue: Epilogue, path: Path, identity: str, lease: int, layout: Layout, sample: int | None = None
-    ) -> OnDevice:
+    ) -> Fetched:
         """Read a batch from its file, verify it on the device and finish it there. Blocks until that is done.
 
         Args:
@@ -178,8 +169,9 @@ class FileTransfer:
             try:
                 kept = way.read(path, descriptor, slot.data, layout.data_bytes)
                 with self._stream.work():
-                    landed = self._finish(epilogue, slot, layout, sample)
-                landed.event.wait()
+                    images, bad_rows, back = self._finish(epilogue, slot, layout, sample)
+                    event = self._stream.event()
+                event.wait()
                 del kept
                 check_sum(digest(slot.sum.numpy().view(np.uint32)), promised)
             except BaseException:
@@ -187,9 +179,11 @@ class FileTransfer:
                 raise
             finally:
                 self._give_back(slot)
-        return landed
+        return PreparedBatch(images, None, BatchState.ON_DEVICE, event), bad_rows, back
 
-    def _finish(self, epilogue: Epilogue, slot: _Slot, layout: Layout, sample: int | None) -> OnDevice:
+    def _finish(
+        self, epilogue: Epilogue, slot: _Slot, layout: Layout, sample: int | None
+    ) -> tuple[Tensor, np.ndarray | None, Sample | None]:
         """Compute the sum and run the epilogue, on the stream. The result is handed out only if the sum is right."""
         size = layout.data_bytes
         whole = slot.data[: padded(size)]
@@ -211,7 +205,7 @@ class FileTransfer:
         bad_rows = None
         if layout.bad_rows:
             bad_rows = whole[layout.bad_offset : size].to("cpu", copy=True).numpy()
-        return OnDevice(result, self._stream.event(), back, bad_rows)
+        return result, bad_rows, back
 
     def _take(self, way: FileReader, size: int) -> _Slot:
         with self._lock:

@@ -11,18 +11,19 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+import torch
 
 from csd_engine.batchfile.reader import Batch, BatchReceiver, Layout, read_batch
 from csd_engine.errors import DamagedBatch, EngineGone, MissingBatch
 from ddlp.sources.engine.job import JobHandle
 from ddlp.transfer.epilogue import Epilogue
-from ddlp.transfer.gpu_transfer import FileTransfer, OnDevice
+from ddlp.transfer.gpu_transfer import Fetched, FileTransfer
 from ddlp.transfer.mapped_batch import map_batch
+from ddlp.transfer.prepared_batch import PreparedBatch
 
-__all__ = ["BatchFetcher"]
+__all__ = ["BatchFetcher", "in_memory"]
 
 T = TypeVar("T")
-U = TypeVar("U")
 
 _PAUSES_S = (0.0, 0.02, 0.08, 0.2)  # before each further try; after these the socket is faster
 _MAPPED_BYTES = 512 << 10  # a smaller file is copied faster than it is mapped, and by one call
@@ -98,13 +99,13 @@ class BatchFetcher:
         layout: Layout,
         sample: int | None,
         memory: Callable[[], np.ndarray],
-    ) -> OnDevice | Batch:
-        """Return the verified batch, finished on the GPU; or in ``memory()``, if it came over the socket.
+    ) -> Fetched:
+        """Return the verified batch as `FileTransfer.read` does; as bytes in ``memory()``, if it came over the socket.
 
-        ``sample``: as `FileTransfer.read`. Raises as `read`.
+        Raises as `read`.
         """
 
-        def from_file() -> OnDevice:
+        def from_file() -> Fetched:
             assert self._gpu_transfer is not None  # this host sees the spool
             return self._gpu_transfer.read(epilogue, path, identity, lease, layout, sample)
 
@@ -112,14 +113,14 @@ class BatchFetcher:
             path,
             lease,
             from_file,
-            lambda: self._over_the_socket(identity, lease, layout, memory()),
+            lambda: in_memory(self._over_the_socket(identity, lease, layout, memory()), sample),
         )
         if self._gpu_transfer is not None and (remark := self._gpu_transfer.remark) != self._landing_remark:
             self._landing_remark = remark
             self._say(remark)
         return found
 
-    def _fetch(self, path: Path, lease: int, from_file: Callable[[], T], from_socket: Callable[[], U]) -> T | U:
+    def _fetch(self, path: Path, lease: int, from_file: Callable[[], T], from_socket: Callable[[], T]) -> T:
         if not self._shared:
             return from_socket()
         for pause_s in (None, *_PAUSES_S):
@@ -168,6 +169,13 @@ class BatchFetcher:
                 f"the batch of lease {lease}, sent by the engine, cannot be used: {error}. The batch is prepared again "
                 "elsewhere; if this repeats, check the disk of the device's spool."
             ) from error
+
+
+def in_memory(batch: Batch, sample: int | None) -> Fetched:
+    """Return a batch of bytes in this process's memory, its bad rows, and the sample asked for, which stays a part of it."""
+    images, boxes, bad_rows = batch
+    its = None if sample is None else (images[sample], None if boxes is None else boxes[sample])
+    return PreparedBatch(torch.from_numpy(images), None if boxes is None else torch.from_numpy(boxes)), bad_rows, its
 
 
 def _refresh(directory: Path) -> None:

@@ -20,7 +20,7 @@ import torch
 from PIL import ImageFile
 
 from csd_engine.batchfile import reader as batchfile
-from csd_engine.batchfile.reader import Batch, Layout
+from csd_engine.batchfile.reader import Layout
 from csd_engine.data.base import Dataset, fingerprint
 from csd_engine.errors import DamagedBatch, EngineError, EngineGone, EngineRefused, SampleError, WrongPixels
 from csd_engine.machine.versions import versions as own_versions
@@ -42,7 +42,7 @@ from ddlp.sources.engine.events import (
     LeasePublished,
     RanksMeasured,
 )
-from ddlp.sources.engine.fetch import BatchFetcher
+from ddlp.sources.engine.fetch import BatchFetcher, in_memory
 from ddlp.sources.engine.job import JobHandle
 from ddlp.sources.engine.parcels import MOST_AHEAD, carried
 from ddlp.sources.engine.parity_bisect import first_difference
@@ -50,7 +50,7 @@ from ddlp.sources.host.native import as_raised_by_the_dataset, fresh_rows, prepa
 from ddlp.sources.host.replacing import Put, make_left_out, replace_samples
 from ddlp.stats.replaced import Replaced
 from ddlp.stats.thread_cpu import ELSEWHERE
-from ddlp.transfer.gpu_transfer import FileTransfer, OnDevice
+from ddlp.transfer.gpu_transfer import FileTransfer
 from ddlp.translate.user_operators import by_name, operator_files, put_operators
 
 PROBES = 4  # samples whose bits both sides compare before the first lease
@@ -149,35 +149,19 @@ class EngineJob:
             return fresh_rows(spec, size)[0]
 
         if spec.gpu_transfer is None:
-            batch: Batch | OnDevice = self.fetching.read(handle, identity, lease, layout, memory)
+            batch, bad_rows, back = in_memory(self.fetching.read(handle, identity, lease, layout, memory), sample)
         else:
-            batch = self.fetching.land(spec.epilogue, handle, identity, lease, layout, sample, memory)
-        bad = [] if batch.bad_rows is None else np.flatnonzero(batch.bad_rows).tolist()
+            batch, bad_rows, back = self.fetching.land(spec.epilogue, handle, identity, lease, layout, sample, memory)
+        bad = [] if bad_rows is None else np.flatnonzero(bad_rows).tolist()
         if len(bad) > layout.most_bad_rows:
             raise DamagedBatch(f"the device leaves {len(bad)} of its {size} samples to this host, which makes all of it")
-        if sample in bad:  # this host makes it anyway
-            sample = None
-        if isinstance(batch, OnDevice):
-            if batch.sample is not None and sample is not None:
-                self._check(position, sample, *batch.sample)
-            replaced, error = self._make_on_device(position, bad, batch) if bad else ((), None)
-            if error is not None:
-                return PreparedBatch.failed(error)
-            return PreparedBatch(batch.images, None, BatchState.ON_DEVICE, batch.event, replaced=replaced)
-        images, boxes, _ = batch
-        if sample is not None:
-            self._check(position, sample, images[sample], None if boxes is None else boxes[sample])
-
-        def put(row: int, image: np.ndarray, its_boxes: np.ndarray | None) -> None:
-            images[row] = image
-            if boxes is not None:
-                boxes[row] = its_boxes
-
-        replaced, error = self._make(position, bad, put) if bad else ((), None)
-        if error is not None:
-            return PreparedBatch.failed(error)
-        boxes_of_all = None if boxes is None else torch.from_numpy(boxes)
-        return PreparedBatch(torch.from_numpy(images), boxes_of_all, replaced=replaced)
+        if sample is not None and back is not None and sample not in bad:  # a bad one this host makes anyway
+            self._check(position, sample, *back)
+        if not bad:
+            return batch
+        make = self._make_on_device if batch.state is BatchState.ON_DEVICE else self._make_in_memory
+        replaced, error = make(position, bad, batch)
+        return dataclasses.replace(batch, replaced=replaced) if error is None else PreparedBatch.failed(error)
 
     def _make(self, position: int, left_out: list[int], put: Put) -> tuple[tuple[Replaced, ...], Exception | None]:
         """Make the rows that the device has left out, or others in the place of bad ones, if this host can't make them either.
@@ -206,8 +190,21 @@ class EngineJob:
                 "memory or time than it allows an image, it can't read them, or Pillow warns of them"
             )
 
+    def _make_in_memory(
+        self, position: int, left_out: list[int], batch: PreparedBatch
+    ) -> tuple[tuple[Replaced, ...], Exception | None]:
+        """Do the same for a batch of bytes in this process's memory: write the rows there."""
+        images, boxes = batch.images.numpy(), None if batch.boxes is None else batch.boxes.numpy()
+
+        def put(row: int, image: np.ndarray, its_boxes: np.ndarray | None) -> None:
+            images[row] = image
+            if boxes is not None:
+                boxes[row] = its_boxes
+
+        return self._make(position, left_out, put)
+
     def _make_on_device(
-        self, position: int, left_out: list[int], batch: OnDevice
+        self, position: int, left_out: list[int], batch: PreparedBatch
     ) -> tuple[tuple[Replaced, ...], Exception | None]:
         """Do the same for a batch that is finished on the GPU."""
         spec, transfer = self._spec, self._spec.gpu_transfer

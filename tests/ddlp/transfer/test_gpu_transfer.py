@@ -86,11 +86,11 @@ SHAPES = [(1, 1, 1, 1), (3, 7, 5, 3), (2, 64, 128, 2), (2, 64, 128, 3), (5, 61, 
 def test_what_lands_is_what_the_cpu_makes_of_the_file(tmp_path, gpu_transfer, shape, boxes):
     file = write(tmp_path, shape, boxes)
     epilogue = epilogue_for(file)
-    landed = file.read(gpu_transfer, epilogue, sample=shape[0] - 1)
+    landed, _, sample = file.read(gpu_transfer, epilogue, sample=shape[0] - 1)
     landed.event.before_use(landed.images)
     expected = epilogue(torch.from_numpy(file.images), None if file.boxes is None else torch.from_numpy(file.boxes))
     assert torch.equal(landed.images.cpu(), expected)
-    image, corners = landed.sample
+    image, corners = sample
     assert np.array_equal(image, file.images[-1])
     assert (corners is None) == (boxes == 0) and (corners is None or np.array_equal(corners, file.boxes[-1]))
 
@@ -102,9 +102,9 @@ def test_memory_that_was_handed_out_is_never_read_into_again(tmp_path, gpu_trans
     epilogue = epilogue_for(files[0], dtype, layout)
     landed = []
     for file in files * 2:
-        one = file.read(gpu_transfer, epilogue, sample=2)
+        one, _, sample = file.read(gpu_transfer, epilogue, sample=2)
         one.event.before_use(one.images)
-        landed.append((one.images, one.sample[0]))
+        landed.append((one.images, sample[0]))
     for number, (result, sample) in enumerate(landed):
         images = files[number % 3].images
         assert torch.equal(result.cpu(), epilogue(torch.from_numpy(images))) and np.array_equal(sample, images[2])
@@ -116,7 +116,7 @@ def test_a_small_file_after_a_large_one_and_before_a_larger_one(tmp_path, gpu_tr
     for number, samples in enumerate((9, 2, 30, 1)):
         file = write(tmp_path / str(number), (samples, 64, 64, 3), seed=number)
         epilogue = epilogue_for(file, torch.uint8)
-        assert torch.equal(file.read(gpu_transfer, epilogue).images.cpu(), epilogue(torch.from_numpy(file.images)))
+        assert torch.equal(file.read(gpu_transfer, epilogue)[0].images.cpu(), epilogue(torch.from_numpy(file.images)))
 
 
 @pytest.mark.parametrize("shape", SHAPES[1:4], ids=str)
@@ -171,7 +171,7 @@ def test_many_threads_read_many_files(tmp_path, gpu_transfer):
     def check(number):
         file = files[number % 8]
         epilogue = epilogue_for(file)
-        landed = file.read(gpu_transfer, epilogue)
+        landed, _, _ = file.read(gpu_transfer, epilogue)
         landed.event.wait()
         boxes = None if file.boxes is None else torch.from_numpy(file.boxes)
         assert torch.equal(landed.images.cpu(), epilogue(torch.from_numpy(file.images), boxes))
@@ -201,7 +201,7 @@ def test_the_fastest_way_is_taken_and_said(tmp_path, stream):
     files = gpu_transfer.open(tmp_path, mapped=True)
     assert files.remark == ""
     epilogue = epilogue_for(file)
-    assert torch.equal(file.read(files, epilogue).images.cpu(), epilogue(torch.from_numpy(file.images)))
+    assert torch.equal(file.read(files, epilogue)[0].images.cpu(), epilogue(torch.from_numpy(file.images)))
     assert files.remark.startswith("batches come by transfer='mmap', the fastest for the first one (slow 0.")
     assert closed == ["slow"]
     gpu_transfer.close()
@@ -279,7 +279,7 @@ def test_each_file_system_has_its_way(tmp_path, stream):
         found = [gpu_transfer.open(spool, mapped=False) for spool in spools]
         for file, one in zip(files, found, strict=True):
             epilogue = epilogue_for(file)
-            assert torch.equal(file.read(one, epilogue).images.cpu(), epilogue(torch.from_numpy(file.images)))
+            assert torch.equal(file.read(one, epilogue)[0].images.cpu(), epilogue(torch.from_numpy(file.images)))
         assert [way.files for way in opened] == [[files[0].path, files[1].path], [files[2].path]]
         assert [one.remark for one in found] == [
             f"batches come by transfer='{name} False'" for name in ("first", "first", Path(other).name)
