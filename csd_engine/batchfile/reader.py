@@ -37,9 +37,12 @@ _NOT_THERE = {errno.ENOENT, errno.ESTALE}
 
 
 class Batch(NamedTuple):
-    """A verified batch: images uint8 (batch, height, width, channels); boxes int32 (batch, boxes, 4) or None.
+    """A verified batch, as arrays: an engine has no torch.
 
-    bad_rows: uint8 (batch,), not 0 for a row that its writer could not make; None if the layout has no such marks.
+    Attributes:
+        images: uint8 (batch, height, width, channels).
+        boxes: int32 (batch, boxes, 4) or None.
+        bad_rows: uint8 (batch,), not 0 for a row that its writer could not make; None if the layout has no such marks.
     """
 
     images: np.ndarray

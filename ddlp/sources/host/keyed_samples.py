@@ -29,7 +29,7 @@ _OF_COLLATE = 0x9E3779B97F4A7C15  # makes the key of a batch's collate_fn differ
 
 
 class KeyedBatch(NamedTuple):
-    """A request to the data set, with the numbers from which its samples' keys are made.
+    """A request to the data set, with the numbers from which its samples' keys are made. It holds no sample.
 
     ``indices``: the batch's indices, or the single index of a loader without batches. ``items``: (index, occurrence) of each
     sample. None: the indices are integers, and each comes for the first time.

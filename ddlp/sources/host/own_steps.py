@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import functools
 import inspect
 import math
@@ -28,7 +27,6 @@ from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 import torch.multiprocessing
 from PIL import Image
@@ -51,7 +49,7 @@ from ddlp.sources.host.keyed_samples import KeyedBatch, KeyedSamples
 from ddlp.stats.thread_cpu import ELSEWHERE, thread_queued_s
 from ddlp.transfer.epilogue import Epilogue
 from ddlp.transfer.memory_pool import MemoryPool
-from ddlp.transfer.shared_pool import BlockOnItsWay, ReceivedBlocks, SentBlocks, SharedPool
+from ddlp.transfer.shared_pool import ReceivedBlocks, SentBlocks, SharedPool
 from ddlp.translate.cut import Rest
 from ddlp.translate.joint import Joint
 
@@ -65,12 +63,10 @@ _ENDS_S = 5.0  # a process has so long to end by itself before it is terminated
 
 
 @dataclass(frozen=True)
-class Bytes:
-    """A prepared batch, and the facts about its samples.
+class SampleFacts:
+    """What the steps need to know of a batch's samples beside their bytes. It is sent to other processes.
 
     Attributes:
-        images: uint8 (n, height, width, channels).
-        boxes: int32 (n, masks, 4); None without masks. It is an array, which is sent by value; torch's tensors are not.
         targets: one for each sample, as the data set keeps them.
         parts: the number of the data set's part for each sample.
         items: (source index, occurrence) of each sample.
@@ -79,8 +75,6 @@ class Bytes:
         sizes: (width, height) of each sample's image file; empty unless targets follow their images.
     """
 
-    images: torch.Tensor
-    boxes: np.ndarray | None
     targets: list[Any]
     parts: list[int]
     items: list[tuple[int, int]]
@@ -90,18 +84,15 @@ class Bytes:
     sizes: list[tuple[int, int]]
 
     @classmethod
-    def of(cls, spec: EpochSpec, position: int, batch: PreparedBatch) -> Bytes:
-        """Return the batch at this position, whose bytes are prepared. A replaced sample draws as the bad one would have."""
-        items, images, boxes = spec.plan.items(position), batch.images, batch.boxes
+    def of(cls, spec: EpochSpec, position: int, batch: PreparedBatch) -> SampleFacts:
+        """Return those of the batch at this position. A replaced sample draws as the bad one would have."""
         sources = batch.sources(spec.plan.sources(position)).tolist()
         found = [spec.dataset.part(source) for source in sources]
         numbers = {id(part): number for number, part in enumerate(spec.dataset.parts)}
         targets = [part.targets([index])[0] for part, index in found]
         parts, places = [numbers[id(part)] for part, _ in found], [spec.reader.where(source) for source in sources]
         sizes = [part.image_size(index) for part, index in found if part.transforms is not None]
-        return cls(
-            images, None if boxes is None else boxes.numpy(), targets, parts, list(items), places, spec.seed, spec.epoch, sizes
-        )
+        return cls(targets, parts, list(spec.plan.items(position)), places, spec.seed, spec.epoch, sizes)
 
 
 class _Samples:
@@ -111,36 +102,37 @@ class _Samples:
         self.views, self.target_transforms, self._gathered = rest.views, rest.target_transforms, rest.gathered
         self._tensor, self._crops, self.joint = rest.tensor, rest.crops, rest.joint
         self._images: list[torch.Tensor] = []
-        self._batch: Bytes | None = None
+        self._facts: SampleFacts | None = None
 
-    def take(self, images: list[torch.Tensor], batch: Bytes) -> None:
+    def take(self, images: list[torch.Tensor], facts: SampleFacts) -> None:
         """Set the batch whose samples are asked for next. ``images``: of each view, the epilogue's result for it."""
-        self._images, self._batch = images, batch
+        self._images, self._facts = images, facts
 
     def drop(self) -> None:
         """Forget the batch, which is made."""
-        self._images, self._batch = [], None
+        self._images, self._facts = [], None
 
     def __getitem__(self, k: int) -> tuple[Any, Any]:
-        assert self._batch is not None
+        facts = self._facts
+        assert facts is not None
         try:
             if self.joint is not None:
-                return self._together(self.joint, k, self._batch)
+                return self._together(self.joint, k, facts)
             views = [self._view(steps, images[k]) for steps, images in zip(self.views, self._images, strict=True)]
             image = views[0] if self._gathered is None else self._gathered(views)
-            target, transform = self._batch.targets[k], self.target_transforms[self._batch.parts[k]]
+            target, transform = facts.targets[k], self.target_transforms[facts.parts[k]]
             return image, target if transform is None else transform(target)
         except Exception as error:
-            place = self._batch.places[k]
+            place = facts.places[k]
             if get_worker_info() is not None:
                 raise named(error, place)  # noqa: B904  torch carries its type and its text to the training process
             noted(error, f"It was raised for sample {place}.")
             raise
 
-    def _together(self, joint: Joint, k: int, batch: Bytes) -> tuple[Any, Any]:
+    def _together(self, joint: Joint, k: int, facts: SampleFacts) -> tuple[Any, Any]:
         """Return the sample of a joint transform."""
-        keyed = Keyed(batch.seed, batch.epoch, *batch.items[k])
-        image, target = self._first(self._images[0][k]), joint.follow(batch.targets[k], batch.parts[k], batch.sizes[k], keyed)
+        keyed = Keyed(facts.seed, facts.epoch, *facts.items[k])
+        image, target = self._first(self._images[0][k]), joint.follow(facts.targets[k], facts.parts[k], facts.sizes[k], keyed)
         for step in self.views[0]:
             image, target = step(image, target)
         return image, target
@@ -179,15 +171,6 @@ class _Join:
             raise with_place(error, [target for _, target in made], self.places)  # noqa: B904
 
 
-@dataclass(frozen=True)
-class _Sent:
-    """A batch on its way to another process: ``batch`` without images, and a block with the images."""
-
-    batch: Bytes
-    images: BlockOnItsWay
-    shape: tuple[int, ...]
-
-
 class OwnSteps:
     """Makes the training loop's batches from batches of bytes.
 
@@ -206,21 +189,21 @@ class OwnSteps:
         self._keyed = KeyedSamples(self._samples, self._join, batched)
         self._blocks = ReceivedBlocks()
 
-    def whole(self, batch: Bytes) -> Any:
+    def whole(self, batch: PreparedBatch, facts: SampleFacts) -> Any:
         """Return the batch. The draws of each sample are keyed. The training process's global generators are put back."""
-        with self._taken(batch):
-            return self._keyed.__getitems__(self._asked(batch))
+        with self._taken(batch, facts):
+            return self._keyed.__getitems__(self._asked(facts))
 
     def answer(self, message: bytes) -> Any:
-        """Do the same in another process: take a pickled `_Sent`, and return the batch."""
-        sent: _Sent = pickle.loads(message)
-        images = self._blocks.receive(sent.images)[: math.prod(sent.shape)].view(sent.shape)
-        return self.whole(dataclasses.replace(sent.batch, images=images))
+        """Do the same in another process: take a message of `_Process.run`, and return the batch."""
+        block, shape, boxes, facts = pickle.loads(message)
+        images = self._blocks.receive(block)[: math.prod(shape)].view(shape)
+        return self.whole(PreparedBatch(images, None if boxes is None else torch.from_numpy(boxes)), facts)
 
-    def without_global_draws(self, batch: Bytes) -> Any:
+    def without_global_draws(self, batch: PreparedBatch, facts: SampleFacts) -> Any:
         """Return the batch, without a change to the global generators: only the steps' own generators are keyed."""
-        with self._taken(batch):
-            return self._keyed.by_own_generators(self._asked(batch))
+        with self._taken(batch, facts):
+            return self._keyed.by_own_generators(self._asked(facts))
 
     def copies(self, number: int) -> list[OwnSteps]:
         """Return ``number`` objects: this one, and copies with steps of their own.
@@ -269,19 +252,18 @@ class OwnSteps:
         return made
 
     @contextlib.contextmanager
-    def _taken(self, batch: Bytes) -> Iterator[None]:
-        boxes = None if batch.boxes is None else torch.from_numpy(batch.boxes)
-        made = self._epilogue(batch.images, boxes)
-        self._samples.take(self._epilogue.views(made, len(self._samples.views)), batch)
-        self._join.places = batch.places
+    def _taken(self, batch: PreparedBatch, facts: SampleFacts) -> Iterator[None]:
+        made = self._epilogue(batch.images, batch.boxes)
+        self._samples.take(self._epilogue.views(made, len(self._samples.views)), facts)
+        self._join.places = facts.places
         try:
             yield
         finally:
             self._samples.drop()
 
-    def _asked(self, batch: Bytes) -> KeyedBatch:
-        indices: Any = range(len(batch.items)) if self._batched else 0
-        return KeyedBatch(indices, batch.items, batch.seed, batch.epoch)
+    def _asked(self, facts: SampleFacts) -> KeyedBatch:
+        indices: Any = range(len(facts.items)) if self._batched else 0
+        return KeyedBatch(indices, facts.items, facts.seed, facts.epoch)
 
 
 class Here:
@@ -296,7 +278,7 @@ class Here:
 
     def whole(self, spec: EpochSpec, position: int, batch: PreparedBatch) -> Any:
         """Return what the training loop gets."""
-        return self._steps.whole(Bytes.of(spec, position, batch))
+        return self._steps.whole(batch, SampleFacts.of(spec, position, batch))
 
     def close(self) -> None:
         """Do nothing: there is nothing to end."""
@@ -312,7 +294,7 @@ class _Beside:
         """Return the whole batch, or a failed one with the error of a sample."""
         one = self._free.get()
         try:
-            made = one(Bytes.of(spec, position, batch))
+            made = one(batch, SampleFacts.of(spec, position, batch))
         except Exception as error:  # raised again in the training thread, in this batch's place
             return PreparedBatch.failed(error)
         finally:
@@ -334,18 +316,18 @@ class Threads(_Beside):
         for one in steps.copies(threads):
             self._free.put(functools.partial(self._run, one))
 
-    def _run(self, steps: OwnSteps, batch: Bytes) -> Any:
+    def _run(self, steps: OwnSteps, batch: PreparedBatch, facts: SampleFacts) -> Any:
         with self._modes():
-            return self._made(steps, batch)
+            return self._made(steps, batch, facts)
 
-    def _made(self, steps: OwnSteps, batch: Bytes) -> Any:
+    def _made(self, steps: OwnSteps, batch: PreparedBatch, facts: SampleFacts) -> Any:
         if self._left <= 0:
-            return steps.without_global_draws(batch)
+            return steps.without_global_draws(batch, facts)
         with self._lock:  # the epoch's first batches: training waits for them, and draws nothing meanwhile
             before = {name: generator.state() for name, generator in GENERATORS.items()}
-            made = steps.without_global_draws(batch)
+            made = steps.without_global_draws(batch, facts)
             moved = [name for name, generator in GENERATORS.items() if generator.state() != before[name]]
-            self._left -= len(batch.items)
+            self._left -= len(facts.items)
         if moved:
             raise RuntimeError(
                 f"own_steps='threads': the transform's own steps drew from the global generator of {' and '.join(moved)}, "
@@ -508,7 +490,7 @@ class _Process:
         """Whether the process runs."""
         return self._process.is_alive()
 
-    def run(self, epoch: WorkerEpoch, batch: Bytes) -> Any:
+    def run(self, epoch: WorkerEpoch, batch: PreparedBatch, facts: SampleFacts) -> Any:
         """Return the finished batch. Raises the user's error as torch's workers do; RuntimeError if the process died."""
         with self._lock:
             self._forget(epoch)
@@ -518,9 +500,9 @@ class _Process:
             if block is None:
                 block, holds = epoch.pool.lend(batch.images.numel())
                 block[1].copy_(batch.images.reshape(-1))
-            without = dataclasses.replace(batch, images=torch.empty(0))
-            sent = _Sent(without, self._sent.send(block), tuple(batch.images.shape))
-            answer = self._ask(epoch, bytes(ForkingPickler.dumps(sent)), holds)
+            boxes = None if batch.boxes is None else batch.boxes.numpy()  # an array is sent by value, a tensor is not
+            message = self._sent.send(block), tuple(batch.images.shape), boxes, facts
+            answer = self._ask(epoch, bytes(ForkingPickler.dumps(message)), holds)
         return pickle.loads(_content(answer))
 
     def ask(self, epoch: WorkerEpoch, message: bytes) -> Any:

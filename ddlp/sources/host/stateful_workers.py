@@ -54,6 +54,7 @@ class Asked(NamedTuple):
 class Given(NamedTuple):
     """A finished batch, its worker, and the pickled state of the worker's data set after it; None: the state was not taken.
 
+    It crosses from the worker to the training process, since only the worker's copy of the data set has that state.
     ``ended``: there is no batch. The worker's stream has ended, and the state is that with which its next epoch begins.
     """
 
