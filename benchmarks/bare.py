@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch.utils.data import SequentialSampler
 
 from benchmarks.common import BenchFailed, user_environment
 from benchmarks.data import loader
@@ -31,6 +32,9 @@ from csd_engine.prepare.batch_maker import BatchMaker
 from csd_engine.prepare.sample import prepare_sample
 from csd_engine.prepare.started_batch import BatchRequest
 from csd_engine.service.worker import Slowdown, WrittenRows
+from ddlp.sampling.epoch_plan import EpochPlan
+from ddlp.sources.base import Resources
+from ddlp.sources.epoch import Epoch
 from ddlp.sources.host.native import Rows
 from ddlp.transfer.mapped_batch import map_batch
 from ddlp.transfer.memory_pool import MemoryPool
@@ -58,7 +62,9 @@ def host_batch(found: Portable, batch: int, order: Sequence[int] | None = None) 
     maker = _maker(found)
     never_before = np.zeros(batch, dtype=np.int64)
     # The same memory for every batch. A loader can't do that, since it gives its batches away; but a bound must not be too low.
-    rows = Rows(found.epilogue, found.shape, found.pipeline.boxes, batch, MemoryPool(1), finished=True)
+    plan = EpochPlan(SequentialSampler(range(0)), found.dataset, whole=True, batched=False)
+    resources = Resources(Epoch(found, 0, 0), plan, found.dataset.reader(), MemoryPool(1))
+    rows = Rows(resources, batch, finished=True)
 
     def make(k: int) -> torch.Tensor:
         sources, at = ring[(k * batch + np.arange(batch)) % len(ring)], 0

@@ -192,12 +192,12 @@ def bare(n: int = 2000) -> tuple[float, float]:
         Microseconds for a batch that the host makes, and for one whose file a device has published.
     """
     iterator = iter(DDLPLoader(dataset(n), 1, seed=0))
-    spec = iterator.spec
+    resources = iterator.executor.resources
     iterator.executor.close()  # ends its threads; the rest can still make a batch
-    spec = dataclasses.replace(spec, pool=MemoryPool(2))
+    resources = dataclasses.replace(resources, pool=MemoryPool(2))
     began = time.thread_time()
     for k in range(n):
-        made = prepare_batch(spec, k, lambda: True, finished=True)
+        made = prepare_batch(resources, k, lambda: True, finished=True)
         iterator._assemble(k, made)
     host_us = 1e6 * (time.thread_time() - began) / n
     with tempfile.TemporaryDirectory(prefix="ddlp-bench-") as spool:
@@ -209,7 +209,7 @@ def bare(n: int = 2000) -> tuple[float, float]:
         for k in range(n):
             batch = map_batch(path, name, 0, layout)
             assert batch is not None
-            pixels = spec.epilogue(torch.from_numpy(batch.images), pool=spec.pool)
+            pixels = resources.epoch.portable.epilogue(torch.from_numpy(batch.images), pool=resources.pool)
             iterator._assemble(k, PreparedBatch(pixels, None, BatchState.TENSORS))
         return host_us, 1e6 * (time.thread_time() - began) / n
 

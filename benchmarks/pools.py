@@ -127,7 +127,7 @@ def with_ddlp(engines: int, result: Result, count: int) -> tuple[float, float]:
         return sum(device.alive and bool(device.rate) for device in loader.live().devices) >= engines
 
     batches_per_s = rate(loader, result.step_s, ready, count)
-    taking = loader._life.rates.taking_cpu.values()
+    taking = loader._parts.life.rates.taking_cpu.values()
     return batches_per_s, sum(one.seconds for one in taking) / max(1, len(taking))
 
 

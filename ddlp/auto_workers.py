@@ -6,7 +6,7 @@ import math
 import re
 from typing import Any
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from csd_engine.machine.computer import cpu_model, memory, processors
 from ddlp.config import LoaderConfig
@@ -73,7 +73,7 @@ class LoaderWorkers:
         self.auto.count = count
         return count
 
-    def begin(self, loader: Any, config: LoaderConfig, portable: Portable | None) -> bool:
+    def begin(self, loader: DataLoader, config: LoaderConfig, portable: Portable | None, life: Life) -> bool:
         """Set the loader's number of workers for the epoch that begins. Returns whether it has changed."""
         before, dataset = loader.num_workers, loader.dataset
         if portable is None and (isinstance(dataset, IterableDataset) or is_stateful(dataset)):
@@ -91,7 +91,7 @@ class LoaderWorkers:
         self._portable = portable
         self._in_processes = portable is None or (portable.rest is not None and in_processes(config.own_steps, self.auto.count))
         self._start_each_epoch = portable is None and not loader.persistent_workers
-        self._before = {name: (rate.count, rate.total_s) for name, rate in _rates(loader._life).items()}
+        self._before = {name: (rate.count, rate.total_s) for name, rate in _rates(life).items()}
         return bool(before != self.auto.count)
 
     def ended(self, life: Life) -> None:
@@ -159,9 +159,10 @@ def _rates(life: Life) -> dict[str, Rate]:
     return {"busy": life.rates.host, "cpu": life.rates.host_cpu, "step": life.rates.training}
 
 
-def _key(loader: Any, config: LoaderConfig, portable: Portable | None) -> Key:
+def _key(loader: DataLoader, config: LoaderConfig, portable: Portable | None) -> Key:
     """Return the key of a loader's number of workers among the stored measurements."""
-    ranks, dataset = here(), loader.dataset
+    dataset: Any = loader.dataset
+    ranks = here()
     settings = ("num_workers='auto'", config.own_steps, config.postpone_decoding, loader.pin_memory)
     if portable is None:
         pipeline = ", ".join(_written(getattr(dataset, name, None)) for name in ("transform", "transforms", "target_transform"))

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler
+from torch.utils.data import BatchSampler, DataLoader
 
 from csd_engine.transforms.reduced import DECODES
 from ddlp.caching.settings import Cache
 from ddlp.devices.device import Device
 from ddlp.planning.controller import Goal
 from ddlp.process.platforms import other_system
-from ddlp.sampling.epoch_plan import is_built_in
+from ddlp.sampling.epoch_plan import is_built_in, is_random
+from ddlp.sampling.torch_loader import index_sampler_of
 from ddlp.schedule.strategies import STRATEGIES, Auto, Cpu, Ordered, Strategy, strategy_class
 from ddlp.sources.base import LeaseSource, is_lease_source
 from ddlp.sources.host.dali import require_dali
@@ -63,6 +64,7 @@ class LoaderConfig:
         postpone_decoding: while user code makes batches, `PIL.Image.open` gives JPEGs that are decoded as late as possible.
         on_error: what happens to a sample whose image is bad, one of `ON_ERROR`.
         max_replaced: with ``on_error="replace"``: the largest share of an epoch's samples that may be replaced, 0 to 1.
+        order_is_free: tells whether another order of the batches is just as good. It is called only if that decides.
     """
 
     strategy: str | type[Strategy] | None
@@ -90,24 +92,25 @@ class LoaderConfig:
     postpone_decoding: bool
     on_error: str
     max_replaced: float
+    order_is_free: Callable[[], bool]
 
     @classmethod
-    def of(cls, loader: Any) -> LoaderConfig:
+    def of(cls, loader: DataLoader) -> LoaderConfig:
         """Return a loader's values as they are now. Its attributes have the names of the fields."""
-        return cls(**{field.name: getattr(loader, field.name) for field in fields(cls)})
+        names = [field.name for field in fields(cls) if field.name != "order_is_free"]
+        order_is_free = partial(_order_is_free, index_sampler_of(loader), loader.in_order)
+        return cls(**{name: getattr(loader, name) for name in names}, order_is_free=order_is_free)
 
     # -- values that follow from the arguments -----------------------------------------------------------------------
 
-    def wanted_strategy(self, order_is_free: Callable[[], bool]) -> type[Strategy]:
-        """Return the strategy's class. Raises ValueError if ``strategy`` does not name one.
-
-        ``order_is_free`` tells whether another order of the batches is just as good. It is called only if that decides.
-        """
+    @cached_property
+    def chosen(self) -> type[Strategy]:
+        """The strategy's class. Raises ValueError if ``strategy`` does not name one."""
         if self.strategy is not None:
             return strategy_class(self.strategy)
         if self.csd is None and self.pool is None:
             return Cpu
-        return Auto if order_is_free() else Ordered
+        return Auto if self.order_is_free() else Ordered
 
     @cached_property
     def devices(self) -> tuple[Device | LeaseSource, ...]:
@@ -161,11 +164,10 @@ class LoaderConfig:
 
     # -- checks ------------------------------------------------------------------------------------------------------
 
-    def check(self, strategy: type[Strategy], index_sampler: Any, batched: bool) -> None:
+    def check(self, index_sampler: Any, batched: bool) -> None:
         """Raise for the first value that is not allowed or contradicts another one.
 
         Args:
-            strategy: the class that `wanted_strategy` returns.
             index_sampler: the loader's sampler, or its batch sampler.
             batched: the loader makes batches, and no single samples.
 
@@ -174,6 +176,7 @@ class LoaderConfig:
             OtherSystem: if a device is asked for on a system other than Linux.
             ImportError: if ``backend`` needs DALI, and DALI can't be imported.
         """
+        strategy = self.chosen
         self._check_values(strategy)
         if (self.csd is not None or self.pool is not None or strategy.needs_device) and (other := other_system()) is not None:
             raise other
@@ -262,3 +265,7 @@ class LoaderConfig:
             raise ValueError(f"max_replaced={self.max_replaced!r}: a share of the epoch's samples, 0 to 1")
         if self.own_steps not in OWN_STEPS:
             raise ValueError(f"own_steps={self.own_steps!r}: expected one of {', '.join(OWN_STEPS)}")
+
+
+def _order_is_free(index_sampler: Any, in_order: bool) -> bool:
+    return (is_random(index_sampler) or not in_order) and not torch.are_deterministic_algorithms_enabled()

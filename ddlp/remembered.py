@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+
+from torch.utils.data import DataLoader
 
 from csd_engine.machine.computer import cpu_model, processors
 from ddlp.config import LoaderConfig
@@ -29,7 +30,7 @@ class Remembered:
     _told: bool = False
 
     @classmethod
-    def of(cls, loader: Any, config: LoaderConfig, portable: Portable, model: str) -> Remembered:
+    def of(cls, loader: DataLoader, config: LoaderConfig, portable: Portable, model: str) -> Remembered:
         """Return the place for a loader. ``model``: a name of what is trained; empty: none was given."""
         parts, samples = portable.dataset.parts, portable.dataset.some_places()
         sources = [(device.label, __version__, device.address) for device in config.engine_devices]

@@ -35,9 +35,10 @@ FLOORS = (
     ),
     ("ddlp.objects", "ddlp.sampling", "ddlp.transfer"),
     ("ddlp.translate",),
-    ("ddlp.sources", "ddlp.frameworks", "ddlp.caching", "ddlp.explain"),
+    ("ddlp.sources", "ddlp.frameworks", "ddlp.caching"),
     ("ddlp.epoch", "ddlp.deploy", "ddlp.config"),
     ("ddlp.pools", "ddlp.recording", "ddlp.remembered", "ddlp.auto_workers"),
+    ("ddlp.begin",),
     ("ddlp.loader",),
     ("ddlp", "ddlp.observe", "ddlp.integrations", "ddlp.swap", "ddlp.evaluation"),
     ("ddlp.tryout",),
@@ -243,16 +244,48 @@ def test_contributing_shows_the_same_rooms():
     assert shown == [(floor, one) for floor, rooms in enumerate(FLOORS) for one in rooms], "the order of FLOORS"
 
 
+LOADER_TYPES = ("DataLoader", "DataLoader | OrderSource", "LoaderView")
+# They run torch's own iterators and worker loop over a loader. One source for user code is to take their place.
+OF_USER_CODE = (
+    "ddlp/sources/host/torch_workers.py", "ddlp/sources/host/stateful_workers.py", "ddlp/sources/host/own_steps.py",
+    "ddlp/sources/usercode/",
+)  # fmt: skip
+PRIVATE_NAMES = "ddlp/sampling/torch_loader.py"
+
+
+def whole_loaders(texts: Mapping[str, str]) -> list[str]:
+    """Where a file below the loader takes one by another type than `LOADER_TYPES`, or uses a private name of it."""
+    floor = {one: number for number, rooms in enumerate(FLOORS) for one in rooms}
+    below = {path: text for path, text in sorted(texts.items()) if floor.get(room(path), 99) < floor["ddlp.loader"]}
+    found = []
+    for path, text in below.items():
+        if path.startswith(OF_USER_CODE) or path == PRIVATE_NAMES:
+            continue
+        for node in ast.walk(parsed(text)):
+            if isinstance(node, ast.arg) and node.arg == "loader" and room(path) != "ddlp.translate":
+                annotation = "nothing" if node.annotation is None else ast.unparse(node.annotation)
+                if annotation not in LOADER_TYPES:
+                    found.append(f"{path}:{node.lineno}: loader: {annotation}")
+            elif isinstance(node, ast.Attribute) and re.fullmatch(r"_[a-z]\w*", node.attr):
+                if re.search(r"\b_?loader$|\bview\.torch$", ast.unparse(node.value)):
+                    found.append(f"{path}:{node.lineno}: {ast.unparse(node)}")
+    return found
+
+
+def test_what_lies_below_the_loader_takes_no_whole_one(texts):
+    found = whole_loaders(texts)
+    assert not found, f"take what is needed of it, an Epoch, or a LoaderView: {found}"
+
+
 # -- these tests can fail ------------------------------------------------------------------------------------------------
 
 
 def test_an_arrow_turned_round_is_found(graph):
-    path, other = "ddlp/loader.py", "ddlp/epoch/iterator.py"
+    path, other = "ddlp/begin/live.py", "ddlp/epoch/iterator.py"
     assert other in graph[path]
     turned = {**graph, other: {*graph[other], path}}
-    assert circle(turned) == [other, path, other]
-    arrow, back = room_circle(turned)
-    assert arrow == f"{other} imports {path}" and back.startswith(f"{path} imports ddlp/epoch/")
+    assert circle(turned) == [path, other, path]
+    assert f"{other} imports {path}" in room_circle(turned)
     assert [line.partition(":")[0] for line in upward(turned)] == [f"{other} imports {path}"]
 
 
@@ -275,6 +308,14 @@ def test_a_writer_from_outside_is_found():
     said = written_from_outside({"ddlp/a.py": text, "ddlp/schedule/b.py": text})
     assert sorted(said) == [
         "ddlp/a.py:2: self._rates.host.parallel", "ddlp/a.py:3: strategy.c[0].d", "ddlp/a.py:4: x.rates.device(n).f",
+    ]  # fmt: skip
+
+
+def test_a_whole_loader_is_found():
+    text = "def f(loader: Any): return loader._life\ndef g(self, loader: DataLoader): return self._loader._iterator, loader.a"
+    said = whole_loaders({"ddlp/epoch/a.py": text, "ddlp/observe/b.py": text})
+    assert said == [
+        "ddlp/epoch/a.py:1: loader: Any", "ddlp/epoch/a.py:1: loader._life", "ddlp/epoch/a.py:2: self._loader._iterator",
     ]  # fmt: skip
 
 

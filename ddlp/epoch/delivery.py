@@ -13,7 +13,7 @@ from ddlp.epoch.monitor import Monitor
 from ddlp.epoch.step_clock import EventClock
 from ddlp.planning.controller import Controller
 from ddlp.schedule.ledger import Side
-from ddlp.sources.base import BatchState, EpochSpec, PreparedBatch
+from ddlp.sources.base import BatchState, PreparedBatch, Resources
 
 __all__ = ["Delivery"]
 
@@ -25,7 +25,7 @@ class Delivery:
 
     Args:
         monitor: the state that the epoch's parts share.
-        spec: the epoch's spec.
+        resources: what lives in the epoch.
         tell_waiting: tells the devices that training waits for a batch, or that it does not wait any more.
         controller: decides which devices take part, for a strategy that wants that.
         clock: measures the training steps of an accelerator; None: the time between two batches counts.
@@ -37,16 +37,16 @@ class Delivery:
     def __init__(
         self,
         monitor: Monitor,
-        spec: EpochSpec,
+        resources: Resources,
         tell_waiting: Callable[[bool], None],
         controller: Controller | None = None,
         clock: EventClock | None = None,
     ) -> None:
-        self._monitor, self._spec, self._controller, self._clock = monitor, spec, controller, clock
+        self._monitor, self._resources, self._controller, self._clock = monitor, resources, controller, clock
         self._tell_waiting = tell_waiting
         self._told_waiting = False
         self.handing: int | None = None
-        self._keeps = spec.cache is None or spec.cache.shelf.wanted()
+        self._keeps = resources.cache is None or resources.cache.shelf.wanted()
         self._given: tuple[float, float] | None = None  # training's last batch: when it got it, and its part of a full batch
 
     def next_batch(self, timeout_s: float = 0.0) -> tuple[int, Side, PreparedBatch] | None:
@@ -70,13 +70,13 @@ class Delivery:
                 self.handing = None if batch.state is BatchState.FAILED else position
                 side = monitor.ledger.deliver(position)
                 del monitor.ready[position]
-                now, samples = time.monotonic(), self._spec.plan.size(position)
+                now, samples = time.monotonic(), self._resources.plan.size(position)
                 self._given = now, samples / monitor.full_batch
                 monitor.counts.delivered(position, side, samples, began, now)
                 if self._controller is not None:
                     self._decide(self._controller, now - began, since_last)
-                if self._spec.cache is not None:
-                    self._tell_keeping(self._spec.cache.shelf)
+                if self._resources.cache is not None:
+                    self._tell_keeping(self._resources.cache.shelf)
                 if self._clock is not None:
                     self._clock.begins()
                 if batch.replaced:  # if it fails, `handing` stays: a state that is saved now has the batch to come
@@ -183,7 +183,7 @@ class Delivery:
         monitor = self._monitor
         with monitor.lock:
             if batches:
-                monitor.rates.first_batches(self._spec.plan.largest)  # before the first of them is made
+                monitor.rates.first_batches(self._resources.plan.largest)  # before the first of them is made
             monitor.ledger.extend(batches)
             if ended:
                 monitor.ledger.close()

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ddlp.epoch.monitor import Monitor
 from ddlp.planning.controller import Controller
 from ddlp.schedule.ledger import RETIRED, Cancel
-from ddlp.sources.base import AttachedSource, Capacity, EpochSpec
+from ddlp.sources.base import AttachedSource, Capacity, Resources
 
 __all__ = ["Devices", "Published"]
 
@@ -53,15 +53,15 @@ class Devices:
 
     Args:
         monitor: the state that the epoch's parts share. Its ledger has the devices that are expected already.
-        spec: the epoch's spec.
+        resources: what lives in the epoch.
         controller: decides which devices take part, for a strategy that wants that.
 
     Attributes:
         states: each device's state, by its name.
     """
 
-    def __init__(self, monitor: Monitor, spec: EpochSpec, controller: Controller | None = None) -> None:
-        self._monitor, self.spec, self._controller = monitor, spec, controller
+    def __init__(self, monitor: Monitor, resources: Resources, controller: Controller | None = None) -> None:
+        self._monitor, self.resources, self._controller = monitor, resources, controller
         self._began_with = frozenset(monitor.ledger.devices)
         self.states: dict[str, DeviceState] = {name: DeviceState() for name in monitor.ledger.devices}
         self._published: dict[int, Published] = {}  # by lease
@@ -97,7 +97,7 @@ class Devices:
         ledger, strategy = self._monitor.ledger, self._monitor.strategy
         for name, device in self.states.items():  # without a source it has not joined; a lost one takes no leases
             while device.source is not None and (position := strategy.next_lease(name)) is not None:
-                if self.spec.plan.wrong(position):  # the host raises the error
+                if self.resources.plan.wrong(position):  # the host raises the error
                     ledger.withhold(position)
                     continue
                 lease = ledger.lease(name, position, time.monotonic())
@@ -191,7 +191,7 @@ class Devices:
             if monitor.ledger.published(name, lease) and position is not None and source is not None:  # None: closed meanwhile
                 self._published[lease] = Published(position, name, lease, source, handle)
                 monitor.counts.published(position)
-                monitor.rates.device(name).add(busy_s, self.spec.plan.size(position) / monitor.full_batch)
+                monitor.rates.device(name).add(busy_s, self.resources.plan.size(position) / monitor.full_batch)
                 if not account.retiring:
                     monitor.messages.back(name)
             monitor.act()
@@ -216,7 +216,7 @@ class Devices:
 
     def progressed(self, name: str, done: dict[int, int]) -> None:
         """Note how many samples of each lease a device has made."""
-        ledger, plan = self._monitor.ledger, self.spec.plan
+        ledger, plan = self._monitor.ledger, self.resources.plan
         with self._monitor.lock:
             for lease, samples in done.items():
                 position = ledger.devices[name].outstanding.get(lease)

@@ -20,14 +20,12 @@ from ddlp.epoch.fetchers import Fetchers
 from ddlp.epoch.hooks import EpochHooks
 from ddlp.epoch.host_workers import HostWorkers
 from ddlp.epoch.monitor import Monitor
-from ddlp.epoch.step_clock import EventClock
+from ddlp.epoch.step_clock import cuda_clock
 from ddlp.epoch.threads import Threads
 from ddlp.planning.controller import Controller
 from ddlp.process.user_warnings import warn_user
-from ddlp.schedule.ledger import Ledger
-from ddlp.schedule.rates import Rates
 from ddlp.schedule.strategies import STALLED_AT_LEAST_S, Strategy
-from ddlp.sources.base import EpochSpec, HostSource
+from ddlp.sources.base import HostSource, Resources
 from ddlp.stats.engines import devices_live
 from ddlp.stats.live import Life, Live
 from ddlp.stats.replaced import ReplacedSamples
@@ -40,21 +38,11 @@ class EpochExecutor:
     """Runs an epoch from its first batch to its last, or to `close`.
 
     Args:
-        spec: the epoch's spec.
-        ledger: records who holds which batch. It has the devices that are expected already.
-        strategy: chooses the next source.
-        rates: how fast each side is. They are the loader's, and outlive the epoch.
+        resources: what lives in the epoch.
         host: prepares the host's batches.
-        workers: the number of threads that ask ``host``.
-        fetchers: the number of threads that fetch devices' batches; 0: no device can join.
-        on_cpu: batches are finished in the CPU's memory, the host's own sample by sample.
-        pin: a kind of device, for which batches are copied to torch's page-locked memory, see `HostWorkers`; None: they are
-            not copied.
-        full_batch: the number of samples in a full batch; 0: not known yet.
-        replaced: counts the samples that are replaced, since their images are bad.
+        strategy: chooses the next source. Its ledger records who holds which batch, and has the devices that are expected.
         hooks: told what the threads do.
         controller: decides which devices take part, for a strategy that wants that.
-        clock: measures the training steps of an accelerator; None: the time between two batches counts.
         on_closed: called when the epoch is over and all threads have ended.
 
     Attributes:
@@ -65,40 +53,35 @@ class EpochExecutor:
 
     def __init__(
         self,
-        spec: EpochSpec,
-        ledger: Ledger,
-        strategy: Strategy,
-        rates: Rates,
+        resources: Resources,
         host: HostSource,
+        strategy: Strategy,
         *,
-        workers: int,
-        fetchers: int,
-        on_cpu: bool,
-        pin: str | None,
-        full_batch: int,
-        replaced: ReplacedSamples,
         hooks: EpochHooks,
         controller: Controller | None = None,
-        clock: EventClock | None = None,
-        on_closed: Callable[[], None],
+        on_closed: Callable[[], None] = lambda: None,
     ) -> None:
-        self.spec, self.ledger = spec, ledger
+        epoch, plan = resources.epoch, resources.plan
+        self.resources, self.ledger = resources, strategy.ledger
         self._host, self._controller, self._on_closed = host, controller, on_closed
-        rates.epoch_begins(workers, full_batch, math.prod(spec.shape) * spec.plan.views)
-        self.counts = Counts(ledger, spec.epoch, replaced=replaced)
-        self.monitor = Monitor(ledger, strategy, rates, self.counts, hooks, prefetches=spec.gpu_transfer is not None)
+        full_batch = epoch.batch_size or (plan.largest if plan.whole else 0)
+        strategy.rates.epoch_begins(epoch.host_threads, full_batch, math.prod(epoch.portable.shape) * plan.views)
+        samples = plan.samples if plan.whole else len(epoch.portable.dataset)
+        replaced = ReplacedSamples(epoch.most_replaced or 0.0, samples, epoch.resume.replaced)
+        self.counts = Counts(self.ledger, epoch.number, replaced=replaced)
+        self.monitor = Monitor(strategy, self.counts, hooks, prefetches=resources.gpu_transfer is not None)
         self._threads = Threads(self._thread_failed)
-        host_workers = HostWorkers(self.monitor, spec, host, on_cpu=on_cpu, pin=pin)
-        self.devices = Devices(self.monitor, spec, controller)
-        self.delivery = Delivery(self.monitor, spec, self.devices.waiting, controller, clock)
-        device_fetchers = Fetchers(self.monitor, spec, self.devices, host_workers.finish, self._threads)
-        if fetchers:
+        host_workers = HostWorkers(self.monitor, resources, host)
+        self.devices = Devices(self.monitor, resources, controller)
+        self.delivery = Delivery(self.monitor, resources, self.devices.waiting, controller, cuda_clock())
+        device_fetchers = Fetchers(self.monitor, resources, self.devices, host_workers.finish, self._threads)
+        if epoch.fetchers:
             self.monitor.reactions = device_fetchers.replace_hanging, self.devices.serve
         try:
             host.begin(self.devices)
-            for number in range(workers):
+            for number in range(epoch.host_threads):
                 self._threads.start(partial(host_workers.run, number))
-            for _ in range(fetchers):
+            for _ in range(epoch.fetchers):
                 device_fetchers.start()
         except BaseException:  # no more threads can be started, or Ctrl-C
             self.close()
@@ -144,14 +127,14 @@ class EpochExecutor:
         try:
             for source in sources:
                 source.close()  # first, so that nobody waits for a batch that is being fetched
-            if self.spec.own_steps is not None:
-                self.spec.own_steps.close()
+            if self.resources.own_steps is not None:
+                self.resources.own_steps.close()
             if not self._threads.join(STALLED_AT_LEAST_S) and not monitor.messages.hanging:  # else the user was told
                 warn_user("ddlp: a device's spool does not answer; the threads that read from it are left to themselves")
         finally:  # Ctrl-C: the threads end by themselves
             monitor.ready.clear()
-            self.spec.reader.close()
-            self.spec.pool.close()
+            self.resources.reader.close()
+            self.resources.pool.close()
             self._host.close()
             self._on_closed()
             monitor.hooks.closed()

@@ -14,7 +14,7 @@ from ddlp.epoch.gpu_prefetch import PendingTransfer
 from ddlp.epoch.monitor import Monitor
 from ddlp.epoch.threads import Threads
 from ddlp.schedule.slots import FETCHERS
-from ddlp.sources.base import BatchState, EpochSpec, PreparedBatch
+from ddlp.sources.base import BatchState, PreparedBatch, Resources
 from ddlp.stats.thread_cpu import thread_cpu_s
 
 __all__ = ["Fetchers"]
@@ -25,7 +25,7 @@ class Fetchers:
 
     Args:
         monitor: the state that the epoch's parts share.
-        spec: the epoch's spec.
+        resources: what lives in the epoch.
         devices: gives the published batches, and is told of those that can't be used.
         finish: makes a batch at a position ready for the training thread.
         threads: the epoch's.
@@ -34,12 +34,13 @@ class Fetchers:
     def __init__(
         self,
         monitor: Monitor,
-        spec: EpochSpec,
+        resources: Resources,
         devices: Devices,
         finish: Callable[[int, PreparedBatch], PreparedBatch | PendingTransfer],
         threads: Threads,
     ) -> None:
-        self._monitor, self._spec, self._devices, self._finish, self._threads = monitor, spec, devices, finish, threads
+        self._monitor, self._resources, self._devices = monitor, resources, devices
+        self._finish, self._threads = finish, threads
         self._numbers = itertools.count()
 
     def start(self) -> None:
@@ -66,7 +67,7 @@ class Fetchers:
             with monitor.lock:
                 cpu, before = monitor.counts.cpu(cpu), cpu
                 if seconds:
-                    part = self._spec.plan.size(position) / monitor.full_batch
+                    part = self._resources.plan.size(position) / monitor.full_batch
                     monitor.rates.fetched(device, seconds, part, FETCHERS, cpu - before)
                 given_up = lease not in ledger.fetching
                 if batch is None:
@@ -114,7 +115,7 @@ class Fetchers:
             seconds = time.monotonic() - began
             if batch.state is not BatchState.FAILED:
                 hooks.fetch_read(lease, position, batch)
-            if self._spec.own_steps is not None:  # the user's steps may be slow: the fetch must not count as hanging
+            if self._resources.own_steps is not None:  # the user's steps may be slow: the fetch must not count as hanging
                 with self._monitor.lock:
                     self._monitor.ledger.read(lease)
             ready = self._finish(position, batch)

@@ -2,33 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from ddlp.schedule.ledger import Side
 from ddlp.schedule.strategies import Strategy
-from ddlp.sources.base import Capacity, EpochSpec, PreparedBatch
-from ddlp.translate.portable import Portable
+from ddlp.sources.base import Capacity, PreparedBatch, Resources
 
-__all__ = ["Beginning", "EpochHooks"]
-
-
-@dataclass(frozen=True)
-class Beginning:
-    """The facts about an epoch when it begins."""
-
-    spec: EpochSpec
-    portable: Portable
-    collate: Callable[[Any], Any]
-    strategy: Strategy
-    batches: int  # as many as are known
-    batch_size: int  # samples of a full batch
-    workers: int
-    fetchers: int
-    devices: tuple[str, ...]
-    target: str  # where batches are delivered
-    delivered: tuple[tuple[int, int], ...]  # ranges of positions, before a resume
+__all__ = ["EpochHooks"]
 
 
 class EpochHooks:
@@ -39,7 +19,7 @@ class EpochHooks:
 
     wants_whole = False  # the hooks look at all batches' indices when the epoch is over
 
-    def began(self, beginning: Beginning) -> None:
+    def began(self, resources: Resources, strategy: Strategy) -> None:
         """The epoch is ready. Its threads run already, and may have called other hooks."""
 
     def rest_began(self, kind: str, number: int) -> None:

@@ -10,7 +10,7 @@ from torch.utils.data import _utils
 
 from ddlp.epoch.gpu_prefetch import PendingTransfer, pending_transfer
 from ddlp.epoch.monitor import Monitor
-from ddlp.sources.base import BatchState, EpochSpec, HostSource, PreparedBatch, Unwanted
+from ddlp.sources.base import BatchState, HostSource, PreparedBatch, Resources, Unwanted
 from ddlp.stats.thread_cpu import thread_cpu_s, thread_queued_s
 
 __all__ = ["HostWorkers"]
@@ -21,16 +21,12 @@ class HostWorkers:
 
     Args:
         monitor: the state that the epoch's parts share.
-        spec: the epoch's spec.
+        resources: what lives in the epoch.
         source: prepares the batches.
-        on_cpu: batches are finished in the CPU's memory, the host's own sample by sample.
-        pin: a kind of device, for which batches are copied to torch's page-locked memory; None: they are not copied. torch's
-            memory is used since torch knows of the copies that training starts from there, and does not use the memory again
-            before they are done. From the pool's page-locked memory only ddlp starts copies.
     """
 
-    def __init__(self, monitor: Monitor, spec: EpochSpec, source: HostSource, *, on_cpu: bool, pin: str | None) -> None:
-        self._monitor, self._spec, self._source, self._on_cpu, self._pin = monitor, spec, source, on_cpu, pin
+    def __init__(self, monitor: Monitor, resources: Resources, source: HostSource) -> None:
+        self._monitor, self._resources, self._source, self._on_cpu = monitor, resources, source, resources.ends_on_cpu
 
     def run(self, number: int) -> None:
         """Claim some batches, prepare each, and hand them in, until the epoch is over. Each worker's thread calls this."""
@@ -88,18 +84,20 @@ class HostWorkers:
 
     def finish(self, position: int, batch: PreparedBatch) -> PreparedBatch | PendingTransfer:
         """Make a batch ready for the training thread. The thread that has prepared or fetched it calls this."""
-        spec = self._spec
+        resources = self._resources
         if batch.state in (BatchState.ON_DEVICE, BatchState.FAILED):
             return batch
-        if spec.own_steps is not None:
-            return spec.own_steps.finish(spec, position, batch)
-        if spec.gpu_transfer is not None:  # it is finished on the GPU, shortly before its turn
-            return pending_transfer(spec.gpu_transfer, spec.epilogue, batch)
+        if resources.own_steps is not None:
+            return resources.own_steps.finish(resources, position, batch)
+        if resources.gpu_transfer is not None:  # it is finished on the GPU, shortly before its turn
+            return pending_transfer(resources.gpu_transfer, resources.epoch.portable.epilogue, batch)
         if self._on_cpu and batch.state is BatchState.BYTES:
-            images = spec.epilogue(batch.images, batch.boxes, pool=spec.pool)
+            images = resources.epoch.portable.epilogue(batch.images, batch.boxes, pool=resources.pool)
             batch = replace(batch, images=images, boxes=None, state=BatchState.TENSORS)
-        if self._pin is not None:
-            batch = replace(batch, images=_utils.pin_memory.pin_memory(batch.images, self._pin))
+        if resources.epoch.pin is not None:
+            # To torch's memory: torch knows of the copies that training starts from there, and does not use the memory again
+            # before they are done. From the pool's page-locked memory only ddlp starts copies.
+            batch = replace(batch, images=_utils.pin_memory.pin_memory(batch.images, resources.epoch.pin))
         return batch
 
     def _hand_in(
@@ -109,7 +107,7 @@ class HostWorkers:
 
         It is a method of its own so that no local name keeps a batch afterwards.
         """
-        monitor, size, full_batch = self._monitor, self._spec.plan.size, self._monitor.full_batch
+        monitor, size, full_batch = self._monitor, self._resources.plan.size, self._monitor.full_batch
         for (position, claim), (batch, busy_s) in zip(chunk, made, strict=True):
             if busy_s:
                 monitor.rates.host.add(busy_s, size(position) / full_batch)

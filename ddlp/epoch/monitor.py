@@ -17,8 +17,6 @@ from ddlp.epoch.gpu_prefetch import GpuPrefetcher, PendingTransfer
 from ddlp.epoch.hooks import EpochHooks
 from ddlp.epoch.user_messages import UserMessages
 from ddlp.schedule.claim_chunks import ClaimChunker
-from ddlp.schedule.ledger import Ledger
-from ddlp.schedule.rates import Rates
 from ddlp.schedule.strategies import Strategy
 from ddlp.sources.base import PreparedBatch
 from ddlp.stats.report import Counts
@@ -30,9 +28,7 @@ class Monitor:
     """The state that the parts of an epoch share. They use it, and call all methods, under its lock.
 
     Args:
-        ledger: records who holds which batch.
-        strategy: chooses the next source.
-        rates: how fast each side is.
+        strategy: chooses the next source. Its ledger records who holds which batch, its rates how fast each side is.
         counts: for the report.
         hooks: told what the threads do.
         prefetches: batches are copied to an accelerator before their turn.
@@ -50,15 +46,14 @@ class Monitor:
 
     LOOK_UP_S = 1.0
 
-    def __init__(
-        self, ledger: Ledger, strategy: Strategy, rates: Rates, counts: Counts, hooks: EpochHooks, prefetches: bool = False
-    ) -> None:
-        self.ledger, self.strategy, self.rates, self.counts, self.hooks = ledger, strategy, rates, counts, hooks
+    def __init__(self, strategy: Strategy, counts: Counts, hooks: EpochHooks, prefetches: bool = False) -> None:
+        self.strategy, self.counts, self.hooks = strategy, counts, hooks
+        self.ledger, self.rates = strategy.ledger, strategy.rates
         self.pid = os.getpid()
         self.messages = UserMessages()
         self.ready: dict[int, PreparedBatch | PendingTransfer] = {}
-        self.chunks = ClaimChunker(ledger, strategy, rates.host)
-        self.prefetcher = GpuPrefetcher(self.ready, ledger, strategy) if prefetches else None
+        self.chunks = ClaimChunker(self.ledger, strategy, self.rates.host)
+        self.prefetcher = GpuPrefetcher(self.ready, self.ledger, strategy) if prefetches else None
         self.reactions: tuple[Callable[[], None], ...] = ()
         self.closing = False
         self.error: BaseException | None = None

@@ -6,18 +6,14 @@ with a generator of its own. No epoch lacks it, and no later epoch draws other n
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset
 
 from ddlp.errors import DDLPError
-from ddlp.sampling import checkpoint as resuming
-from ddlp.sampling.generator_states import for_base_seed
 from ddlp.sampling.keyed_generators import GENERATORS
 from ddlp.stats.live import Life
 from ddlp.stats.waiting import Ceiling
@@ -28,11 +24,11 @@ __all__ = ["WARM_UP", "replay", "replayed"]
 WARM_UP = 5  # steps in which memory is taken and kernels are chosen
 
 
-def replay(loader: Any, steps: int) -> Iterator[Any]:
-    """Do what `DDLPLoader.replay` says."""
+def replay(aside: Any, steps: int, batch_transform: Callable[[Any], Any] | None, life: Life) -> Iterator[Any]:
+    """Do what `DDLPLoader.replay` says. ``aside``: a copy of the loader, which gives the batch."""
     if steps < 2 * WARM_UP:
         raise ValueError(f"replay: steps={steps!r}; give at least {2 * WARM_UP}. The first {WARM_UP} are not measured")
-    return replayed(_one_batch(loader), steps, loader.batch_transform, loader._life, _drain)
+    return replayed(_one_batch(aside), steps, batch_transform, life, _drain)
 
 
 def replayed(
@@ -92,22 +88,8 @@ class _Kept:
         return [0 if tensor.is_inference() else tensor._version for tensor in self._tensors]
 
 
-def _one_batch(loader: Any) -> Any:
-    """Return a batch as an epoch would deliver it, but for the batch_transform.
-
-    The host makes it. The sampler, the generators and the data set are left as they were: a data set with a state of its own is
-    read in a worker process, which has a copy of it.
-    """
-    stream = isinstance(loader.dataset, IterableDataset)
-    here = loader.num_workers == 0 and not stream and not resuming.is_stateful(loader.dataset)
-    aside = copy.copy(loader)  # without connections and running iterations
-    vars(aside).update(
-        strategy="cpu", goal=None, csd=None, record=None, batch_transform=None, generator=for_base_seed(0),
-        persistent_workers=False,
-        num_workers=0 if here else 1, prefetch_factor=None if here else 1, _gpu_transfer=loader._gpu_transfer,
-        _auto_workers=None, _observers=(), _resume=resuming.Resume(), _loaded=None,
-        _rest=None if stream else resuming.first_batch(loader),
-    )  # fmt: skip
+def _one_batch(aside: Any) -> Any:
+    """Return a batch as an epoch would deliver it, but for the batch_transform."""
     iterator = iter(aside)
     try:
         for batch in iterator:

@@ -16,6 +16,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from ddlp.errors import DDLPError
 from ddlp.frameworks.shards import can_be_shared, shares_itself
+from ddlp.sampling.torch_loader import forget_iterator
 from ddlp.stats.live import length
 
 __all__ = ["Prepared", "prepare_where_asked"]
@@ -23,17 +24,19 @@ __all__ = ["Prepared", "prepare_where_asked"]
 _ASKS = "accelerate.accelerator"
 
 
-def prepare_where_asked(loader: Any) -> None:
-    """Prepare the loader, once, where an Accelerator asks for a property of it, from within that property.
+def prepare_where_asked(loader: DataLoader, prepared: Prepared | None) -> Prepared | None:
+    """Prepare the loader where an Accelerator asks for a property of it, from within that property. Returns what came of it.
+
+    ``prepared``: what an earlier call has returned: a loader is prepared once.
 
     Raises ValueError for an Accelerator whose ``dispatch_batches`` is True, and what accelerate raises of its own.
     """
     frame = sys._getframe(2)
-    if loader._prepared is not None or frame.f_globals.get("__name__") != _ASKS:
-        return
+    if prepared is not None or frame.f_globals.get("__name__") != _ASKS:
+        return prepared
     accelerator, place = (frame.f_locals.get(name) for name in ("self", "device_placement"))
     try:
-        loader._prepared = Prepared(loader, accelerator, place)
+        return Prepared(loader, accelerator, place)
     except AttributeError as error:  # accelerate would take it for "not prepared", and replace the loader without a word
         raise DDLPError(
             f"this version of accelerate is not known to ddlp ({error}); leave the loader out of Accelerator.prepare, and give "
@@ -50,7 +53,7 @@ class Prepared:
             of the sampler's order.
     """
 
-    def __init__(self, loader: Any, accelerator: Any, place: bool | None) -> None:
+    def __init__(self, loader: DataLoader, accelerator: Any, place: bool | None) -> None:
         from accelerate.state import DistributedType, GradientState
 
         self._loader = weakref.ref(loader)
@@ -64,10 +67,11 @@ class Prepared:
         self.shared = self._theirs is not None
         if place is None:
             place = accelerator.device_placement and accelerator.distributed_type != DistributedType.XLA
-        if place and loader.device is None and accelerator.device.type != "cpu":
-            loader.device = accelerator.device
+        ours: Any = loader  # a DDLPLoader
+        if place and ours.device is None and accelerator.device.type != "cpu":
+            ours.device = accelerator.device
 
-    def _share(self, loader: Any, accelerator: Any) -> None:
+    def _share(self, loader: DataLoader, accelerator: Any) -> None:
         """Have accelerate prepare a plain DataLoader of the same samples, and take over how it shares them."""
         if accelerator.num_processes > 1 and accelerator.dispatch_batches:
             raise ValueError(
@@ -89,7 +93,7 @@ class Prepared:
         taken = ("dataset",) if isinstance(dataset, IterableDataset) else ("sampler",) if in_sampler else ("batch_sampler",)
         for name in taken:
             vars(loader)[name] = getattr(self._theirs, name)  # DataLoader refuses to have it set
-        loader._iterator = None  # with persistent workers it has the old ones
+        forget_iterator(loader)
 
     def begin(self, epoch: int, in_order: bool) -> None:
         """An epoch is about to begin: have all processes draw one order. ``in_order``: its batches come in that order."""
@@ -129,7 +133,7 @@ class Prepared:
     @property
     def end_of_dataloader(self) -> bool:
         """Whether training has the epoch's last batch."""
-        loader = self._loader()
+        loader: Any = self._loader()
         if self._at_last or loader is None:
             return self._at_last
         now = loader.live()

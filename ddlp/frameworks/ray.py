@@ -9,22 +9,24 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from ddlp.process.user_warnings import warn_user
+from ddlp.sampling.torch_loader import forget_iterator
 
 __all__ = ["share_where_asked"]
 
 _ASK = ("ray.train.torch.train_loop_utils", "ray.train.v2.torch.train_loop_utils")  # Ray has two
 
 
-def share_where_asked(loader: Any) -> None:
+def share_where_asked(loader: DataLoader) -> None:
     """Share the samples among Ray's workers, by Ray's rules, where it asks for the property this is called from."""
     frame = sys._getframe(2)
     if frame.f_globals.get("__name__") not in _ASK or frame.f_code.co_name != "prepare_data_loader":
         return
-    sampler, batches = (vars(loader)[name] for name in ("sampler", "batch_sampler"))
+    own: dict[str, Any] = vars(loader)
+    sampler, batches = (own[name] for name in ("sampler", "batch_sampler"))
     alone = frame.f_locals.get("world_size", 1) < 2 or not frame.f_locals.get("add_dist_sampler", True)
     if alone or isinstance(sampler, DistributedSampler) or isinstance(loader.dataset, IterableDataset):
         return
@@ -40,7 +42,7 @@ def share_where_asked(loader: Any) -> None:
             "keep that, give it add_dist_sampler=False."
         )
     shared: Any = DistributedSampler(loader.dataset, shuffle=not isinstance(sampler, SequentialSampler))
-    vars(loader)["sampler"] = shared  # DataLoader refuses to have it set
+    own["sampler"] = shared  # DataLoader refuses to have it set
     if batches is not None:
-        vars(loader)["batch_sampler"] = BatchSampler(shared, batches.batch_size, batches.drop_last)
-    loader._iterator = None  # with persistent workers it has the old one
+        own["batch_sampler"] = BatchSampler(shared, batches.batch_size, batches.drop_last)
+    forget_iterator(loader)

@@ -8,11 +8,12 @@ import weakref
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from ddlp.process.user_warnings import warn_user
 from ddlp.sampling.checkpoint import sampler_of
 from ddlp.sampling.epoch_plan import is_built_in
+from ddlp.sampling.torch_loader import index_sampler_of
 
 _TOLD: weakref.WeakSet[Any] = weakref.WeakSet()
 _SHARING = ("num_replicas", "num_processes", "_distributed")  # of torch's sampler, accelerate's shards, Hugging Face's streams
@@ -23,23 +24,23 @@ def is_shared(source: Any) -> bool:
     return any(getattr(source, name, None) for name in _SHARING)
 
 
-def shares_itself(loader: Any) -> bool:
+def shares_itself(loader: DataLoader) -> bool:
     """True where the loader's stream, batch sampler or sampler says so (`is_shared`)."""
     stream = isinstance(loader.dataset, IterableDataset)
-    return any(map(is_shared, (loader.dataset,) if stream else (loader._index_sampler, sampler_of(loader))))
+    return any(map(is_shared, (loader.dataset,) if stream else (index_sampler_of(loader), sampler_of(loader))))
 
 
-def can_be_shared(loader: Any) -> bool:
+def can_be_shared(loader: DataLoader) -> bool:
     """True where accelerate can share the samples: by batches, which a loader with ``batch_size=None`` has none of."""
     return loader.batch_sampler is not None or isinstance(loader.sampler, BatchSampler)
 
 
-def warn_if_not_shared(loader: Any) -> None:
+def warn_if_not_shared(loader: DataLoader, shared: bool) -> None:
     """Warn, once a loader, where accelerate would share the samples and nobody does, as far as can be seen.
 
-    It shares those of a loader that ``Accelerator.prepare`` was given.
+    It shares those of a loader that ``Accelerator.prepare`` was given: then they are ``shared``.
     """
-    if "accelerate" not in sys.modules or loader in _TOLD or (loader._prepared is not None and loader._prepared.shared):
+    if "accelerate" not in sys.modules or loader in _TOLD or shared:
         return
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     processes = torch.distributed.get_world_size() if distributed else int(os.environ.get("WORLD_SIZE", "1"))
@@ -47,7 +48,7 @@ def warn_if_not_shared(loader: Any) -> None:
         return
     _TOLD.add(loader)
     stream = isinstance(loader.dataset, IterableDataset)
-    index_sampler = loader._index_sampler
+    index_sampler = index_sampler_of(loader)
     given = index_sampler.sampler if type(index_sampler) is BatchSampler else index_sampler
     name = type(loader.dataset if stream else given).__name__
     left, way = "and the loader was not passed to Accelerator.prepare", "Pass it, or give it"

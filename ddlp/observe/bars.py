@@ -13,12 +13,11 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from typing import Any, Protocol, TextIO
 
 from tqdm import tqdm
 
-from ddlp.epoch.executor import EpochExecutor
+from ddlp.epoch.iterator import EpochIterator
 from ddlp.errors import DDLPError
 from ddlp.observe.pace import Pace, Window, overall
 from ddlp.process.finalizers import when_dropped
@@ -26,7 +25,7 @@ from ddlp.process.ranks import here
 from ddlp.schedule.ledger import Side
 from ddlp.schedule.strategies import called
 from ddlp.sources.host.torch_workers import samples_in
-from ddlp.stats.live import Life, Live, Sums, counted, length
+from ddlp.stats.live import Live, Sums, counted, length
 from ddlp.stats.report import Counts
 
 __all__ = ["Progress", "figures", "progress"]
@@ -99,9 +98,8 @@ class Progress:
 
 def _live_of(loader: Any, inner: Iterator[Any], total: int | None) -> tuple[Iterator[Any], Callable[[], Live]]:
     """The iterator, and a function that gives its numbers. An iterator without counts of its own gets a counter."""
-    executor, life = getattr(inner, "executor", None), getattr(loader, "_life", None)
-    if isinstance(executor, EpochExecutor) and isinstance(life, Life):
-        return inner, partial(executor.live, life)
+    if isinstance(inner, EpochIterator):
+        return inner, inner.live
     counts = getattr(inner, "counts", None)
     if not isinstance(counts, Counts):
         counts = Counts()

@@ -20,18 +20,18 @@ import torch
 from torch.utils._pytree import tree_flatten
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
-from ddlp.epoch.hooks import Beginning
 from ddlp.epoch.iterator import EpochIterator
 from ddlp.errors import DDLPError
 from ddlp.loader import DDLPLoader
 from ddlp.observe.reference import Header, checksum, digest, expected_images, expected_targets, own_target, read_header
 from ddlp.observe.verdict import BITS, COMPLETE, LABELS, ONCE, ORDER, UNCHANGED, Claim, Refuted, Verdict
-from ddlp.recording.events import EpochBegan, Event, HostBatch, LeaseGiven, Published
+from ddlp.recording.events import Event, HostBatch, LeaseGiven, Published
 from ddlp.recording.watch import Observer
+from ddlp.sampling.torch_loader import collates, index_sampler_of
 from ddlp.schedule.ledger import Side
 from ddlp.schedule.ranges import RangeSet
-from ddlp.schedule.strategies import Order
-from ddlp.sources.base import BatchState, EpochSpec, PreparedBatch
+from ddlp.schedule.strategies import Order, Strategy
+from ddlp.sources.base import BatchState, PreparedBatch, Resources
 from ddlp.translate.portable import Portable
 
 __all__ = ["Checked", "Refuted", "Verdict", "checked"]
@@ -137,13 +137,12 @@ class EpochCheck(Observer):
 
     wants_whole = True
     _order: Order  # that the strategy promises
-    _spec: EpochSpec
+    _resources: Resources
     _portable: Portable
-    _collate: Callable[[Any], Any]
 
     def __init__(self, loader: DDLPLoader, every: int, rows: int | None) -> None:
         self._dataset: Any = loader.dataset
-        self._sampler, self._batched = loader._index_sampler, loader._auto_collation
+        self._sampler, self._batched = index_sampler_of(loader), collates(loader)
         self._every, self._rows = every, rows
         self._dali, self._bits_may_differ = loader.backend != "native", loader.allow_different_bits
         of = {ONCE: "samples", ORDER: "batches", BITS: "samples made again", LABELS: "labels", COMPLETE: "batches",
@@ -162,14 +161,13 @@ class EpochCheck(Observer):
 
     # -- what the epoch's threads do -----------------------------------------------------------------------------
 
-    def began(self, beginning: Beginning, event: EpochBegan) -> None:
-        """As `Observer.began`."""
-        self._spec, self._portable = beginning.spec, beginning.portable
-        self._collate = beginning.collate
-        self._delivered = RangeSet(beginning.delivered)
+    def begins(self, resources: Resources, strategy: Strategy) -> None:
+        """As `Observer.begins`."""
+        self._resources, self._portable = resources, resources.epoch.portable
+        self._delivered = RangeSet(strategy.ledger.delivered.ranges())
         self._before = len(self._delivered)
-        self.verdict.epoch, self.verdict.strategy = event.epoch, event.strategy
-        self._order = beginning.strategy.order
+        self.verdict.epoch, self.verdict.strategy = resources.epoch.number, strategy.name
+        self._order = strategy.order
 
     def saw(self, event: Event) -> None:
         """As `Observer.saw`."""
@@ -223,13 +221,13 @@ class EpochCheck(Observer):
             return
         keys = self._portable.dataset.keys
         images, targets = (batch[0], batch[1]) if keys is None else keys.split(batch)
-        several = self._portable.epilogue.sizes or self._spec.plan.views > 1
+        several = self._portable.epilogue.sizes or self._resources.plan.views > 1
         views = [view if self._batched else view[None] for view in (images if several else [images])]
-        if self._spec.plan.views > 1:  # each view has a row
+        if self._resources.plan.views > 1:  # each view has a row
             views = [torch.cat(views)]
         close = self._steps[side] < FIRST or sum(self._steps.values()) % self._every == 0
         self._steps[side] += 1
-        sources = prepared.sources(self._spec.plan.sources(position)).tolist()
+        sources = prepared.sources(self._resources.plan.sources(position)).tolist()
         self._check_labels(position, targets, sources, close)
         if close:
             self._check_bits(position, side, views, sources)
@@ -259,7 +257,7 @@ class EpochCheck(Observer):
     def over(self) -> None:
         """The epoch has ended: check that no batch is missing, and check the sampler's indices."""
         self.verdict.over = True
-        length = len(self._spec.plan)
+        length = len(self._resources.plan)
         missing = [str(p) for p in range(length) if p not in self._delivered]
         if missing:
             self._refute(ONCE, f"{len(missing)} of {length} batches never came: {', '.join(missing[:8])}")
@@ -269,7 +267,7 @@ class EpochCheck(Observer):
 
     def _arrived(self, position: int) -> None:
         once = self.verdict.claims[ONCE]
-        once.looked_at += self._spec.plan.size(position)
+        once.looked_at += self._resources.plan.size(position)
         if position in self._delivered:
             self._refute(ONCE, f"batch {position} came twice")
             return
@@ -282,7 +280,7 @@ class EpochCheck(Observer):
             claim.leave_out(f"{strategy} promises none")
             return
         claim.looked_at += 1
-        first, last = self._delivered.first_missing(), self._delivered.last_missing(len(self._spec.plan))
+        first, last = self._delivered.first_missing(), self._delivered.last_missing(len(self._resources.plan))
         if self._order is Order.FROM_BOTH_ENDS:
             self._down = self._down or (position == last and position != first)
             expected = last if self._down else first
@@ -301,7 +299,7 @@ class EpochCheck(Observer):
         if not (random or type(outer) is SequentialSampler):
             self.verdict.claims[ONCE].leave_out(f"{type(outer).__name__} says which samples come, and how often")
             return
-        plan = self._spec.plan
+        plan = self._resources.plan
         indices = np.array([i for p in range(len(plan)) for i in plan.indices(p)], dtype=np.int64)
         counts = np.bincount(indices, minlength=1)
         wanted = len(outer) - len(outer) % size if drop_last else len(outer)
@@ -313,18 +311,18 @@ class EpochCheck(Observer):
 
     def _check_labels(self, position: int, targets: Any, sources: list[int], close: bool) -> None:
         claim = self.verdict.claims[LABELS]
-        expected = expected_targets(self._spec, self._portable, position, sources)
+        expected = expected_targets(self._resources, position, sources)
         claim.looked_at += len(expected)
-        if not self._equal(targets, self._collate(tuple(expected) if self._batched else expected[0])):
+        if not self._equal(targets, self._resources.epoch.collate(tuple(expected) if self._batched else expected[0])):
             self._refute(LABELS, f"batch {position} came with other labels than its samples have")
-        in_place = sources[0] == self._spec.plan.sources(position)[0]
+        in_place = sources[0] == self._resources.plan.sources(position)[0]
         if close and in_place and not self._portable.dataset.has_target_transform:
-            index = self._spec.plan.indices(position)[0]
+            index = self._resources.plan.indices(position)[0]
             try:
                 own = own_target(self._dataset, index, self._portable.dataset.keys)
             except Exception:  # noqa: S110 - a sample that can't be read proves nothing
                 return
-            if not self._equal(self._collate([own]), self._collate([expected[0]])):
+            if not self._equal(self._resources.epoch.collate([own]), self._resources.epoch.collate([expected[0]])):
                 self._refute(LABELS, f"the data set itself gives another label for index {index} (batch {position})")
 
     @staticmethod
@@ -345,7 +343,7 @@ class EpochCheck(Observer):
         count = n if self._rows is None else min(self._rows, n)
         rows = sorted({(position + k * n // count) % n for k in range(count)})
         claim.looked_at += len(rows)
-        made = expected_images(self._spec, self._portable, position, rows, sources)
+        made = expected_images(self._resources, position, rows, sources)
         for images, expected in zip(views, made, strict=True):
             self._compare(position, side, rows, images.detach().cpu()[rows], expected)
 
@@ -357,7 +355,7 @@ class EpochCheck(Observer):
         for k, row in enumerate(rows):
             if not torch.equal(found[k], expected[k]):
                 values = int((found[k] != expected[k]).sum())
-                where = self._spec.reader.where(self._spec.plan.image_items(position)[row][0])
+                where = self._resources.reader.where(self._resources.plan.image_items(position)[row][0])
                 self._refute(BITS, f"{where} (batch {position}, row {row}, by the {side.value}) differs in {values} values")
 
     def _keep(self, position: int, batch: Any) -> None:

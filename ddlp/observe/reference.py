@@ -14,9 +14,8 @@ import torch
 from csd_engine.batchfile.checksum import Checksum
 from csd_engine.keyed import Keyed
 from ddlp.sampling.keyed_generators import keyed_globals
-from ddlp.sources.base import EpochSpec, PreparedBatch
+from ddlp.sources.base import PreparedBatch, Resources
 from ddlp.translate.leaf import DictSample
-from ddlp.translate.portable import Portable
 
 __all__ = ["Header", "checksum", "digest", "expected_images", "expected_targets", "own_target", "read_header"]
 
@@ -63,33 +62,32 @@ def digest(tensor: torch.Tensor) -> str:
     return hashlib.blake2b(values.reshape(-1).view(torch.uint8).numpy().data, digest_size=16).hexdigest()
 
 
-def expected_images(
-    spec: EpochSpec, portable: Portable, position: int, rows: list[int], sources: list[int]
-) -> list[torch.Tensor]:
+def expected_images(resources: Resources, position: int, rows: list[int], sources: list[int]) -> list[torch.Tensor]:
     """Some rows of a batch as the pipeline's reference (Pillow's operators, no kernel) and the epilogue make them.
 
     One tensor, or one for each view if a row holds several.
 
     ``sources``: whose images its samples have; another sample's in the place of a bad one.
     """
-    items, reader = spec.plan.image_items(position), portable.dataset.reader()
-    images = np.empty((len(rows), *spec.shape), np.uint8)
-    boxes = np.zeros((len(rows), spec.pipeline.boxes, 4), np.int32) if spec.pipeline.boxes else None
+    epoch, portable, pipeline = resources.epoch, resources.epoch.portable, resources.epoch.portable.pipeline
+    items, reader = resources.plan.image_items(position), portable.dataset.reader()
+    images = np.empty((len(rows), *portable.shape), np.uint8)
+    boxes = np.zeros((len(rows), pipeline.boxes, 4), np.int32) if pipeline.boxes else None
     for k, row in enumerate(rows):
         index, occurrence = items[row]
         with reader.image(sources[row % len(sources)]) as image:
-            keyed = Keyed(spec.seed, spec.epoch, index, occurrence)
-            spec.pipeline.run(image, keyed, images[k], None if boxes is None else boxes[k])
+            keyed = Keyed(epoch.seed, epoch.number, index, occurrence)
+            pipeline.run(image, keyed, images[k], None if boxes is None else boxes[k])
     made = portable.epilogue(torch.from_numpy(images), None if boxes is None else torch.from_numpy(boxes))
     return portable.epilogue.views(made, 1)
 
 
-def expected_targets(spec: EpochSpec, portable: Portable, position: int, sources: list[int]) -> list[Any]:
+def expected_targets(resources: Resources, position: int, sources: list[int]) -> list[Any]:
     """A batch's targets, one by one. ``sources``: as for `expected_images`."""
-    found = []
-    for (index, occurrence), source in zip(spec.plan.items(position), sources, strict=True):
-        with keyed_globals(Keyed(spec.seed, spec.epoch, index, occurrence).u64()):
-            found.append(portable.dataset.target(source))
+    epoch, found = resources.epoch, []
+    for (index, occurrence), source in zip(resources.plan.items(position), sources, strict=True):
+        with keyed_globals(Keyed(epoch.seed, epoch.number, index, occurrence).u64()):
+            found.append(epoch.portable.dataset.target(source))
     return found
 
 

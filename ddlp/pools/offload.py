@@ -9,7 +9,8 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+
+from torch.utils.data import DataLoader
 
 from ddlp.config import LoaderConfig
 from ddlp.pools.base import nodes_of
@@ -94,9 +95,10 @@ class Offload:
         if self._engines is not None:
             self._engines.check_embedded()
 
-    def user_code(self, work: Work) -> Callable[[Any, int], UserCodeHost]:
-        """Return what makes the host's part of an epoch of user code."""
-        return partial(UserCodeHost, work)
+    @staticmethod
+    def user_code(work: Work, loader: DataLoader, base_seed: int) -> UserCodeHost:
+        """Return what makes the host's part of an epoch of user code. Users without a pool import none of it."""
+        return UserCodeHost(work, loader, base_seed)
 
     def attach(self, sources: Iterable[LeaseSource], sink: EpochSink) -> None:
         """Let the sources join the epoch, in threads of their own, and those that come while it runs."""

@@ -21,29 +21,32 @@ from ddlp.stats.report import EpochReport
 __all__ = ["MeasuredDataLoader", "measured_epoch"]
 
 
-def measured_epoch(loader: Any, record: str | os.PathLike[str] | Recorder | None, kept: PlainIterator | None) -> PlainIterator:
-    """Begin an epoch of torch's own DataLoader. Its batches are counted in the loader's ``_life``, and recorded.
+def measured_epoch(
+    loader: DataLoader, life: Life, record: str | os.PathLike[str] | Recorder | None, kept: PlainIterator | None
+) -> PlainIterator:
+    """Begin an epoch of torch's own DataLoader. Its batches are counted in ``life``, and recorded.
 
     Args:
-        loader: a DataLoader with a `Life`.
+        loader: the DataLoader.
+        life: its numbers.
         record: as in `DDLPLoader`; None: nothing is recorded.
         kept: the previous epoch's iterator, if its workers persist.
 
     Raises OSError if nothing can be recorded.
     """
-    epoch = loader._life.total().epochs
+    epoch = life.total().epochs
     if kept is not None:
         kept.watch(None)  # its epoch may have been broken off
     recording = recording_of(record, loader, epoch, DATALOADER)
     try:
-        iterator = iterate_plain(loader, epoch, kept)
+        iterator = iterate_plain(loader, life.rates, epoch, kept)
     except BaseException:
         if recording is not None:
             recording.closed()
         raise
     iterator.counts.strategy = DATALOADER
     iterator.watch(recording)
-    loader._life.began(iterator.counts)
+    life.began(iterator.counts)
     return iterator
 
 
@@ -66,7 +69,7 @@ class MeasuredDataLoader(DataLoader):
         """Begin an epoch, as DataLoader does. Raises OSError if it can't be recorded."""
         keeps = self.persistent_workers and self.num_workers > 0
         kept: Any = self._iterator if keeps else None
-        iterator = measured_epoch(self, self.record, kept)
+        iterator = measured_epoch(self, self._life, self.record, kept)
         if keeps:
             self._iterator = iterator
         return iterator

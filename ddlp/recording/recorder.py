@@ -10,7 +10,7 @@ from collections import deque
 from pathlib import Path
 from typing import TextIO
 
-from ddlp.epoch.hooks import Beginning, EpochHooks
+from ddlp.epoch.hooks import EpochHooks
 from ddlp.recording.events import EpochBegan, EpochEnded, Event, to_line
 from ddlp.recording.gpus import SampledGpus
 from ddlp.recording.watch import Observer, Watch
@@ -75,7 +75,7 @@ class Recording(Observer):
         self._end: EpochEnded | None = None
         self._writer: threading.Thread | None = None
 
-    def began(self, beginning: Beginning | None, event: EpochBegan) -> None:
+    def began(self, event: EpochBegan) -> None:
         """Write this event first, although the epoch's threads are at work already."""
         self._events.appendleft(event)
         self._writer = threading.Thread(target=self._write, name="ddlp-record", daemon=True)

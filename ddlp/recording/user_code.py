@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any
+
+from torch.utils.data import DataLoader
 
 from csd_engine.machine.computer import processors
 from ddlp.process.ranks import here
@@ -21,7 +22,7 @@ __all__ = ["UserCodeRecording", "recording_of"]
 
 
 def recording_of(
-    record: str | os.PathLike[str] | Recorder | None, loader: Any, epoch: int, strategy: str = "cpu", target: str = "cpu"
+    record: str | os.PathLike[str] | Recorder | None, loader: DataLoader, epoch: int, strategy: str = "cpu", target: str = "cpu"
 ) -> UserCodeRecording | None:
     """Begin to record an epoch of user code; None: nothing is to be recorded. Raises OSError if nothing can be recorded."""
     if record is None:
@@ -60,7 +61,7 @@ class UserCodeRecording(FetchHooks):
 
     def began(self) -> None:
         """As `FetchHooks.began`."""
-        self._recording.began(None, self._first)
+        self._recording.began(self._first)
 
     def delivered(self, made: Made, position: int, samples: int, asked_at: float, got_at: float, ready: int) -> None:
         """As `FetchHooks.delivered`."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from csd_engine.machine.computer import processors
 from csd_engine.prepare.read_time import READING
-from ddlp.epoch.hooks import Beginning, EpochHooks
+from ddlp.epoch.hooks import EpochHooks
 from ddlp.process.ranks import here
 from ddlp.process.version import __version__
 from ddlp.recording.events import (
@@ -31,7 +31,8 @@ from ddlp.recording.events import (
     Step,
 )
 from ddlp.schedule.ledger import Ledger, Side
-from ddlp.sources.base import Capacity, PreparedBatch
+from ddlp.schedule.strategies import Strategy
+from ddlp.sources.base import Capacity, PreparedBatch, Resources
 from ddlp.stats.thread_cpu import thread_cpu_s
 
 __all__ = ["Observer", "Watch"]
@@ -43,8 +44,11 @@ class Observer:
     clock: float | None = None  # the wall clock at the epoch's beginning, if the observer has it
     wants_whole = False  # whether it looks at all batches' indices when the epoch is over
 
-    def began(self, beginning: Beginning, event: EpochBegan) -> None:
+    def begins(self, resources: Resources, strategy: Strategy) -> None:
         """The epoch is ready. Its threads run already, so other methods may have been called before."""
+
+    def began(self, event: EpochBegan) -> None:
+        """The same, as an event."""
 
     def saw(self, event: Event) -> None:
         """Something happened."""
@@ -84,10 +88,10 @@ class Watch(EpochHooks):
         for observer in self._observers:
             observer.saw(event)
 
-    def began(self, beginning: Beginning) -> None:
+    def began(self, resources: Resources, strategy: Strategy) -> None:
         """As `EpochHooks.began`."""
-        strategy, ranks = beginning.strategy, here()
-        self._ledger = strategy.ledger
+        epoch, ledger, ranks = resources.epoch, strategy.ledger, here()
+        self._ledger = ledger
         for observer in self._observers:
             event = EpochBegan(
                 FORMAT,
@@ -95,17 +99,18 @@ class Watch(EpochHooks):
                 clock=observer.clock or time.time(),
                 pid=os.getpid(),
                 rank=0 if ranks is None else ranks.rank,
-                epoch=beginning.spec.epoch,
+                epoch=epoch.number,
                 strategy=strategy.name,
-                batches=beginning.batches,
-                batch_size=beginning.batch_size,
-                workers=beginning.workers,
-                fetchers=beginning.fetchers,
-                devices=list(beginning.devices),
-                target=beginning.target,
+                batches=ledger.length,
+                batch_size=max(1, strategy.rates.full_batch),
+                workers=epoch.host_threads,
+                fetchers=epoch.fetchers,
+                devices=list(ledger.devices),
+                target="cpu" if epoch.target is None else str(epoch.target),
                 processors=processors(),
             )
-            observer.began(beginning, event)
+            observer.begins(resources, strategy)
+            observer.began(event)
 
     def rest_began(self, kind: str, number: int) -> None:
         """As `EpochHooks.rest_began`."""

@@ -24,10 +24,11 @@ from csd_engine.errors import quote
 from ddlp.errors import DDLPError
 from ddlp.process.user_warnings import warn_user
 from ddlp.sampling.epoch_plan import EpochPlan, is_built_in
-from ddlp.sampling.generator_states import States, capture, put, restored
+from ddlp.sampling.generator_states import States, capture, draw_base_seed, put, restored
 from ddlp.sampling.merged import Deals
 from ddlp.sampling.sampler_order import default_device
 from ddlp.sampling.state_schema import check_state
+from ddlp.sampling.torch_loader import OrderSource, index_sampler_of
 from ddlp.schedule.ranges import RangeSet
 from ddlp.schema import Misfit
 from ddlp.stats.live import length
@@ -40,23 +41,16 @@ def is_stateful(thing: Any) -> bool:
     return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
 
 
-@dataclass(frozen=True)
-class OrderSource:
-    """The sampler and the generator of a loader. It does not hold the loader, which must be free to be dropped."""
-
-    _index_sampler: Any
-    generator: torch.Generator | None
-
-
 def sampler_of(loader: DataLoader | OrderSource) -> Any:
     """Return the sampler of single indices, or the batch sampler if it has none."""
-    batches = getattr(loader._index_sampler, "batch_sampler", loader._index_sampler)  # accelerate's shard has such an attribute
+    outer = index_sampler_of(loader)
+    batches = getattr(outer, "batch_sampler", outer)  # accelerate's shard has such an attribute
     return getattr(batches, "sampler", batches)
 
 
 def _with_epochs(loader: DataLoader | OrderSource) -> list[Any]:
     """Return the batch sampler and the sampler within it, if they have ``set_epoch``."""
-    outer, inner = loader._index_sampler, sampler_of(loader)
+    outer, inner = index_sampler_of(loader), sampler_of(loader)
     both = [outer] if inner is outer else [outer, inner]
     return [one for one in both if callable(getattr(one, "set_epoch", None))]
 
@@ -71,14 +65,14 @@ def _generators(loader: DataLoader | OrderSource) -> dict[str, torch.Generator]:
     """Return the torch generators that the order may be drawn from. For torch's own samplers that is only the sampler's."""
     own = getattr(sampler_of(loader), "generator", None)
     own = own if isinstance(own, torch.Generator) else torch.default_generator
-    if is_built_in(loader._index_sampler):
+    if is_built_in(index_sampler_of(loader)):
         return {"sampler": own}
     return {"sampler": own, "loader": loader.generator or torch.default_generator, "torch": torch.default_generator}
 
 
 def _order_state(loader: DataLoader | OrderSource) -> States:
     """Return the states from which the order that is drawn next can be made again."""
-    states = capture(_generators(loader), python=not is_built_in(loader._index_sampler))
+    states = capture(_generators(loader), python=not is_built_in(index_sampler_of(loader)))
     epochs = (getattr(sampler, "epoch", None) for sampler in _with_epochs(loader))
     states["sampler_epoch"] = next((epoch for epoch in epochs if isinstance(epoch, int)), None)
     states["sampler_state"] = sampler_state(loader)
@@ -87,7 +81,7 @@ def _order_state(loader: DataLoader | OrderSource) -> States:
 
 def _stateful_sampler(loader: DataLoader | OrderSource) -> Any:
     """Return the user's batch sampler, else the sampler within it, if it has a ``state_dict``; None if neither has one."""
-    outer = loader._index_sampler
+    outer = index_sampler_of(loader)
     if is_built_in(outer):
         return None
     return next((sampler for sampler in (outer, sampler_of(loader)) if is_stateful(sampler)), None)
@@ -116,7 +110,7 @@ def first_batch(loader: DataLoader) -> list[Any]:
 
     The generators stay as they are, and so does the sampler. Raises DDLPError if a sampler of the user's can't be copied.
     """
-    sampler, generators = loader._index_sampler, _generators(loader)
+    sampler, generators = index_sampler_of(loader), _generators(loader)
     if not is_built_in(sampler):
         shared = (loader.dataset, *generators.values())
         try:
@@ -136,7 +130,7 @@ def cut(loader: DataLoader, portable: bool | None = None) -> dict[str, Any]:
     ``portable`` is given for an epoch that begins now, and tells its mode. Then the description also has the values that may
     change between two epochs.
     """
-    index_sampler, sampler = loader._index_sampler, sampler_of(loader)
+    index_sampler, sampler = index_sampler_of(loader), sampler_of(loader)
     own = not is_built_in(index_sampler)
     found: dict[str, Any] = {
         "sampler": "one of your own" if own else type(sampler).__name__,
@@ -306,15 +300,31 @@ class SamplerStart:
         self.seed_drawn = seed_drawn if resume.order is None else resume.seed_drawn
         self.order = resume.order  # None: nothing was drawn yet
 
+    def begin(self, base_seed: int | None, workers: int) -> tuple[Iterator[Any], int]:
+        """Begin to read the sampler, then draw the base seed, in DataLoader's order. Returns both.
+
+        With workers, torch's iterator begins the sampler once more after that, and takes the second order. A sampler that draws
+        when it is begun has another one then.
+
+        ``base_seed``: the base seed, if it is drawn already, as where the workers of an earlier epoch go on.
+        """
+        indices = iter(self)
+        if base_seed is not None:
+            return indices, base_seed
+        base_seed = draw_base_seed(self._loader.generator)
+        if workers and self._resume.order is None:
+            self.seed_drawn, indices = False, iter(self)
+        return indices, base_seed
+
     def keep_order(self) -> None:
         """Keep in ``order`` the states from which the order that is about to be drawn can be made again."""
         self.order = self._resume.order_of(self._loader)
 
     def __len__(self) -> int:
-        return len(self._loader._index_sampler)
+        return len(index_sampler_of(self._loader))
 
     def __iter__(self) -> Iterator[Any]:
-        sampler, resume = self._loader._index_sampler, self._resume
+        sampler, resume = index_sampler_of(self._loader), self._resume
         if is_built_in(sampler):
             return iter(sampler)
         if resume.order is None:
@@ -337,7 +347,7 @@ class SamplerStart:
         load_sampler_state(self._loader, self._resume.sampler)
         generators = _generators(self._loader)
         with restored(capture(generators, python=True), generators):
-            first = next(iter(self._loader._index_sampler), None)
+            first = next(iter(index_sampler_of(self._loader)), None)
         if first is not None:
             load_sampler_state(self._loader, self._resume.sampler)
 
@@ -363,9 +373,9 @@ class SamplerStart:
 
     def _read_again(self) -> tuple[list[Any], Iterator[Any]]:
         with self._resume.order_restored(self._loader):
-            iterator = OnlyNext(iter(self._loader._index_sampler), None)
+            iterator = OnlyNext(iter(index_sampler_of(self._loader)), None)
             if self.seed_drawn:
-                torch.empty((), dtype=torch.int64).random_(generator=self._loader.generator)
+                draw_base_seed(self._loader.generator)
             # At least one item: many samplers draw the whole epoch when they are asked for its first item.
             return list(itertools.islice(iterator, max(1, self._resume.drawn))), iterator
 
@@ -420,7 +430,7 @@ def dealt(loader: DataLoader, resume: Resume) -> dict[str, Any]:
     """Return what a state also needs to be merged with those of the other ranks. It is called while the epoch begins."""
     found: dict[str, Any] = {}
     rank = _number(sampler_of(loader), "rank")
-    if rank is not None and is_built_in(loader._index_sampler):
+    if rank is not None and is_built_in(index_sampler_of(loader)):
         found["rank"] = rank
     if resume.deals is not None:
         found["merged"] = resume.deals.to_data()
@@ -443,7 +453,7 @@ def _drawn_from(loader: DataLoader) -> dict[str, torch.Generator]:
     ``"torch"`` is torch's default generator, ``"loader"`` the loader's own, and ``"sampler"`` its sampler's own.
     """
     used = {"loader": loader.generator}
-    if is_built_in(loader._index_sampler):
+    if is_built_in(index_sampler_of(loader)):
         used["sampler"] = getattr(sampler_of(loader), "generator", None)
     own = {name: generator for name, generator in used.items() if isinstance(generator, torch.Generator)}
     return own if len(own) == len(used) else {**own, "torch": torch.default_generator}
@@ -476,7 +486,7 @@ def drawn_on(loader: DataLoader, resume: Resume) -> Resume:
     default = forgotten.pop("torch", None)
     put(saved, forgotten)
     stream = isinstance(loader.dataset, IterableDataset)
-    if default is None or resume.order is not None or not (stream or is_built_in(loader._index_sampler)):
+    if default is None or resume.order is not None or not (stream or is_built_in(index_sampler_of(loader))):
         return resume
     with restored({"torch": saved["torch"]}, {"torch": default}):
         base_seed = resume.base_seed

@@ -142,6 +142,7 @@ class EpochPlan:
         self._length = self._largest = self._forgotten = 0
         self.ended = False
         self.drawn = 0  # batches that the sampler has given, including those left out
+        self.whole = whole  #: whether the length and the order are known from the beginning
         self.grows = not whole  #: whether the plan's memory grows as it goes on, unless `forget` is called
         self._sampler_iter: Iterator[Any] = iter(())
         self._reads = 0  # if DataLoader's draws are followed one by one: its reads of `_sampler_iter` by now

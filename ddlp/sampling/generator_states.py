@@ -43,6 +43,11 @@ def restored(states: States, generators: Mapping[str, torch.Generator]) -> Itera
         put(before, generators)
 
 
+def draw_base_seed(generator: torch.Generator | None) -> int:
+    """Draw the base seed as torch's iterators do, from this generator or torch's own."""
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+
+
 def for_base_seed(seed: int) -> torch.Generator:
     """Return a new generator for torch's iterators to draw from, if the base seed that they want is known already.
 

@@ -16,28 +16,27 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 
 from csd_engine.data.base import Reader
 from csd_engine.prepare.batch_maker import BatchMaker
 from csd_engine.prepare.cached_batch import SampleCache
-from csd_engine.transforms.pipeline import Pipeline
 from ddlp.planning.measured import Transport
 from ddlp.sampling.epoch_plan import EpochPlan
-from ddlp.transfer.epilogue import Epilogue
+from ddlp.sources.epoch import Epoch
 from ddlp.transfer.gpu_transfer import GpuTransfer
 from ddlp.transfer.memory_pool import MemoryPool
 from ddlp.transfer.prepared_batch import BatchState, PreparedBatch
-from ddlp.translate.datasets import PortableSet
 
 __all__ = [
     "AttachedSource",
     "BatchState",
     "Capacity",
     "EpochSink",
-    "EpochSpec",
     "HostSource",
     "LeaseSource",
     "PreparedBatch",
+    "Resources",
     "StepRunner",
     "Unwanted",
     "is_lease_source",
@@ -45,30 +44,47 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class EpochSpec:
-    """Everything that a sample of this epoch depends on, and the batches to make."""
+class Resources:
+    """What lives while an epoch runs: the batches to make, memory for them, and what reads, keeps and finishes samples.
 
-    dataset: PortableSet
-    reader: Reader
-    pipeline: Pipeline
-    epilogue: Epilogue
-    shape: tuple[int, int, int]  # (height, width, channels)
-    seed: int
-    epoch: int
+    Attributes:
+        epoch: what the epoch is.
+        plan: its batches; it grows while a sampler of the user's own is read.
+        reader: of the data set's samples.
+        pool: the memory for batches.
+        gpu_transfer: brings batches into an accelerator's memory, if they are delivered there.
+        own_steps: runs the unknown steps of the transform; None: all steps are known.
+        cache: has results of operators that do the same every time. The host uses and fills it. None: nothing is kept.
+        error_of: returns the error that a request gives which `EpochPlan.wrong` returns.
+    """
+
+    epoch: Epoch
     plan: EpochPlan
-    pool: MemoryPool  # the memory for batches
-    gpu_transfer: GpuTransfer | None = None  # brings batches into an accelerator's memory, if they are delivered there
-    rank_after_rank: bool = False  # a source that several ranks share works for the lowest rank that has leases
-    own_steps: StepRunner | None = None  # runs the unknown steps of the transform; None: all steps are known
-    replaces: bool = False  # a sample with a bad image is replaced by another one, see `ddlp.sampling.replacements`
-    cache: SampleCache | None = None  # has results of operators that do the same every time; the host uses and fills it
-    error_of: Callable[[Any], Exception] | None = None  # returns the error that a request gives which `EpochPlan.wrong` returns
+    reader: Reader
+    pool: MemoryPool
+    gpu_transfer: GpuTransfer | None = None
+    own_steps: StepRunner | None = None
+    cache: SampleCache | None = None
+    error_of: Callable[[Any], Exception] | None = None
 
     @functools.cached_property
     def maker(self) -> BatchMaker:
         """Makes samples in this process, with the host's bits. It is made once an epoch, and takes a small batch's time."""
-        about = self.reader, self.pipeline, self.shape, self.pipeline.boxes
+        portable = self.epoch.portable
+        about = self.reader, portable.pipeline, portable.shape, portable.pipeline.boxes
         return BatchMaker(*about) if self.cache is None else self.cache.maker(*about)
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where batches are delivered. "cuda" without a number would mean another GPU after torch.cuda.set_device."""
+        return self.epoch.target if self.gpu_transfer is None else self.gpu_transfer.stream.device
+
+    @property
+    def ends_on_cpu(self) -> bool:
+        """Whether batches are finished in the CPU's memory, and the user's own steps do not follow."""
+        target = self.epoch.target
+        on_cpu = target is None or target.type == "cpu"
+        return on_cpu and self.gpu_transfer is None and self.epoch.portable.rest is None
 
     def to_read(self, sources: np.ndarray) -> list[int]:
         """Return those of these samples, int64 (n,), that a slow storage must bring: the others are kept in the cache."""
@@ -83,13 +99,13 @@ class EpochSpec:
 class StepRunner(Protocol):
     """Runs the user's own steps after the known operators, and the collate_fn: see `ddlp.sources.host.own_steps`."""
 
-    def finish(self, spec: EpochSpec, position: int, batch: PreparedBatch) -> PreparedBatch:
+    def finish(self, resources: Resources, position: int, batch: PreparedBatch) -> PreparedBatch:
         """Make a batch of bytes ready for the training thread. Any thread that has prepared or fetched one calls this.
 
         If a sample fails, the batch fails: `BatchState.FAILED`.
         """
 
-    def whole(self, spec: EpochSpec, position: int, batch: PreparedBatch) -> Any:
+    def whole(self, resources: Resources, position: int, batch: PreparedBatch) -> Any:
         """Return what the training loop gets for a batch from `finish`. The training thread calls this."""
 
     def close(self) -> None:
@@ -190,7 +206,7 @@ class AttachedSource(Protocol):
 class EpochSink(Protocol):
     """The epoch, as its lease sources see it. Any thread may call the methods. ``name`` is the source's name."""
 
-    spec: EpochSpec
+    resources: Resources
 
     def expect(self, name: str) -> None:
         """Note that a source is about to join which the epoch did not know when it began, for example one of a pool."""

@@ -146,9 +146,9 @@ def counted(counts: Counts, total: Sums, batches: int | None) -> Live:
     return Live(report, total, batches, counts.before + report.batches_cpu, counts.waiting_now_s)
 
 
-def length(loader: Any) -> int | None:
-    """How many batches an epoch has; None where that can't be said beforehand."""
+def length(epoch: Any) -> int | None:
+    """How many batches an epoch of a loader (samples of a data set) has; None where that can't be said beforehand."""
     try:
-        return len(loader)
+        return len(epoch)
     except (TypeError, NotImplementedError):  # an IterableDataset, a sampler without a length
         return None

@@ -8,26 +8,40 @@ from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map_only
+from torch.utils.data import DataLoader
 
 from ddlp.process.user_warnings import warn_user
 
-__all__ = ["MoveAndTransform", "each_tensor", "move", "pins"]
+__all__ = ["MoveAndTransform", "can_pin", "each_tensor", "move", "pinned_for", "pins"]
 
 # A larger copy from memory that is not page-locked may wait for all training steps that are queued before it.
 _PAGEABLE_BYTES = 64 << 10
 _WITHOUT_TENSORS = (str, bytes, bytearray, memoryview, int, float, type(None))
 
 
-def pins(loader: Any) -> bool:
+def can_pin() -> bool:
+    """Return whether torch page-locks memory here. Versions before 2.6 look for themselves."""
+    return not hasattr(torch, "accelerator") or torch.accelerator.is_available()
+
+
+def pins(loader: DataLoader) -> bool:
     """Return whether a loader's batches can be page-locked. Where they can't, torch's own warning comes at the user's line."""
     if not loader.pin_memory:
         return False
-    if not hasattr(torch, "accelerator") or torch.accelerator.is_available():
+    if can_pin():
         return True
     warn_user(
         "'pin_memory' argument is set as true but no accelerator is found, then device pinned memory won't be used."
     )
     return False
+
+
+def pinned_for(loader: DataLoader) -> str | None:
+    """Return the kind of device for which torch page-locks a loader's batches; None: it does not, or torch is before 2.6."""
+    if not pins(loader) or not hasattr(torch, "accelerator"):
+        return None
+    kind = torch.accelerator.current_accelerator().type  # type: ignore[union-attr]
+    return None if kind == "mps" else kind
 
 
 class MoveAndTransform:

@@ -14,6 +14,7 @@ from csd_engine.errors import PipelineError
 from csd_engine.transforms.pipeline import Pipeline
 from ddlp.errors import Untranslatable
 from ddlp.process.platforms import other_system
+from ddlp.sampling.torch_loader import collates
 from ddlp.transfer.epilogue import Epilogue
 from ddlp.translate.cut import Rest, cut, cut_joint
 from ddlp.translate.datasets import PortableSet, translate_dataset
@@ -57,7 +58,7 @@ def refusals(loader: DataLoader, but_collate: bool = False) -> Iterator[Untransl
             "an IterableDataset has no indices, so nothing can be taken from its end",
             ("use a map-style data set: dataset = ddlp.ImageFiles(paths, targets, transform), say",),
         )
-    if not loader._auto_collation and isinstance(loader.sampler, BatchSampler):
+    if not collates(loader) and isinstance(loader.sampler, BatchSampler):
         yield Untranslatable(
             "batch_size=None",
             f"{type(loader.sampler).__name__} gives lists of indices then, which the data set's own code is asked with",
@@ -69,7 +70,7 @@ def refusals(loader: DataLoader, but_collate: bool = False) -> Iterator[Untransl
 
 def own_collate(loader: DataLoader) -> Untranslatable | None:
     """The loader's collate_fn as an obstacle; None if it is torch's own."""
-    default = _utils.collate.default_collate if loader._auto_collation else _utils.collate.default_convert
+    default = _utils.collate.default_collate if collates(loader) else _utils.collate.default_convert
     if loader.collate_fn is default:
         return None
     return Untranslatable(
@@ -221,7 +222,7 @@ def _wholly(
         ) from None
     by_timm, collate = is_fast_collate(loader.collate_fn), own_collate(loader)
     of_bytes = first.epilogue.dtype == torch.uint8 and first.views == 1 and parts.keys is None
-    if by_timm and collate is not None and not (of_bytes and loader._auto_collation):
+    if by_timm and collate is not None and not (of_bytes and collates(loader)):
         raise collate
     pipeline = dataclasses.replace(first.pipeline, decode=decode)
     epilogue = dataclasses.replace(first.epilogue.with_output(output, memory_format), sizes=pipeline.view_sizes(size))

@@ -124,7 +124,7 @@ def same(one: dict[int, torch.Tensor], other: dict[int, torch.Tensor]) -> bool:
 
 
 def rates(loader: DDLPLoader) -> dict[str, Any]:
-    return loader._life.rates.devices
+    return loader._parts.life.rates.devices
 
 
 def doctor(capsys: pytest.CaptureFixture[str], *arguments: str, status: int) -> list[dict[str, Any]]:
@@ -215,7 +215,7 @@ def test_two_boards_of_which_one_is_killed_and_comes_back(csd0: Board, csd1: Boa
             if step == 20:
                 until(lambda: device.alive, 120, "csd1's return")
                 # Pretend that the host is so slow that a board's help pays until the end. Its real speed varies with the load.
-                two._life.rates.host.seconds = 60.0
+                two._parts.life.rates.host.seconds = 60.0
 
         assert same(train(two, while_it_runs), expected[1])
         booting.join()

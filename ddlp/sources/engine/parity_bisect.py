@@ -15,7 +15,7 @@ from csd_engine.transforms.masks import Mask
 from csd_engine.transforms.operators import CenterCrop, Operator
 from csd_engine.transforms.pipeline import Pipeline
 from csd_engine.transforms.user import User
-from ddlp.sources.host.native import EpochSpec
+from ddlp.sources.host.native import Resources
 
 __all__ = ["first_difference"]
 
@@ -23,34 +23,34 @@ Ask = Callable[[Pipeline, tuple[int, int], tuple[int, int, int]], str]
 """(pipeline, item, (height, width, channels) of its result) -> digest of the item as the device makes it."""
 
 
-def first_difference(spec: EpochSpec, item: tuple[int, int], ask: Ask) -> str:
+def first_difference(resources: Resources, item: tuple[int, int], ask: Ask) -> str:
     """Name what makes other pixels of this item on the device: the image itself, or an operator with its parameters.
 
     Empty if that can't be told: the device's result changes from time to time, or it refuses all but the whole pipeline.
 
     Args:
-        spec: the epoch whose pipeline makes other bits on the device.
+        resources: of the epoch whose pipeline makes other bits on the device.
         item: (source index, occurrence) of a sample that has other bits there.
         ask: has the device make an item with another pipeline; raises EngineRefused if the device refuses that one.
     """
-    each = spec.pipeline.each
+    each = resources.epoch.portable.pipeline.each
     index, occurrence = item
     for view, pipeline in enumerate(each):  # of a row that holds several
-        found = _of_one(spec, pipeline, (index, occurrence * len(each) + view), ask)
+        found = _of_one(resources, pipeline, (index, occurrence * len(each) + view), ask)
         if found:
             return found
     return ""
 
 
-def _of_one(spec: EpochSpec, whole: Pipeline, item: tuple[int, int], ask: Ask) -> str:
+def _of_one(resources: Resources, whole: Pipeline, item: tuple[int, int], ask: Ask) -> str:
     """Do the same for a pipeline that makes one image."""
-    with spec.reader.image(item[0]) as image:
+    with resources.reader.image(item[0]) as image:
         size, kind = image.size, image.format
     unknown: list[str] = []
     for pipeline, last in _steps(whole):
         image_itself = f"the {kind or 'array'} itself, which is another one there or is read otherwise"
         name = image_itself if last is None else _name(last)
-        key = Keyed(spec.seed, spec.epoch, *item)
+        key = Keyed(resources.epoch.seed, resources.epoch.number, *item)
         height, width, channels = pipeline.draw(size, key).shape
         if last is None or not _masks(last):
             # This crop changes no pixel and draws nothing. It fixes the size of the result, which differs between items.
@@ -61,7 +61,7 @@ def _of_one(spec: EpochSpec, whole: Pipeline, item: tuple[int, int], ask: Ask) -
         except EngineRefused:
             unknown.append(name)
             continue
-        if theirs != _digest(spec, item, pipeline, (height, width, channels)):
+        if theirs != _digest(resources, item, pipeline, (height, width, channels)):
             return " or ".join([*unknown, name])
         unknown.clear()
     return ""
@@ -92,8 +92,8 @@ def _name(operator: Operator) -> str:
     return f"{name}({', '.join(f'{key}={value!r}' for key, value in data.items())})"
 
 
-def _digest(spec: EpochSpec, item: tuple[int, int], pipeline: Pipeline, shape: tuple[int, int, int]) -> str:
+def _digest(resources: Resources, item: tuple[int, int], pipeline: Pipeline, shape: tuple[int, int, int]) -> str:
     pixels = np.empty(shape, np.uint8)
     boxes = np.zeros((pipeline.boxes, 4), np.int32) if pipeline.boxes else None
-    prepare_sample(spec.reader, pipeline, item, spec.seed, spec.epoch, pixels, boxes)
+    prepare_sample(resources.reader, pipeline, item, resources.epoch.seed, resources.epoch.number, pixels, boxes)
     return sample_digest(pixels, boxes)

@@ -30,7 +30,7 @@ from csd_engine.service.jobs import Quota
 from csd_engine.transforms.pipeline import Pipeline
 from ddlp.errors import DDLPError
 from ddlp.process.pauses import next_pause_s
-from ddlp.sources.base import BatchState, Capacity, EpochSink, EpochSpec, PreparedBatch
+from ddlp.sources.base import BatchState, Capacity, EpochSink, PreparedBatch, Resources
 from ddlp.sources.engine.connections import EngineConnection, EngineConnections
 from ddlp.sources.engine.events import (
     EngineEvent,
@@ -72,9 +72,9 @@ class EngineJob:
     """
 
     def __init__(
-        self, spec: EpochSpec, dataset: Dataset, layout: Layout, audit: int | None, remark: Callable[[str], None]
+        self, resources: Resources, dataset: Dataset, layout: Layout, audit: int | None, remark: Callable[[str], None]
     ) -> None:
-        self._spec, self._layout, self._audit, self._remark = spec, layout, audit, remark
+        self._resources, self._layout, self._audit, self._remark = resources, layout, audit, remark
         self._left_out = itertools.count(1)
         self._dataset = fingerprint(dataset)
         self._identities: dict[int, tuple[str, float]] = {}  # of each lease, and when it was given
@@ -94,11 +94,12 @@ class EngineJob:
 
     def lease(self, lease: int, position: int) -> None:
         """Ask for a batch."""
-        spec = self._spec
-        items = spec.plan.image_items(position)
-        identity = batchfile.identity(spec.pipeline.digest, self._dataset, spec.seed, spec.epoch, items)
+        resources = self._resources
+        items = resources.plan.image_items(position)
+        epoch = resources.epoch
+        identity = batchfile.identity(epoch.portable.pipeline.digest, self._dataset, epoch.seed, epoch.number, items)
         self._identities[lease] = identity, time.monotonic()
-        self._open.lease(lease, identity, spec.seed, spec.epoch, items)
+        self._open.lease(lease, identity, epoch.seed, epoch.number, items)
 
     def cancel(self, lease: int) -> None:
         """Take a lease back."""
@@ -137,21 +138,22 @@ class EngineJob:
         `csd_engine.errors.DamagedBatch`, `EngineGone`, `WrongPixels` or OSError.
         """
         assert self.fetching is not None
-        spec, (identity, _) = self._spec, self._identities[lease]
+        resources, (identity, _) = self._resources, self._identities[lease]
         ELSEWHERE.seconds += self._open.parcel_cpu_s(lease)  # what the batch has cost this host before
-        size = spec.plan.size(position) * spec.plan.views
+        size = resources.plan.size(position) * resources.plan.views
         layout = self._layout if size == self._layout.batch else dataclasses.replace(self._layout, batch=size)
         sample: int | None = None  # the one to compare
         if self._audit is not None and next(self._read) % self._audit == 0:
-            sample = random.Random(f"{spec.seed} {spec.epoch} {position}").randrange(size)
+            sample = random.Random(f"{resources.epoch.seed} {resources.epoch.number} {position}").randrange(size)
 
         def memory() -> np.ndarray:
-            return fresh_rows(spec, size)[0]
+            return fresh_rows(resources, size)[0]
 
-        if spec.gpu_transfer is None:
+        if resources.gpu_transfer is None:
             batch, bad_rows, back = in_memory(self.fetching.read(handle, identity, lease, layout, memory), sample)
         else:
-            batch, bad_rows, back = self.fetching.land(spec.epilogue, handle, identity, lease, layout, sample, memory)
+            epilogue = resources.epoch.portable.epilogue
+            batch, bad_rows, back = self.fetching.land(epilogue, handle, identity, lease, layout, sample, memory)
         bad = [] if bad_rows is None else np.flatnonzero(bad_rows).tolist()
         if len(bad) > layout.most_bad_rows:
             raise DamagedBatch(f"the device leaves {len(bad)} of its {size} samples to this host, which makes all of it")
@@ -168,14 +170,14 @@ class EngineJob:
 
         Returns which were replaced; and the error to raise in the batch's place, None: there is none.
         """
-        spec = self._spec
+        resources = self._resources
         errors: dict[int, SampleError] = {}
         try:
-            errors = make_left_out(spec, position, left_out, put)
+            errors = make_left_out(resources, position, left_out, put)
             self._count(position, [row for row in left_out if row not in errors])
-            if errors and not spec.replaces:
+            if errors and resources.epoch.most_replaced is None:
                 return (), as_raised_by_the_dataset(errors[min(errors)])
-            return replace_samples(spec, position, errors, put), None
+            return replace_samples(resources, position, errors, put), None
         except SampleError as error:
             raise DamagedBatch(f"samples of it can't be prepared, nor replaced: {error}") from error
         finally:
@@ -184,10 +186,11 @@ class EngineJob:
     def _count(self, position: int, rows: list[int]) -> None:
         """Have the report tell how many samples the device has left to this host, which could make them."""
         for number in list(itertools.islice(self._left_out, len(rows)))[-1:]:
-            last, _ = self._spec.plan.image_items(position)[rows[-1]]
+            last, _ = self._resources.plan.image_items(position)[rows[-1]]
+            where = self._resources.reader.where(last)
             self._remark(
-                f"it left {number} samples to this host, the last one {self._spec.reader.where(last)}: they take more pixels, "
-                "memory or time than it allows an image, it can't read them, or Pillow warns of them"
+                f"it left {number} samples to this host, the last one {where}: they take more pixels, memory or time than it "
+                "allows an image, it can't read them, or Pillow warns of them"
             )
 
     def _make_in_memory(
@@ -207,10 +210,10 @@ class EngineJob:
         self, position: int, left_out: list[int], batch: PreparedBatch
     ) -> tuple[tuple[Replaced, ...], Exception | None]:
         """Do the same for a batch that is finished on the GPU."""
-        spec, transfer = self._spec, self._spec.gpu_transfer
+        resources, transfer = self._resources, self._resources.gpu_transfer
         assert transfer is not None
         rows: dict[int, int] = {}  # where each row of the batch is in the memory for them
-        images, boxes = fresh_rows(spec, len(left_out) * spec.plan.views)
+        images, boxes = fresh_rows(resources, len(left_out) * resources.plan.views)
 
         def put(row: int, image: np.ndarray, its_boxes: np.ndarray | None) -> None:
             k = rows.setdefault(row, len(rows))
@@ -221,23 +224,24 @@ class EngineJob:
         replaced, error = self._make(position, left_out, put)
         if error is None:
             made_boxes = None if boxes is None else torch.from_numpy(boxes[: len(rows)])
-            transfer.put_rows(spec.epilogue, batch, list(rows), torch.from_numpy(images[: len(rows)]), made_boxes)
+            made, epilogue = torch.from_numpy(images[: len(rows)]), resources.epoch.portable.epilogue
+            transfer.put_rows(epilogue, batch, list(rows), made, made_boxes)
         return replaced, error
 
     def _check(self, position: int, k: int, image: np.ndarray, boxes: np.ndarray | None) -> None:
         """Make one of the batch's samples again and compare."""
-        item = self._spec.plan.image_items(position)[k]
-        if host_digest(self._spec, item) != sample_digest(image, boxes):
+        item = self._resources.plan.image_items(position)[k]
+        if host_digest(self._resources, item) != sample_digest(image, boxes):
             raise WrongPixels(
-                f"audit: sample {self._spec.reader.where(item[0])} of batch {position} has other pixels than the host "
+                f"audit: sample {self._resources.reader.where(item[0])} of batch {position} has other pixels than the host "
                 "computes; batches that were not audited may be wrong as well. Take the device out of use"
             )
 
 
-def host_digest(spec: EpochSpec, item: tuple[int, int]) -> str:
+def host_digest(resources: Resources, item: tuple[int, int]) -> str:
     """The digest of one sample as the host makes it."""
-    images, boxes = fresh_rows(spec, 1)
-    prepare_item(spec, item, images[0], None if boxes is None else boxes[0])
+    images, boxes = fresh_rows(resources, 1)
+    prepare_item(resources, item, images[0], None if boxes is None else boxes[0])
     return sample_digest(images[0], None if boxes is None else boxes[0])
 
 
@@ -286,7 +290,7 @@ class EngineSource:
         """
         name, connections = self.name, self.connections
         job: EngineJob | None = None
-        files = operator_files(sink.spec.pipeline)
+        files = operator_files(sink.resources.epoch.portable.pipeline)
         try:
             place = connections.place(name)
             if sink.over_within(0):  # a script that takes one batch of each iterator leaves many such threads
@@ -322,16 +326,17 @@ class EngineSource:
         self, sink: EpochSink, place: EngineConnection, files: Sequence[OperatorFile]
     ) -> tuple[EngineJob | None, Capacity]:
         """Describe the epoch to the engine and compare a few samples. Returns the job, None where the epoch is over."""
-        name, spec = self.name, sink.spec
+        name, resources, portable = self.name, sink.resources, sink.resources.epoch.portable
         nothing = None, Capacity(0)
         welcome = place.link.open()
         file_transfer: FileTransfer | None = None
-        if spec.gpu_transfer is not None and place.shared:
+        if resources.gpu_transfer is not None and place.shared:
             assert place.link.spool is not None
-            file_transfer = spec.gpu_transfer.open(place.link.spool, place.mapped)
+            file_transfer = resources.gpu_transfer.open(place.link.spool, place.mapped)
         if place.operators is not None:
             put_operators(files, place.operators)
-        dataset = place.upload.describe(spec.dataset, () if place.carried else welcome.versions.get("urls", "").split())
+        urls = () if place.carried else welcome.versions.get("urls", "").split()
+        dataset = place.upload.describe(portable.dataset, urls)
         if place.carried:
             dataset = carried(dataset)
         if dataset.carried and "parcels" not in welcome.versions:
@@ -341,11 +346,11 @@ class EngineSource:
             )
         if sink.over_within(0):
             return nothing
-        member, ranks = place.member(spec.rank_after_rank)
+        member, ranks = place.member(resources.epoch.rank_after_rank)
         sink.shared(name, ranks)
-        source = spec.dataset.reader if dataset.carried else None
+        source = portable.dataset.reader if dataset.carried else None
         open_job = partial(place.open_job, dataset, source, member, lambda: not sink.over_within(0))
-        layout = Layout(spec.plan.largest * spec.plan.views, *spec.shape, spec.pipeline.boxes, bad_rows=True)
+        layout = Layout(resources.plan.largest * resources.plan.views, *portable.shape, portable.pipeline.boxes, bad_rows=True)
         room = welcome.quota_bytes * 3 // 4 if dataset.carried else welcome.quota_bytes  # samples' bytes take the rest
         quota = Quota(max(1, welcome.quota_batches), max(1, room)).usable(layout.file_bytes)
         if quota < 1:
@@ -353,8 +358,8 @@ class EngineSource:
                 f"the spool of {name} holds {welcome.quota_bytes} bytes, a batch file of this loader needs "
                 f"{layout.file_bytes}. Give it a larger quota, or use smaller batches."
             )
-        job = EngineJob(spec, dataset, layout, self.audit, lambda text: sink.remark(name, text, "left out"))
-        job.handle = open_job(spec.pipeline, layout, _telling(sink, name, files, job))
+        job = EngineJob(resources, dataset, layout, self.audit, lambda text: sink.remark(name, text, "left out"))
+        job.handle = open_job(portable.pipeline, layout, _telling(sink, name, files, job))
         try:
             job.fetching = BatchFetcher(
                 job.handle, place.shared, lambda text: sink.remark(name, text), mapped=place.mapped, wanted=job.holds,
@@ -370,7 +375,7 @@ class EngineSource:
             raise
         workers = min(max(1, welcome.workers), MOST_WORKERS)
         # Who requests objects, a worker there or this host for it, begins with those of the next leases.
-        slow = bool(dataset.urls()) or dataset.carried and spec.reader.slow
+        slow = bool(dataset.urls()) or dataset.carried and resources.reader.slow
         ahead = workers * min(MOST_AHEAD, math.ceil(_SAMPLES_AHEAD / layout.batch)) if slow else 1
         return job, Capacity(
             max(1, quota // ranks), workers, "spool" if place.shared else "stream", place.node, dataset.carried, ahead
@@ -409,18 +414,18 @@ _OpenJob = Callable[[Pipeline, Layout, Callable[[EngineEvent], None]], JobHandle
 
 def _compare_bits(sink: EpochSink, name: str, handle: JobHandle, allow: bool, open_job: _OpenJob) -> None:
     """The parity probe: both sides make a few samples of the first batch. A difference is an error, or a remark if allowed."""
-    spec = sink.spec
-    if not len(spec.plan):
+    resources, epoch, plan = sink.resources, sink.resources.epoch, sink.resources.plan
+    if not len(plan):
         return
-    first, size, views = spec.plan.image_items(0), spec.plan.size(0), spec.plan.views
+    first, size, views = plan.image_items(0), plan.size(0), plan.views
     of_each = max(1, PROBES // views)  # samples of each view
     items = [item for k in range(views) for item in first[k * size : (k + 1) * size][:of_each] if item[0] >= 0] or [(0, 0)]
     different: tuple[int, int] | None = None
-    for item, theirs in zip(items, handle.probe(spec.seed, spec.epoch, items), strict=True):
+    for item, theirs in zip(items, handle.probe(epoch.seed, epoch.number, items), strict=True):
         if theirs.left:
             continue  # nor does this host make it now: Pillow would warn of it twice
         try:
-            ours = host_digest(spec, item)
+            ours = host_digest(resources, item)
         except Exception:
             continue  # an unreadable sample says nothing about the device; its own batch raises the error
         if theirs.refused:
@@ -428,20 +433,20 @@ def _compare_bits(sink: EpochSink, name: str, handle: JobHandle, allow: bool, op
         if not theirs.digest:
             if ImageFile.LOAD_TRUNCATED_IMAGES:  # only this host obeys it
                 continue
-            sink.warn(f"{spec.reader.where(item[0])} can be read here, but not on {name}: {theirs.error}")
+            sink.warn(f"{resources.reader.where(item[0])} can be read here, but not on {name}: {theirs.error}")
         elif ours != theirs.digest:
             different = different or item
     if different is None:
         return
-    culprit = _what_differs(spec, different, open_job)
-    what = f"makes other pixels of {spec.reader.where(different[0])} than this host. {culprit}"
+    culprit = _what_differs(resources, different, open_job)
+    what = f"makes other pixels of {resources.reader.where(different[0])} than this host. {culprit}"
     versions = _both_sides(handle.versions)
     if allow:
         sink.remark(name, f"it {what} ({versions})", "pixels")
         return
-    yours = ", ".join(one.name for one in operator_files(spec.pipeline))
+    yours = ", ".join(one.name for one in operator_files(epoch.portable.pipeline))
     raise DifferentBits(
-        f"{name} {what} (pipeline {spec.pipeline.to_data()}; {versions}). "
+        f"{name} {what} (pipeline {epoch.portable.pipeline.to_data()}; {versions}). "
         + (f"See that {yours} draws from rng alone and remembers nothing between two calls. " if yours else "")
         + "Bring Pillow and numpy on both sides to one version, or allow the difference with allow_different_bits=True."
     )
@@ -453,17 +458,17 @@ def _both_sides(theirs: dict[str, str]) -> str:
     return ", ".join(f"{part} {theirs.get(part, '?')} there, {ours[part]} here" for part in ("pillow", "libjpeg", "numpy"))
 
 
-def _what_differs(spec: EpochSpec, item: tuple[int, int], open_job: _OpenJob) -> str:
+def _what_differs(resources: Resources, item: tuple[int, int], open_job: _OpenJob) -> str:
     """Return a sentence that names the operator whose pixels differ."""
 
     def ask(pipeline: Pipeline, item: tuple[int, int], shape: tuple[int, int, int]) -> str:
         job = open_job(pipeline, Layout(1, *shape, pipeline.boxes), lambda _: None)
         try:
-            return job.probe(spec.seed, spec.epoch, [item])[0].digest
+            return job.probe(resources.epoch.seed, resources.epoch.number, [item])[0].digest
         finally:
             job.close()
 
-    culprit = first_difference(spec, item, ask)
+    culprit = first_difference(resources, item, ask)
     if not culprit:
         return "Each of its operators makes the same pixels when the device is asked again, so the device may be faulty"
     return f"What differs is {culprit}"

@@ -37,7 +37,7 @@ from csd_engine.keyed import Keyed
 from csd_engine.transforms.compiled import compile_plan
 from ddlp.errors import DDLPError
 from ddlp.sampling.epoch_plan import Item
-from ddlp.sources.base import EpochSink, EpochSpec, PreparedBatch, Unwanted
+from ddlp.sources.base import EpochSink, PreparedBatch, Resources, Unwanted
 from ddlp.sources.host.native import Rows, get_ready, no_boxes, prepare_batch, prepare_item
 from ddlp.transfer.device_stream import NoRoom
 from ddlp.transfer.gpu_transfer import GpuTransfer
@@ -202,12 +202,13 @@ class _OnHost(Rows):
 class _OnDevice:
     """A batch that DALI makes in a GPU's memory, with the interface of `Rows`. Samples made by ddlp's code are copied there."""
 
-    def __init__(self, spec: EpochSpec, gpu_transfer: GpuTransfer, samples: int) -> None:
+    def __init__(self, resources: Resources, gpu_transfer: GpuTransfer, samples: int) -> None:
         self._gpu_transfer = gpu_transfer
-        self.boxes = no_boxes(samples, spec.pipeline.boxes)
-        self._made = np.empty((1, *spec.shape), np.uint8)
+        portable, device = resources.epoch.portable, gpu_transfer.stream.device
+        self.boxes = no_boxes(samples, portable.pipeline.boxes)
+        self._made = np.empty((1, *portable.shape), np.uint8)
         with gpu_transfer.stream.work():
-            self._images = torch.empty((samples, *spec.shape), dtype=torch.uint8, device=gpu_transfer.stream.device)
+            self._images = torch.empty((samples, *portable.shape), dtype=torch.uint8, device=device)
 
     def take(self, rows: list[int], images: Any) -> None:
         """Take the images of one run of DALI. Waits for the copies, since DALI uses their memory again."""
@@ -240,13 +241,13 @@ class DaliHost:
     """Prepares an epoch's batches with DALI. It is a `ddlp.sources.base.HostSource`.
 
     Args:
-        spec: the epoch's spec.
+        resources: what lives in the epoch.
         graphs: DALI's pipelines. They also tell where batches are delivered.
     """
 
-    def __init__(self, spec: EpochSpec, graphs: Graphs) -> None:
-        self._spec, self._graphs = spec, graphs
-        get_ready(spec)
+    def __init__(self, resources: Resources, graphs: Graphs) -> None:
+        self._resources, self._graphs = resources, graphs
+        get_ready(resources)
         self._lock = threading.Lock()
         self._warned = False
         self._by_dali = self._by_us = 0
@@ -263,24 +264,23 @@ class DaliHost:
 
     def prepare(self, position: int, wanted: Callable[[], bool], finished: bool = False) -> PreparedBatch:
         """Do the same as `ddlp.sources.host.native.prepare_batch`. ddlp's own code makes the samples that DALI can't make."""
-        spec = self._spec
+        resources = self._resources
         if not wanted():  # for the same reason as in prepare_batch
             raise Unwanted
-        for request in spec.plan.wrong(position):
-            raise spec.refused(request)
-        items = spec.plan.image_items(position)
+        for request in resources.plan.wrong(position):
+            raise resources.refused(request)
+        items = resources.plan.image_items(position)
         gpu_transfer = self._graphs.gpu_transfer
         n = len(items)
         try:
-            about = spec.epilogue, spec.shape, spec.pipeline.boxes, n, spec.pool, finished
-            rows = _OnHost(*about) if gpu_transfer is None else _OnDevice(spec, gpu_transfer, n)
+            rows = _OnHost(resources, n, finished) if gpu_transfer is None else _OnDevice(resources, gpu_transfer, n)
         except NoRoom:  # there is no room on the GPU, but there is in the host's memory
             self._count(0, n)
-            return prepare_batch(spec, position, wanted, finished)
+            return prepare_batch(resources, position, wanted, finished)
         given: list[_Sample] = []
         ours: list[int] = []
         order = [index for index, _ in items]
-        with at_hand(spec.reader, order, wanted) as there, ReadAhead(there, order) as reader:
+        with at_hand(resources.reader, order, wanted) as there, ReadAhead(there, order) as reader:
             for row, item in enumerate(items):
                 if not wanted():
                     raise Unwanted
@@ -298,14 +298,14 @@ class DaliHost:
                 raise Unwanted
             part = slice(row, row + 1)
             images, boxes = rows.place(part)
-            prepare_item(spec, items[row], images[0], None if boxes is None else boxes[0])
+            prepare_item(resources, items[row], images[0], None if boxes is None else boxes[0])
             rows.done(part)
         self._count(len(items) - len(ours), len(ours))
         return rows.pixels()
 
     def _take(self, reader: Reader, row: int, item: Item, boxes: np.ndarray | None) -> _Sample | None:
         """Return DALI's input for a sample. None: ddlp's own code makes the sample, or raises the right error for it."""
-        spec = self._spec
+        epoch, pipeline = self._resources.epoch, self._resources.epoch.portable.pipeline
         index, occurrence = item
         with contextlib.suppress(Exception):  # ddlp's own code raises the error again, with the proper text
             source = reader.open(index)
@@ -318,11 +318,11 @@ class DaliHost:
             size = _size(source.path, data)
             if size is None or is_above_limit(size[0] * size[1]):
                 return None
-            plan = spec.pipeline.draw(size, Keyed(spec.seed, spec.epoch, index, occurrence))
-            compiled = compile_plan(plan, size, spec.pipeline)
-            if compiled is None or compiled.rest or plan.shape != spec.shape:  # for example a plan that pads
+            plan = pipeline.draw(size, Keyed(epoch.seed, epoch.number, index, occurrence))
+            compiled = compile_plan(plan, size, pipeline)
+            if compiled is None or compiled.rest or plan.shape != epoch.portable.shape:  # for example a plan that pads
                 return None
-            spec.pipeline.place_boxes(plan, None if boxes is None else boxes[row])
+            pipeline.place_boxes(plan, None if boxes is None else boxes[row])
             return _Sample(row, np.frombuffer(data, np.uint8), compiled.job, size[0] * size[1])
         return None
 

@@ -7,7 +7,7 @@ import threading
 
 from csd_engine.data.base import Fetch
 from ddlp.schedule.ranges import RangeSet
-from ddlp.sources.base import EpochSink, EpochSpec
+from ddlp.sources.base import EpochSink, Resources
 
 __all__ = ["FetchAhead"]
 
@@ -20,12 +20,12 @@ class FetchAhead:
     How much is fetched ahead is the storage's choice (`csd_engine.data.base.Reader.fetch`).
 
     Args:
-        spec: the epoch's spec.
+        resources: the epoch's.
         sink: tells which batches the host makes next.
     """
 
-    def __init__(self, spec: EpochSpec, sink: EpochSink) -> None:
-        self._spec, self._sink = spec, sink
+    def __init__(self, resources: Resources, sink: EpochSink) -> None:
+        self._resources, self._sink = resources, sink
         self._lock = threading.Lock()
         self._fetches: dict[int, Fetch] = {}  # by position
         self._taken = RangeSet()
@@ -78,4 +78,4 @@ class FetchAhead:
             one.close()
 
     def _begin(self, position: int, ahead: bool) -> Fetch | None:
-        return self._spec.reader.fetch(self._spec.to_read(self._spec.plan.sources(position)), ahead)
+        return self._resources.reader.fetch(self._resources.to_read(self._resources.plan.sources(position)), ahead)

@@ -26,11 +26,9 @@ from csd_engine.prepare.read_time import READING
 from csd_engine.prepare.sample import is_bad_image, prepare_sample
 from csd_engine.prepare.started_batch import BatchRequest
 from ddlp.errors import as_raised_by_the_dataset
-from ddlp.sources.base import BatchState, EpochSink, EpochSpec, PreparedBatch, Unwanted
+from ddlp.sources.base import BatchState, EpochSink, PreparedBatch, Resources, Unwanted
 from ddlp.sources.host.fetch_ahead import FetchAhead
 from ddlp.sources.host.replacing import replace_samples
-from ddlp.transfer.epilogue import Epilogue
-from ddlp.transfer.memory_pool import MemoryPool
 
 __all__ = [
     "NativeHost", "Rows", "as_raised_by_the_dataset", "fresh_rows", "get_ready", "no_boxes", "prepare_batch", "prepare_item",
@@ -40,33 +38,41 @@ __all__ = [
 class NativeHost:
     """Prepares batches with Pillow and the kernel. It is a `ddlp.sources.base.HostSource`."""
 
-    def __init__(self, spec: EpochSpec, workers: int) -> None:
-        self._spec, self._workers = spec, workers
-        self._first: dict[int, _SharedBatch] = {}  # the epoch's first batches, by position
+    def __init__(self, resources: Resources, workers: int) -> None:
+        self._resources, self._workers = resources, workers
+        self._first: dict[int, _SharedBatch] = {}  # those of the epoch's first batches that nobody has taken, by position
+        self._taking = threading.Lock()
         self._ahead: FetchAhead | None = None
         self._told: tuple[Callable[[str], None], ...] = ()  # who is told of the cache in this epoch, and who was before
-        get_ready(spec)
+        get_ready(resources)
 
     def begin(self, sink: EpochSink) -> None:
         """Have the user told what goes wrong with the cache, and bring samples of a slow storage before their turn."""
-        if self._spec.cache is not None:
-            self._told = sink.warn, self._spec.cache.shelf.tell
-            self._spec.cache.shelf.tell = sink.warn
-        if self._spec.reader.slow:
-            self._ahead = FetchAhead(self._spec, sink)
-        elif self._workers > 1 and not self._spec.epilogue.sizes:
+        if self._resources.cache is not None:
+            self._told = sink.warn, self._resources.cache.shelf.tell
+            self._resources.cache.shelf.tell = sink.warn
+        if self._resources.reader.slow:
+            self._ahead = FetchAhead(self._resources, sink)
+        elif self._workers > 1 and not self._resources.epoch.portable.epilogue.sizes:
+            def goes_on() -> bool:
+                return not sink.over_within(0)
+
             for position in sink.for_host(self._workers):
-                if not self._spec.plan.wrong(position):
-                    self._first[position] = _SharedBatch(self._spec, position, self._workers, lambda: not sink.over_within(0))
+                if not self._resources.plan.wrong(position):
+                    self._first[position] = _SharedBatch(self._resources, position, self._workers, goes_on)
 
     def prepare(self, position: int, wanted: Callable[[], bool], finished: bool) -> PreparedBatch:
         """Make the batch at this position. All workers make the first ones together, before any later one."""
         for shared, batch in self._first.items():
             if shared == position:
-                return batch.result(wanted, finished)
+                try:
+                    return batch.result(wanted, finished)
+                finally:
+                    with self._taking:  # others may be going through the dictionary, so another one takes its place
+                        self._first = {at: other for at, other in self._first.items() if at != position}
             batch.help(finished)
         if self._ahead is None or not wanted():
-            return prepare_batch(self._spec, position, wanted, finished)
+            return prepare_batch(self._resources, position, wanted, finished)
         fetch = self._ahead.take(position)
         if fetch is None:
             raise Unwanted
@@ -76,32 +82,33 @@ class NativeHost:
             READING.seconds += time.monotonic() - began
             if reader is None:
                 raise Unwanted
-            return prepare_batch(self._spec, position, wanted, finished, reader)
+            return prepare_batch(self._resources, position, wanted, finished, reader)
 
     def close(self) -> None:
         """Drop the samples that were brought and are not wanted any more, and have nobody of this epoch told of the cache."""
-        if self._told and self._spec.cache is not None and self._spec.cache.shelf.tell == self._told[0]:
-            self._spec.cache.shelf.tell = self._told[1]  # else the shelf, and so its mapped files, would be kept by a cycle
+        if self._told and self._resources.cache is not None and self._resources.cache.shelf.tell == self._told[0]:
+            # Else the shelf, and so its mapped files, would be kept by a cycle.
+            self._resources.cache.shelf.tell = self._told[1]
         self._told, self._first = (), {}
         if self._ahead is not None:
             self._ahead.close()
 
 
-def get_ready(spec: EpochSpec) -> None:
+def get_ready(resources: Resources) -> None:
     """Do the work that comes once a process with its first batch, mainly imports. Called before any other thread starts.
 
     If a thread imports a module while this process is forked (a DataLoader starts its workers), the child waits for ever for
     that module's lock. The same is true of the locks of cached properties before Python 3.12.
     """
     Image.preinit()  # the common formats
-    first = spec.reader.places([0]) if len(spec.reader) else None
+    first = resources.reader.places([0]) if len(resources.reader) else None
     if first is not None and os.path.splitext(first.paths[0])[1].lower() not in Image.EXTENSION:
         Image.init()  # all formats that Pillow knows
-    _ = spec.maker  # this also loads the kernel
+    _ = resources.maker  # this also loads the kernel
 
 
 def prepare_batch(
-    spec: EpochSpec, position: int, wanted: Callable[[], bool], finished: bool = False, reader: Reader | None = None
+    resources: Resources, position: int, wanted: Callable[[], bool], finished: bool = False, reader: Reader | None = None
 ) -> PreparedBatch:
     """Make the batch at this position in memory of the pool.
 
@@ -110,27 +117,32 @@ def prepare_batch(
 
     ``wanted`` is called between samples, or between small parts of an array's samples. Raises `Unwanted` once it returns False.
     If a sample can't be prepared, raises an error of the type that the data set's own code would have raised, with the sample's
-    file. With ``spec.replaces`` another one is made in its place instead.
+    file. If ``most_replaced`` is not None another one is made in its place instead.
     """
     if not wanted():  # later batches of a run may have been delivered and forgotten meanwhile
         raise Unwanted
-    for request in spec.plan.wrong(position):
-        raise spec.refused(request)
-    sources, occurrences = spec.plan.images(position)
-    if reader is None and spec.reader.slow:
-        with at_hand(spec.reader, spec.to_read(sources), wanted) as there:
-            return prepare_batch(spec, position, wanted, finished, there)
-    rows = Rows(spec.epilogue, spec.shape, spec.pipeline.boxes, len(sources), spec.pool, finished)
-    return _finished(spec, position, rows, lambda: _make(spec, sources, occurrences, rows, wanted, reader))
+    for request in resources.plan.wrong(position):
+        raise resources.refused(request)
+    sources, occurrences = resources.plan.images(position)
+    if reader is None and resources.reader.slow:
+        with at_hand(resources.reader, resources.to_read(sources), wanted) as there:
+            return prepare_batch(resources, position, wanted, finished, there)
+    rows = Rows(resources, len(sources), finished)
+    return _finished(resources, position, rows, lambda: _make(resources, sources, occurrences, rows, wanted, reader))
 
 
 def _make(
-    spec: EpochSpec, sources: np.ndarray, occurrences: np.ndarray, rows: Rows, wanted: Callable[[], bool], reader: Reader | None
+    resources: Resources,
+    sources: np.ndarray,
+    occurrences: np.ndarray,
+    rows: Rows,
+    wanted: Callable[[], bool],
+    reader: Reader | None,
 ) -> dict[int, SampleError]:
     """Make these samples. Returns the bad ones by their row, with the reason, if others take their place."""
     bad: dict[int, SampleError] = {}
-    request = BatchRequest(sources, occurrences, spec.seed, spec.epoch, reader, known=True)
-    with spec.maker.start(request) as batch:
+    request = BatchRequest(sources, occurrences, resources.epoch.seed, resources.epoch.number, reader, known=True)
+    with resources.maker.start(request) as batch:
         at = 0
         while at < len(sources):
             if at and not wanted():
@@ -138,20 +150,20 @@ def _make(
             try:
                 at = batch.make(at, rows)
             except SampleError as error:
-                if not (spec.replaces and is_bad_image(error)):
+                if not (resources.epoch.most_replaced is not None and is_bad_image(error)):
                     raise
                 bad[at] = error
                 at += 1
     return bad
 
 
-def _finished(spec: EpochSpec, position: int, rows: Rows, make: Callable[[], dict[int, SampleError]]) -> PreparedBatch:
+def _finished(resources: Resources, position: int, rows: Rows, make: Callable[[], dict[int, SampleError]]) -> PreparedBatch:
     """Return the batch in ``rows``, once ``make`` has returned its bad samples and others have taken their place."""
     bad: dict[int, SampleError] = {}
     failed: list[Exception] = []
     try:
         bad = make()
-        replaced = replace_samples(spec, position, bad, rows.put_one) if bad else ()
+        replaced = replace_samples(resources, position, bad, rows.put_one) if bad else ()
     except SampleError as error:
         failed.append(as_raised_by_the_dataset(error))
     finally:
@@ -173,9 +185,9 @@ class _SharedBatch:
         wanted: False once nobody wants any batch of the epoch.
     """
 
-    def __init__(self, spec: EpochSpec, position: int, parts: int, wanted: Callable[[], bool]) -> None:
-        self._spec, self._position, self._wanted = spec, position, wanted
-        self._sources, self._occurrences = spec.plan.images(position)
+    def __init__(self, resources: Resources, position: int, parts: int, wanted: Callable[[], bool]) -> None:
+        self._resources, self._position, self._wanted = resources, position, wanted
+        self._sources, self._occurrences = resources.plan.images(position)
         self._changed = threading.Condition()
         samples = len(self._sources)
         size = max(1, -(-samples // parts))
@@ -192,7 +204,7 @@ class _SharedBatch:
             bad: dict[int, SampleError] = {}
             failed: dict[int, BaseException] = {}
             try:
-                bad = _make(self._spec, self._sources[part], self._occurrences[part], rows, self._wanted, None)
+                bad = _make(self._resources, self._sources[part], self._occurrences[part], rows, self._wanted, None)
             except BaseException as error:  # raised where the batch is asked for
                 failed[part.start] = error
             with self._changed:
@@ -216,16 +228,16 @@ class _SharedBatch:
             self._bad.clear()
             self._failed.clear()
             raise Unwanted
-        return _finished(self._spec, self._position, rows, self._take_bad)
+        return _finished(self._resources, self._position, rows, self._take_bad)
 
     def _next(self, finished: bool) -> tuple[slice, Rows] | None:
         """Return a part that nobody has begun, and its memory."""
         with self._changed:
             if not self._to_begin:
                 return None
-            spec, samples = self._spec, len(self._sources)
+            resources, samples = self._resources, len(self._sources)
             if self._rows is None:
-                self._rows = Rows(spec.epilogue, spec.shape, spec.pipeline.boxes, samples, spec.pool, finished)
+                self._rows = Rows(resources, samples, finished)
             part = self._to_begin.popleft()
             return part, self._rows.part(part)
 
@@ -241,24 +253,20 @@ class Rows(Destination):
     """A batch's memory while its samples are made.
 
     Args:
-        epilogue: makes the batch from the samples' bytes.
-        shape: (height, width, channels) of a sample.
-        masks: the number of boxes of a sample.
+        resources: whose pool gives the memory, and whose epilogue makes the batch from the samples' bytes.
         samples: the number of samples.
-        pool: gives the memory.
         finished: whether the samples go through the epilogue at once, part by part. Then there is room only for the bytes of
             one part, or no room for bytes if the kernel does both steps.
     """
 
-    def __init__(
-        self, epilogue: Epilogue, shape: tuple[int, int, int], masks: int, samples: int, pool: MemoryPool, finished: bool
-    ) -> None:
-        height, width, _ = shape
-        convert = finished and not epilogue.keeps_bytes
-        self._epilogue, self._shape, self._samples, self._pool, self._finished = epilogue, shape, samples, pool, finished
-        self._bits = epilogue.empty(samples, height, width, pool) if convert else None
+    def __init__(self, resources: Resources, samples: int, finished: bool) -> None:
+        portable, self._pool = resources.epoch.portable, resources.pool
+        self._epilogue, self._shape, self._samples, self._finished = portable.epilogue, portable.shape, samples, finished
+        height, width, _ = portable.shape
+        convert = finished and not portable.epilogue.keeps_bytes
+        self._bits = portable.epilogue.empty(samples, height, width, resources.pool) if convert else None
         self._bytes: np.ndarray | None = None
-        self.boxes = no_boxes(samples, masks)
+        self.boxes = no_boxes(samples, portable.pipeline.boxes)
 
     def _images(self, samples: int) -> np.ndarray:
         """Return memory for bytes, made at the first call. If the kernel makes the result at once, nobody calls this.
@@ -326,9 +334,10 @@ class Rows(Destination):
         return PreparedBatch(result, None, BatchState.TENSORS)
 
 
-def fresh_rows(spec: EpochSpec, samples: int) -> tuple[np.ndarray, np.ndarray | None]:
+def fresh_rows(resources: Resources, samples: int) -> tuple[np.ndarray, np.ndarray | None]:
     """Return memory for a batch's images, uint8, and for its boxes."""
-    return spec.pool.empty((samples, *spec.shape), np.uint8), no_boxes(samples, spec.pipeline.boxes)
+    portable = resources.epoch.portable
+    return resources.pool.empty((samples, *portable.shape), np.uint8), no_boxes(samples, portable.pipeline.boxes)
 
 
 def no_boxes(samples: int, masks: int) -> np.ndarray | None:
@@ -336,11 +345,12 @@ def no_boxes(samples: int, masks: int) -> np.ndarray | None:
     return np.zeros((samples, masks, 4), dtype=np.int32) if masks else None
 
 
-def prepare_item(spec: EpochSpec, item: tuple[int, int], out: np.ndarray, boxes: np.ndarray | None) -> None:
+def prepare_item(resources: Resources, item: tuple[int, int], out: np.ndarray, boxes: np.ndarray | None) -> None:
     """Make one sample. If it is unreadable, raises an error of the type that the data set itself would have raised."""
     failed: list[Exception] = []
+    epoch = resources.epoch
     try:
-        prepare_sample(spec.reader, spec.pipeline, item, spec.seed, spec.epoch, out, boxes)
+        prepare_sample(resources.reader, epoch.portable.pipeline, item, epoch.seed, epoch.number, out, boxes)
     except SampleError as error:
         failed.append(as_raised_by_the_dataset(error))
     if failed:

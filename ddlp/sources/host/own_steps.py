@@ -42,7 +42,8 @@ from ddlp.process.finalizers import when_dropped
 from ddlp.sampling.keyed_generators import GENERATORS
 from ddlp.sampling.own_generators import own_generators
 from ddlp.sampling.sampler_order import default_device
-from ddlp.sources.base import BatchState, EpochSpec, PreparedBatch, StepRunner
+from ddlp.sampling.torch_loader import collates
+from ddlp.sources.base import BatchState, PreparedBatch, Resources, StepRunner
 from ddlp.sources.host.collate_errors import with_place
 from ddlp.sources.host.hand_over import Blocks, HandOver
 from ddlp.sources.host.keyed_samples import KeyedBatch, KeyedSamples
@@ -84,15 +85,16 @@ class SampleFacts:
     sizes: list[tuple[int, int]]
 
     @classmethod
-    def of(cls, spec: EpochSpec, position: int, batch: PreparedBatch) -> SampleFacts:
+    def of(cls, resources: Resources, position: int, batch: PreparedBatch) -> SampleFacts:
         """Return those of the batch at this position. A replaced sample draws as the bad one would have."""
-        sources = batch.sources(spec.plan.sources(position)).tolist()
-        found = [spec.dataset.part(source) for source in sources]
-        numbers = {id(part): number for number, part in enumerate(spec.dataset.parts)}
+        sources = batch.sources(resources.plan.sources(position)).tolist()
+        found = [resources.epoch.portable.dataset.part(source) for source in sources]
+        numbers = {id(part): number for number, part in enumerate(resources.epoch.portable.dataset.parts)}
         targets = [part.targets([index])[0] for part, index in found]
-        parts, places = [numbers[id(part)] for part, _ in found], [spec.reader.where(source) for source in sources]
+        parts, places = [numbers[id(part)] for part, _ in found], [resources.reader.where(source) for source in sources]
         sizes = [part.image_size(index) for part, index in found if part.transforms is not None]
-        return cls(targets, parts, list(spec.plan.items(position)), places, spec.seed, spec.epoch, sizes)
+        epoch = resources.epoch
+        return cls(targets, parts, list(resources.plan.items(position)), places, epoch.seed, epoch.number, sizes)
 
 
 class _Samples:
@@ -272,13 +274,13 @@ class Here:
     def __init__(self, steps: OwnSteps) -> None:
         self._steps = steps
 
-    def finish(self, spec: EpochSpec, position: int, batch: PreparedBatch) -> PreparedBatch:
+    def finish(self, resources: Resources, position: int, batch: PreparedBatch) -> PreparedBatch:
         """Return the batch as it is: `whole` does the work."""
         return batch
 
-    def whole(self, spec: EpochSpec, position: int, batch: PreparedBatch) -> Any:
+    def whole(self, resources: Resources, position: int, batch: PreparedBatch) -> Any:
         """Return what the training loop gets."""
-        return self._steps.whole(batch, SampleFacts.of(spec, position, batch))
+        return self._steps.whole(batch, SampleFacts.of(resources, position, batch))
 
     def close(self) -> None:
         """Do nothing: there is nothing to end."""
@@ -290,18 +292,18 @@ class _Beside:
     def __init__(self) -> None:
         self._free: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
-    def finish(self, spec: EpochSpec, position: int, batch: PreparedBatch) -> PreparedBatch:
+    def finish(self, resources: Resources, position: int, batch: PreparedBatch) -> PreparedBatch:
         """Return the whole batch, or a failed one with the error of a sample."""
         one = self._free.get()
         try:
-            made = one(batch, SampleFacts.of(spec, position, batch))
+            made = one(batch, SampleFacts.of(resources, position, batch))
         except Exception as error:  # raised again in the training thread, in this batch's place
             return PreparedBatch.failed(error)
         finally:
             self._free.put(one)
         return PreparedBatch(torch.empty(0), None, BatchState.WHOLE, whole=made, replaced=batch.replaced)
 
-    def whole(self, spec: EpochSpec, position: int, batch: PreparedBatch) -> Any:
+    def whole(self, resources: Resources, position: int, batch: PreparedBatch) -> Any:
         """Return what the training loop gets, which is made already."""
         return batch.whole
 
@@ -616,7 +618,7 @@ def start(how: str, loader: Any, rest: Rest, epilogue: Epilogue, base_seed: int,
 
     ``pool``: the memory of the batches; a `SharedPool` if they go to other processes.
     """
-    steps = OwnSteps(rest, epilogue, loader.collate_fn, loader._auto_collation, loader.dataset)
+    steps = OwnSteps(rest, epilogue, loader.collate_fn, collates(loader), loader.dataset)
     if how == "threads":
         return Threads(steps, max(1, loader.num_workers))
     if not in_processes(how, loader.num_workers):
@@ -631,12 +633,12 @@ def worker_processes(loader: Any, steps: WorkerSteps, base_seed: int) -> tuple[W
     given = steps, loader.num_workers, loader.multiprocessing_context, loader.worker_init_fn, base_seed
     if not loader.persistent_workers:
         return WorkerProcesses(*given), False
-    kept: WorkerProcesses | None = loader._own_processes
+    kept: WorkerProcesses | None = loader._parts.own_processes
     if kept is None or not kept.fit(*given):
         workers = WorkerProcesses(*given)
         if kept is not None:
             if kept.in_use:  # by another iterator of the loader
                 return workers, False
             kept.end()
-        loader._own_processes = kept = workers
+        loader._parts.own_processes = kept = workers
     return kept, True

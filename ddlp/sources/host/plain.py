@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from ddlp import decode
 from ddlp.sampling.checkpoint import Resume
+from ddlp.schedule.rates import Rates
 from ddlp.sources.host.timed_fetch import TimedCollate, time_fetches
 from ddlp.sources.host.torch_workers import _counts, _Processes, _Single
 from ddlp.transfer.to_device import MoveAndTransform
@@ -66,11 +67,12 @@ class _PlainView:
         return self._delivered - 1 if number < 0 else number
 
 
-def iterate_plain(loader: Any, epoch: int, kept: PlainIterator | None = None) -> PlainIterator:
-    """Begin an epoch of a loader that is a DataLoader and has a `Life`.
+def iterate_plain(loader: DataLoader, rates: Rates, epoch: int, kept: PlainIterator | None = None) -> PlainIterator:
+    """Begin an epoch of a DataLoader.
 
     Args:
         loader: a DataLoader of any kind; its own iter() is not called.
+        rates: how fast its workers and training are.
         epoch: the number of the epoch, for the report.
         kept: the previous epoch's iterator, if its workers persist.
     """
@@ -80,5 +82,5 @@ def iterate_plain(loader: Any, epoch: int, kept: PlainIterator | None = None) ->
     kind: Any = _Processes if loader.num_workers else _Single
     if loader.num_workers:
         loader.check_worker_number_rationality()  # as DataLoader: it may warn
-    iterator: PlainIterator = kind(loader, _PlainView(loader), _counts(loader, epoch, Resume()), _AS_IT_IS)
+    iterator: PlainIterator = kind(loader, _PlainView(loader), _counts(rates, epoch, Resume()), _AS_IT_IS)
     return iterator

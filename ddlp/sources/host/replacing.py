@@ -14,7 +14,7 @@ from csd_engine.data.base import Reader, Source
 from csd_engine.errors import SampleError
 from csd_engine.prepare.sample import is_bad_image, prepare_sample
 from ddlp.sampling.replacements import candidates
-from ddlp.sources.base import EpochSpec
+from ddlp.sources.base import Resources
 from ddlp.stats.replaced import Replaced
 
 __all__ = ["make_left_out", "replace_samples"]
@@ -41,28 +41,28 @@ class _InPlaceOf(Reader):
         return self._reader.where(self._source)
 
 
-def replace_samples(spec: EpochSpec, position: int, bad: Mapping[int, SampleError], put: Put) -> tuple[Replaced, ...]:
+def replace_samples(resources: Resources, position: int, bad: Mapping[int, SampleError], put: Put) -> tuple[Replaced, ...]:
     """Make other samples for the bad rows of a batch, and return which.
 
     The random draws are those of the bad sample, so that no image comes twice with the same draws. All views of a sample are
     made of the same image.
 
     Args:
-        spec, position: the epoch, and the batch in it.
+        resources, position: the epoch's, and the batch in it.
         bad: the error of each row that could not be made.
         put: takes the new rows.
 
     Raises:
         SampleError: no other sample of the batch can be prepared: the bad sample's own error. Or a user's operator has failed.
     """
-    sources, occurrences = spec.plan.images(position)
-    size = spec.plan.size(position)
+    sources, occurrences = resources.plan.images(position)
+    size = resources.plan.size(position)
     errors = {row % size: bad[row] for row in sorted(bad, reverse=True)}  # by sample: that of its first bad view
     replaced = []
     for place, error in sorted(errors.items()):
         rows = range(place, len(sources), size)
         items = [(int(sources[row]), int(occurrences[row])) for row in rows]
-        source, made = _first_good(spec, items, sources[:size].tolist(), error)
+        source, made = _first_good(resources, items, sources[:size].tolist(), error)
         for row, (image, boxes) in zip(rows, made, strict=True):
             put(row, image, boxes)
         replaced.append(Replaced(place, source, error.where, error.why))
@@ -73,36 +73,37 @@ _Made = list[tuple[np.ndarray, "np.ndarray | None"]]
 
 
 def _first_good(
-    spec: EpochSpec, items: list[tuple[int, int]], batch: list[int], error: SampleError
+    resources: Resources, items: list[tuple[int, int]], batch: list[int], error: SampleError
 ) -> tuple[int, _Made]:
     """Return the first candidate of which all items can be made, and what was made. Raises ``error`` if there is none."""
-    for source in candidates(spec.seed, spec.epoch, items[0][0], batch):
+    for source in candidates(resources.epoch.seed, resources.epoch.number, items[0][0], batch):
         try:
-            return source, [_made(spec, item, _InPlaceOf(spec.reader, source)) for item in items]
+            return source, [_made(resources, item, _InPlaceOf(resources.reader, source)) for item in items]
         except SampleError as other:
             if not is_bad_image(other):
                 raise
     raise error
 
 
-def _made(spec: EpochSpec, item: tuple[int, int], reader: Reader) -> tuple[np.ndarray, np.ndarray | None]:
-    image = np.empty(spec.shape, np.uint8)
-    boxes = np.zeros((spec.pipeline.boxes, 4), np.int32) if spec.pipeline.boxes else None
-    prepare_sample(reader, spec.pipeline, item, spec.seed, spec.epoch, image, boxes)
+def _made(resources: Resources, item: tuple[int, int], reader: Reader) -> tuple[np.ndarray, np.ndarray | None]:
+    epoch, pipeline = resources.epoch, resources.epoch.portable.pipeline
+    image = np.empty(epoch.portable.shape, np.uint8)
+    boxes = np.zeros((pipeline.boxes, 4), np.int32) if pipeline.boxes else None
+    prepare_sample(reader, pipeline, item, epoch.seed, epoch.number, image, boxes)
     return image, boxes
 
 
-def make_left_out(spec: EpochSpec, position: int, rows: Iterable[int], put: Put) -> dict[int, SampleError]:
+def make_left_out(resources: Resources, position: int, rows: Iterable[int], put: Put) -> dict[int, SampleError]:
     """Make the samples of rows that a device has left out. Returns the error of each that has a bad image.
 
     Raises:
         SampleError: one fails for another reason than its image.
     """
     errors = {}
-    sources, occurrences = spec.plan.images(position)
+    sources, occurrences = resources.plan.images(position)
     for row in rows:
         try:
-            put(row, *_made(spec, (int(sources[row]), int(occurrences[row])), spec.reader))
+            put(row, *_made(resources, (int(sources[row]), int(occurrences[row])), resources.reader))
         except SampleError as error:
             if not is_bad_image(error):
                 raise

@@ -22,6 +22,7 @@ from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFe
 from ddlp.sampling.checkpoint import Resume, is_stateful, save
 from ddlp.sampling.generator_states import States, capture, for_base_seed, put
 from ddlp.sampling.keyed_generators import GENERATORS
+from ddlp.sampling.torch_loader import collates
 from ddlp.schedule.ranges import RangeSet
 from ddlp.sources.host.torch_workers import (
     KeyedView,
@@ -130,7 +131,7 @@ class Stream(IterableDataset):
 
     def __init__(self, loader: Any, every: int, before: Before) -> None:
         self.dataset = loader.dataset
-        self._batching = loader._auto_collation, loader.collate_fn, loader.drop_last
+        self._batching = collates(loader), loader.collate_fn, loader.drop_last
         self._samples = range(loader.batch_size or 1)  # of a batch
         self._stays = loader.persistent_workers and loader.num_workers > 0
         self._every = every
@@ -534,7 +535,7 @@ def iterate(
     else:
         return iterate_user_code(loader, seed, epoch, resume, finish, base_seed)
     kind = _SingleOpening if loader.num_workers == 0 else _MultiOpening
-    iterator = kind(loader, view, _counts(loader, epoch, resume), finish)
+    iterator = kind(loader, view, _counts(loader._parts.life.rates, epoch, resume), finish)
     if isinstance(loader.dataset, IterDataPipe):
         for _ in range(len(resume.delivered)):
             try:
@@ -601,9 +602,12 @@ def load_here(loader: Any, resume: Resume) -> None:
         put({"torch": saved["torch"]} if untouched else before, _torchs())
 
 
-def lasting(loader: Any) -> dict[str, Any] | None:
-    """Return the states with which the next epoch's data sets begin, if they go on from epoch to epoch; else None."""
-    return loader._last.between() if isinstance(loader._last, (StatefulView, StreamView)) else None
+def lasting(last: Any) -> dict[str, Any] | None:
+    """Return the states with which the next epoch's data sets begin, if they go on from epoch to epoch; else None.
+
+    ``last``: the memory of the loader's last epoch.
+    """
+    return last.between() if isinstance(last, (StatefulView, StreamView)) else None
 
 
 def kept(loader: Any, resume: Resume) -> dict[str, Any] | None:

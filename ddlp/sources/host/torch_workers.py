@@ -19,7 +19,6 @@ import torch
 from torch.utils._pytree import tree_flatten
 from torch.utils.data import BatchSampler, get_worker_info
 from torch.utils.data.dataloader import (
-    DataLoader,
     _MultiProcessingDataLoaderIter,
     _SingleProcessDataLoaderIter,
 )
@@ -28,11 +27,13 @@ from ddlp import decode
 from ddlp.process.allocator import keep_freed_memory
 from ddlp.process.finalizers import when_dropped
 from ddlp.sampling import sampler_order as order
-from ddlp.sampling.checkpoint import OrderSource, Resume, SamplerStart, save
+from ddlp.sampling.checkpoint import Resume, SamplerStart, save
 from ddlp.sampling.epoch_plan import is_built_in
 from ddlp.sampling.generator_states import for_base_seed
+from ddlp.sampling.torch_loader import OrderSource, collates, index_sampler_of
 from ddlp.schedule.ledger import Side
 from ddlp.schedule.ranges import RangeSet
+from ddlp.schedule.rates import Rates
 from ddlp.sources.host.hand_over import Blocks, HandOver
 from ddlp.sources.host.keyed_samples import KeyedBatch, KeyedSamples
 from ddlp.sources.host.timed_fetch import FetchHooks, Made, TimedFetcher, time_fetches
@@ -139,11 +140,11 @@ def _samples_of(loader: Any) -> KeyedSamples:
 
     In the training process it is the same object for all epochs, since it has found out which generators are drawn from.
     """
-    kept: KeyedSamples | None = loader._samples
+    kept: KeyedSamples | None = loader._parts.samples
     same = kept is not None and kept.dataset is loader.dataset and kept.collate_fn is loader.collate_fn
-    if kept is None or loader.num_workers or not same or kept.kept is not loader._kept:
-        kept = KeyedSamples(loader.dataset, loader.collate_fn, loader._auto_collation, loader._kept)
-        loader._samples = None if loader.num_workers else kept
+    if kept is None or loader.num_workers or not same or kept.kept is not loader._parts.kept:
+        kept = KeyedSamples(loader.dataset, loader.collate_fn, collates(loader), loader._parts.kept)
+        loader._parts.samples = None if loader.num_workers else kept
     return kept
 
 
@@ -157,8 +158,8 @@ class KeyedView:
         self, loader: Any, seed: int | None, epoch: int, resume: Resume, base_seed: int | None = None
     ) -> None:
         self._loader = weakref.ref(loader)  # weak, since the loader keeps this view: a cycle would keep the workers
-        self._source = OrderSource(loader._index_sampler, loader.generator)
-        self._built_in = is_built_in(loader._index_sampler)
+        self._source = OrderSource(index_sampler_of(loader), loader.generator)
+        self._built_in = is_built_in(index_sampler_of(loader))
         self._iterator: weakref.ref[Any] | None = None
         self.base_seed = 0  # that the iterator has, once there is one
         self._prefetch_batches = (loader.prefetch_factor or 2) * loader.num_workers
@@ -167,7 +168,7 @@ class KeyedView:
         self.dataset = _samples_of(loader)
         self.collate_fn = _as_it_is
         self.pin_memory = pins(loader)
-        self._index_sampler = _KeyedSampler(self, loader._index_sampler, loader._auto_collation)
+        self._index_sampler = _KeyedSampler(self, index_sampler_of(loader), collates(loader))
         self.worker_init_fn = _WorkerStart(loader.worker_init_fn, loader.postpone_decoding)
         # With workers, torch calls iter() of the sampler again after it has drawn its base seed, and reads that iterator.
         self.next_epoch(seed, epoch, resume, seed_drawn=loader.num_workers == 0)
@@ -309,7 +310,7 @@ class _Finishing:
 
     def __init__(self, loader: Any, view: Any, counts: Counts, finish: MoveAndTransform) -> None:
         self._finish = finish
-        self._in_batches = loader._auto_collation
+        self._in_batches = collates(loader)
         self.counts = counts
         self.view = self.memory = view
         view.of(self)
@@ -407,7 +408,7 @@ class _Finishing:
 
     def restart(self, loader: Any, seed: int | None, epoch: int, resume: Resume, finish: MoveAndTransform) -> None:
         """Begin the next epoch with the same workers (persistent_workers=True)."""
-        self.counts, self._handed = _counts(loader, epoch, resume), None
+        self.counts, self._handed = _counts(self.counts.rates, epoch, resume), None
         self._finish = finish
         self.view.next_epoch(seed, epoch, resume, seed_drawn=False)
         self._reset(loader)  # type: ignore[attr-defined]
@@ -459,7 +460,7 @@ UserCodeIterator = _Single | _Multi
 
 
 def iterate_user_code(
-    loader: DataLoader, seed: int | None, epoch: int, resume: Resume, finish: MoveAndTransform, base_seed: int | None = None
+    loader: Any, seed: int | None, epoch: int, resume: Resume, finish: MoveAndTransform, base_seed: int | None = None
 ) -> UserCodeIterator:
     """Return torch's own iterator over a loader whose data set has indices, with keyed samples.
 
@@ -470,8 +471,8 @@ def iterate_user_code(
     """
     kind = _Single if loader.num_workers == 0 else _Multi
     view = KeyedView(loader, seed, epoch, resume, base_seed)
-    return kind(loader, view, _counts(loader, epoch, resume), finish)
+    return kind(loader, view, _counts(loader._parts.life.rates, epoch, resume), finish)
 
 
-def _counts(loader: Any, epoch: int, resume: Resume) -> Counts:
-    return Counts(epoch=epoch, before=len(resume.delivered), rates=loader._life.rates)
+def _counts(rates: Rates, epoch: int, resume: Resume) -> Counts:
+    return Counts(epoch=epoch, before=len(resume.delivered), rates=rates)

@@ -23,7 +23,8 @@ from csd_engine.transforms.pipeline import Pipeline
 from ddlp import decode
 from ddlp.sampling.checkpoint import is_stateful, sampler_of
 from ddlp.sampling.epoch_plan import is_built_in
-from ddlp.sources.base import BatchState, EpochSink, EpochSpec, PreparedBatch
+from ddlp.sampling.torch_loader import collates, index_sampler_of
+from ddlp.sources.base import BatchState, EpochSink, PreparedBatch, Resources
 from ddlp.sources.host.keyed_samples import KeyedBatch, KeyedSamples
 from ddlp.sources.host.own_steps import WorkerEpoch, WorkerProcesses, worker_processes
 from ddlp.sources.usercode.tree import Encoded, encode
@@ -38,7 +39,7 @@ __all__ = ["UserCodeHost", "indexed", "why_at_home"]
 
 def why_at_home(loader: Any) -> str:
     """Return why the pool takes no part in a loader's user code, which the host runs alone then; "": it takes part."""
-    dataset, sampler = loader.dataset, loader._index_sampler
+    dataset, sampler = loader.dataset, index_sampler_of(loader)
     if isinstance(dataset, IterableDataset):
         return "an IterableDataset has no indices, so no batch of it can be made elsewhere"
     if not loader.num_workers:
@@ -52,7 +53,7 @@ def why_at_home(loader: Any) -> str:
     single = sampler_of(loader)
     if not is_built_in(sampler):
         return f"{type(single).__name__} is your own sampler, whose indices may be anything"
-    if not loader._auto_collation and isinstance(loader.sampler, BatchSampler):
+    if not collates(loader) and isinstance(loader.sampler, BatchSampler):
         return "batch_size=None with a sampler that gives lists: pass it as batch_sampler="
     count = length(dataset)
     if count is None:
@@ -82,7 +83,7 @@ class _Batches:
 
     def __init__(self, loader: Any) -> None:
         self.dataset, self.collate_fn, self._postpone = loader.dataset, loader.collate_fn, loader.postpone_decoding
-        self._keyed = KeyedSamples(self.dataset, self.collate_fn, loader._auto_collation)
+        self._keyed = KeyedSamples(self.dataset, self.collate_fn, collates(loader))
         self._began = False
 
     def same_as(self, other: Any) -> bool:
@@ -111,7 +112,7 @@ class UserCodeHost:
 
     def __init__(self, work: Work, loader: Any, base_seed: int) -> None:
         self.work = work
-        self._batched = loader._auto_collation
+        self._batched = collates(loader)
         self._workers: WorkerProcesses
         self._workers, self._persistent = worker_processes(loader, _Batches(loader), base_seed)
         self._epoch = self._workers.epoch = WorkerEpoch(None)
@@ -123,16 +124,16 @@ class UserCodeHost:
 
     # -- for the nodes ---------------------------------------------------------------------------------------------------
 
-    def task(self, spec: EpochSpec, position: int, samples: int | None = None) -> KeyedBatch:
+    def task(self, resources: Resources, position: int, samples: int | None = None) -> KeyedBatch:
         """Return what a worker or a node needs to make a batch; of its first ``samples`` alone, if that is given."""
-        indices, items = spec.plan.indices(position)[:samples], spec.plan.items(position)[:samples]
-        return KeyedBatch(indices if self._batched else indices[0], items, spec.seed, spec.epoch)
+        indices, items = resources.plan.indices(position)[:samples], resources.plan.items(position)[:samples]
+        return KeyedBatch(indices if self._batched else indices[0], items, resources.epoch.seed, resources.epoch.number)
 
-    def probe(self, spec: EpochSpec) -> KeyedBatch:
+    def probe(self, resources: Resources) -> KeyedBatch:
         """Return the task by which a node is compared with the host: the epoch's first sample, as a batch of its own."""
-        return self.task(spec, 0, 1)
+        return self.task(resources, 0, 1)
 
-    def expected(self, spec: EpochSpec) -> Encoded:
+    def expected(self, resources: Resources) -> Encoded:
         """Return what the host makes of `probe`. It is made once.
 
         Raises:
@@ -141,18 +142,18 @@ class UserCodeHost:
         """
         with self._comparing:
             if self._expected is None:
-                self._expected = encode(self._ask(self.probe(spec)))
+                self._expected = encode(self._ask(self.probe(resources)))
             return self._expected
 
     # -- the HostSource --------------------------------------------------------------------------------------------------
 
     def begin(self, sink: EpochSink) -> None:
-        """Note the epoch's spec."""
-        self._spec = sink.spec
+        """Note what lives in the epoch."""
+        self._resources = sink.resources
 
     def prepare(self, position: int, wanted: Callable[[], bool], finished: bool) -> PreparedBatch:
         """Have a free worker make the batch at this position."""
-        return whole(self._ask(self.task(self._spec, position)))
+        return whole(self._ask(self.task(self._resources, position)))
 
     def _ask(self, batch: KeyedBatch) -> Any:
         worker = self._free.get()
@@ -163,11 +164,11 @@ class UserCodeHost:
 
     # -- the StepRunner --------------------------------------------------------------------------------------------------
 
-    def finish(self, spec: EpochSpec, position: int, batch: PreparedBatch) -> PreparedBatch:
+    def finish(self, resources: Resources, position: int, batch: PreparedBatch) -> PreparedBatch:
         """Return the batch: it is whole."""
         return batch
 
-    def whole(self, spec: EpochSpec, position: int, batch: PreparedBatch) -> Any:
+    def whole(self, resources: Resources, position: int, batch: PreparedBatch) -> Any:
         """Return what the training loop gets."""
         return batch.whole
 

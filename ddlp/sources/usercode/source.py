@@ -35,7 +35,7 @@ class UserCodeSource:
 
     def attach(self, sink: EpochSink) -> None:
         """Take part in an epoch. A node that is lost is started again, after a pause, and once it is in the pool."""
-        host: Any = sink.spec.own_steps
+        host: Any = sink.resources.own_steps
         assert isinstance(host, UserCodeHost)
         pause_s = 0.0
         while True:
@@ -69,15 +69,15 @@ class UserCodeSource:
 
     def _proved(self, sink: EpochSink, host: UserCodeHost, node: Executor) -> Capacity:
         """Return what the node may hold, after it has made the same of one sample as the host. Raises NodeUnfit if not."""
-        spec = sink.spec
+        resources = sink.resources
         try:
-            expected = host.expected(spec)
+            expected = host.expected(resources)
         except NotATree as error:
             raise NodeUnfit(f"your code's batches can't be sent: {error}") from None
         except Exception as error:  # training meets it too, unless the epoch is over
             raise NodeUnfit(f"the host can't make the first sample: {type(error).__name__}") from None
         if self._nodes.proved.get(node) != host.work.digest:
-            node.submit(0, host.probe(spec))
+            node.submit(0, host.probe(resources))
             made = node.result()
             if made.kind != MADE:
                 raise NodeUnfit(f"the epoch's first sample does not come from there, though from the host: {made.text}")
@@ -87,7 +87,7 @@ class UserCodeSource:
                     "process or machine: a time, a host's name, a version, a global variable that the script has set"
                 )
             self._nodes.proved[node] = host.work.digest
-        room = MEMORY_BYTES // max(1, expected.nbytes * spec.plan.largest)
+        room = MEMORY_BYTES // max(1, expected.nbytes * resources.plan.largest)
         return Capacity(batches=max(FEWEST, min(MOST, room)))
 
     def _stay_out(self, sink: EpochSink, why: str) -> None:
@@ -161,7 +161,7 @@ class _Leases:
             while True:
                 while len(given) < AHEAD and (asked := self._next(not given)) is not None:
                     lease, position = asked
-                    self._node.submit(lease, self._host.task(self._sink.spec, position))
+                    self._node.submit(lease, self._host.task(self._sink.resources, position))
                     given.append(lease)
                 if not given:
                     break

@@ -19,6 +19,7 @@ from PIL import Image, ImageFile
 
 from ddlp import decode
 from ddlp.errors import DDLPError
+from ddlp.sampling.torch_loader import collates
 from ddlp.sources.host.keyed_samples import KeyedBatch, KeyedSamples
 from ddlp.sources.usercode.tree import Encoded, NotATree, encode
 
@@ -107,7 +108,7 @@ def pickled(loader: Any) -> Work:
     except ImportError:
         pickler = pickle
     dataset, collate_fn = loader.dataset, loader.collate_fn
-    given = dataset, collate_fn, loader._auto_collation, torch.get_default_dtype(), loader.postpone_decoding, _Pillow.here()
+    given = dataset, collate_fn, collates(loader), torch.get_default_dtype(), loader.postpone_decoding, _Pillow.here()
     more = "" if pickler is not pickle else ". cloudpickle takes more than pickle: pip install cloudpickle"
     if more and "__main__" in (type(dataset).__module__, getattr(collate_fn, "__module__", "")):
         raise DDLPError(f"pickle can't take along code of the script itself{more}, or move it into a module")

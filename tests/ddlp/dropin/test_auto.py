@@ -122,11 +122,11 @@ def test_it_rests_where_training_does_not_wait(engine: EngineProcess, tmp_path: 
 def test_a_device_that_is_far_too_slow_rests(engine: EngineProcess) -> None:
     loader = make_loader(engine, 0.8)
     train_until_decided(loader)
-    assert loader._life.rates.resting == {"board"} and loader.report().batches_csd <= 4
+    assert loader._parts.life.rates.resting == {"board"} and loader.report().batches_csd <= 4
     assert loader.report().seconds < 1.5 * BATCHES * HOST_S, "training must not wait for the device"
     loader.strategy = "wrr"
     next(iter(loader))
-    assert not loader._life.rates.resting and loader.decision is not None, "another strategy must give it leases again"
+    assert not loader._parts.life.rates.resting and loader.decision is not None, "another strategy must give it leases again"
 
 
 def test_the_first_batches_are_the_hosts(engine: EngineProcess) -> None:
@@ -154,7 +154,7 @@ def test_an_epoch_goes_on_after_a_resume_and_a_pickle(engine: EngineProcess) -> 
     state = loader.state_dict()
     batches._shutdown_workers()
     other = pickle.loads(pickle.dumps(loader))
-    assert other.decision is None and other._controller is None and loader._controller is not None
+    assert other.decision is None and other._parts.controller is None and loader._parts.controller is not None
     other.load_state_dict(state)
     assert sorted(seen + [int(targets) for _, targets in other]) == list(range(BATCHES))
 
@@ -169,7 +169,7 @@ def test_a_goal_is_checked(engine: EngineProcess) -> None:
         iter(loader)
     loader.goal = Goal("energy", power=Power(50, 100, 300, {"board": 500}))
     train_until_decided(loader)
-    assert loader._life.rates.resting == {"board"}, "the device costs more energy than it saves"
+    assert loader._parts.life.rates.resting == {"board"}, "the device costs more energy than it saves"
 
 
 def test_the_second_run_begins_with_the_decision_of_the_first(engine: EngineProcess) -> None:
@@ -178,7 +178,7 @@ def test_the_second_run_begins_with_the_decision_of_the_first(engine: EngineProc
     assert first.measured is not None and first.measured.paths
     again = make_loader(engine, 0.01)
     train(again)
-    assert again._controller is not None and again._controller._batches < 2 * BATCHES
+    assert again._parts.controller is not None and again._parts.controller._batches < 2 * BATCHES
     assert again.decision is not None and again.decision.offloads
     rested = make_loader(engine, 0.01, goal=Goal(remember=False))
     iter(rested)

@@ -114,11 +114,11 @@ def test_a_gpu_may_be_given_by_its_number(paths, device):
 @pytest.mark.parametrize("steps", [[T.ToTensor(), T.RandomErasing(p=1.0)], [T.PILToTensor()]], ids=["masks", "bytes"])
 def test_another_default_device_changes_no_values(paths, steps):
     loader = DDLPLoader(numbered(paths, T.Compose([T.Resize((8, 8)), *steps])), 4)
-    expected = loader._portable_now(LoaderConfig.of(loader))
+    expected = loader._travel.now(loader, LoaderConfig.of(loader))
     images = torch.randint(256, (2, *expected.shape), dtype=torch.uint8)
     boxes = torch.tensor([[[1, 2, 4, 5]]] * 2, dtype=torch.int32) if expected.pipeline.boxes else None
     with torch.device("meta"):
-        found = loader._portable_now(LoaderConfig.of(loader))
+        found = loader._travel.now(loader, LoaderConfig.of(loader))
         values = found.epilogue(images, boxes)
     assert torch.equal(values, expected.epilogue(images, boxes))
 
@@ -276,7 +276,7 @@ def test_default_strategies(paths, shuffle):
 
     def chosen(**arguments):
         loader = DDLPLoader(numbered(paths), **{"shuffle": shuffle, **arguments})
-        return loader._wanted_strategy(LoaderConfig.of(loader)).name
+        return LoaderConfig.of(loader).chosen.name
 
     assert chosen() == "cpu"
     assert chosen(in_order=False) == "cpu"

@@ -107,7 +107,7 @@ def test_a_batch_that_is_not_wanted_any_more_is_left(paths, monkeypatch, need_ke
 
     monkeypatch.setattr(started_batch, "ENOUGH_S", 1e-9)
     iterator = iter(DDLPLoader(numbered(paths, RANDOM), batch_size=20))
-    spec = iterator.spec
+    resources = iterator.executor.resources
     iterator.executor.close()
     asked: list[bool] = []
 
@@ -116,5 +116,5 @@ def test_a_batch_that_is_not_wanted_any_more_is_left(paths, monkeypatch, need_ke
         return len(asked) < 5
 
     with pytest.raises(Unwanted):
-        prepare_batch(spec, 0, wanted)
+        prepare_batch(resources, 0, wanted)
     assert len(asked) == 5

@@ -307,7 +307,7 @@ def test_an_engine_idles_also_after_an_iter_that_raised(paths, tmp_path, monkeyp
     with pytest.raises(KeyError, match="not today"):
         iter(loader)
     assert len(by_target(list(loader))) == SAMPLES and loader.report().epoch == 0  # the first epoch has not begun
-    while loader._offload.connections._engines:
+    while loader._parts.offload.connections._engines:
         time.sleep(0.01)
 
 
@@ -343,7 +343,7 @@ def test_descriptors_may_have_large_numbers(paths, tmp_path):
         held += [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
         loader = DDLPLoader(numbered(paths), 4, strategy="csd", spool=str(tmp_path))
         assert len(list(loader)) == loader.report().batches_csd == 11
-        loader._offload.connections.close()
+        loader._parts.offload.connections.close()
     finally:
         for descriptor in held:
             os.close(descriptor)

@@ -172,17 +172,19 @@ BEGUN = {
 
 
 @pytest.mark.parametrize("name", BEGUN)
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("user_code", [False, True])
-def test_a_sampler_is_begun_once_and_when_dataloader_begins_it(paths, user_code, name):
+def test_a_sampler_is_begun_as_often_as_dataloader_begins_it_and_when(paths, user_code, workers, name):
+    """With workers torch begins it twice, and draws its base seed in between. The second order counts."""
     seen = []
     for kind in KINDS:
-        loader = kind(Draws() if user_code else numbered(paths), **BEGUN[name]())
+        loader = kind(Draws() if user_code else numbered(paths), num_workers=workers, **BEGUN[name]())
         torch.manual_seed(1)
         np.random.seed(1)
         seen.append([targets(loader)])
         if not user_code:  # in DataLoader, user code's samples draw from the same generator
             seen[-1].append(torch.get_rng_state().numpy().tobytes())
-        assert sampler_of(loader).begun == 1
+        assert sampler_of(loader).begun == (2 if workers and name != "sampler" else 1)  # a BatchSampler begins its own late
     assert seen[0] == seen[1]
 
 
@@ -289,7 +291,7 @@ def test_an_endless_sampler_piles_nothing_up(paths, engine, strategy):
     for count in range(1, 200):
         missing = iterator.executor.ledger.delivered.first_missing()
         next(iterator)
-        plan = iterator._plan
+        plan = iterator.executor.resources.plan
         assert len(plan) == count + 4
         assert set(plan._batches) == {0, *range(missing, count + 4)}  # the batches in between were delivered, and dropped
         assert missing == count - 1 or strategy == "wrr"
@@ -359,6 +361,6 @@ def test_a_full_batch_is_the_users_batch_samplers(paths, engine, workers):
         state = loader.state_dict()
         list(iterator)
     loader.load_state_dict(state)
-    assert sum(1 for _ in loader) == 5 and loader._life.rates.full_batch == 8
-    host = loader._life.rates.host
+    assert sum(1 for _ in loader) == 5 and loader._parts.life.rates.full_batch == 8
+    host = loader._parts.life.rates.host
     assert loader.report().rate_cpu == pytest.approx(8 * host.parallel / host.seconds)

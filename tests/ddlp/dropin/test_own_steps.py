@@ -310,7 +310,7 @@ def test_a_process_that_ends_is_an_error(paths):
 def test_an_epoch_that_is_left_ends_its_processes(paths):
     data = numbered(paths, v1.Compose([v1.Resize((20, 24)), Worker()]))
     iterator = cut(DDLPLoader(data, 4, num_workers=2))
-    started = {one._process for one in iterator._own_steps._workers.all}
+    started = {one._process for one in iterator.executor.resources.own_steps._workers.all}
     next(iterator)
     del iterator
     assert len(started) == 2 and not any(process.is_alive() for process in started)
@@ -328,14 +328,14 @@ def test_persistent_processes_serve_all_epochs(paths):
         for each in (loader, anew):
             each.set_epoch(epoch)
         iterator = cut(loader)
-        pids.append([one._process.pid for one in iterator._own_steps._workers.all])
+        pids.append([one._process.pid for one in iterator.executor.resources.own_steps._workers.all])
         if epoch % 2:
             next(iterator)
             del iterator
         else:
             equal(iterator, anew)
     assert len(set(map(tuple, pids))) == 1 and len(set(pids[0])) == 2
-    started = [one._process for one in loader._own_processes.all]
+    started = [one._process for one in loader._parts.own_processes.all]
     del loader, each
     gc.collect()
     until(lambda: not any(process.is_alive() for process in started), 30, "the processes' end")
@@ -345,20 +345,20 @@ def test_persistent_processes_begin_anew_where_they_must(paths):
     loader = DDLPLoader(numbered(paths, v1.Compose([v1.Resize((20, 24)), Shift(), v1.ToTensor()])), 4, **PERSISTENT)
     truth = DataLoader(loader.dataset, 4)
     equal(cut(loader), truth)
-    first, processes = loader._own_processes, [one._process for one in loader._own_processes.all]
+    first, processes = loader._parts.own_processes, [one._process for one in loader._parts.own_processes.all]
     os.kill(processes[0].pid, signal.SIGKILL)
     processes[0].join()
     equal(cut(loader), truth)
-    second = loader._own_processes
+    second = loader._parts.own_processes
     iterator = cut(loader)
     begun = [next(iterator)]
     equal(loader._get_iterator(), truth)  # an iterator beside the first one, which keeps its processes
     equal([*begun, *iterator], truth)
-    assert loader._own_processes is second is not first
+    assert loader._parts.own_processes is second is not first
     processes += [one._process for one in second.all]
     loader.dataset.transform = v1.Compose([v1.Resize((10, 12)), Shift(), v1.ToTensor()])
     equal(cut(loader), truth)
-    assert loader._own_processes is not second and not any(process.is_alive() for process in processes)
+    assert loader._parts.own_processes is not second and not any(process.is_alive() for process in processes)
     equal(cut(pickle.loads(pickle.dumps(loader))), truth)
 
 

@@ -171,7 +171,7 @@ def test_what_it_says_of_itself_is_heeded(paths):
     with pytest.raises(Untranslatable):
         DDLPLoader(Draws(), strategy=DeviceAlone)
     loader = DDLPLoader(data, 4, strategy=Shared, ratio=0.25)
-    assert len(list(loader)) == 11 and Shared.ratios == [0.25] and loader._offload is None
+    assert len(list(loader)) == 11 and Shared.ratios == [0.25] and loader._parts.offload is None
     assert "device     none is used" in loader.explain()
 
 

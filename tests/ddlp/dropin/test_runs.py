@@ -89,7 +89,7 @@ def test_an_unreadable_file_raises_in_its_place(paths, tmp_path, lengths, worker
 def test_a_worker_is_woken_for_a_whole_run_or_where_training_waits():
     ledger, rates = Ledger(1000, host_slots=8), Rates()
     strategy = STRATEGIES["cpu"](ledger, rates)
-    monitor = Monitor(ledger, strategy, rates, Counts(ledger), EpochHooks())
+    monitor = Monitor(strategy, Counts(ledger), EpochHooks())
     woken, rests = threading.Event(), threading.Event()
 
     def worker() -> None:

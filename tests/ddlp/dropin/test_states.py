@@ -264,7 +264,7 @@ def test_a_signals_handler_may_ask_at_any_moment(paths):
     asked = []
 
     def ask() -> None:
-        with loader._last.keeping, loader._life._lock, iterator.executor.monitor.lock:
+        with loader._last.keeping, loader._parts.life._lock, iterator.executor.monitor.lock:
             asked.append((loader.state_dict()["drawn"], loader.report().batches_cpu))
 
     thread = threading.Thread(target=ask, daemon=True)

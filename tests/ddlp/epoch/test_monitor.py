@@ -14,7 +14,7 @@ from ddlp.stats.report import Counts
 
 def test_after_ctrl_c_no_thread_counts_as_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     ledger, rates = Ledger(4, host_slots=3), Rates()
-    monitor = Monitor(ledger, STRATEGIES["cpu"](ledger, rates), rates, Counts(ledger), EpochHooks())
+    monitor = Monitor(STRATEGIES["cpu"](ledger, rates), Counts(ledger), EpochHooks())
 
     def interrupted() -> None:
         assert monitor._waiting[monitor.training] == 1

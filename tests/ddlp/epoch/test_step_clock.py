@@ -14,7 +14,7 @@ import torch
 from torchvision import transforms
 
 from ddlp import DDLPLoader, ImageArrays
-from ddlp.epoch import iterator
+from ddlp.epoch import executor
 from ddlp.epoch.step_clock import EventClock, cuda_clock
 
 STEP_S = 0.02
@@ -103,13 +103,13 @@ def test_it_keeps_few_events_of_a_device_that_hangs() -> None:
 
 
 def test_a_loader_rates_training_by_the_devices_time(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(iterator, "cuda_clock", lambda: EventClock(device.event))
+    monkeypatch.setattr(executor, "cuda_clock", lambda: EventClock(device.event))
     images = ImageArrays(np.zeros((30, 8, 8, 3), np.uint8), range(30), transforms.ToTensor())
     loader: Any = DDLPLoader(images, 1, strategy="cpu")
     for _ in loader:
         device.work.put(lambda: time.sleep(STEP_S))  # like launching a kernel: it returns at once
         time.sleep(STEP_S / 2)
-    training = loader._life.rates.training
+    training = loader._parts.life.rates.training
     assert training.count >= 5 and training.seconds >= STEP_S
 
 

@@ -21,7 +21,6 @@ from torchvision import transforms as T
 
 from ddlp import DDLPLoader, Device, ImageArrays, ImageFiles
 from ddlp.config import LoaderConfig
-from ddlp.schedule.strategies.wrr import Wrr
 from ddlp.sources.engine.connections import EngineConnections
 from tests.engine_process import alive, until
 from tests.forks import Forks
@@ -56,7 +55,8 @@ def make_loader(data: Any, strategy: str | None, **options: Any) -> DDLPLoader:
 
 def connections_of(loader: DDLPLoader) -> EngineConnections:
     """The loader's connections to its engines, made before its first epoch."""
-    return loader._offload_for(Wrr, None)._reached(LoaderConfig.of(loader))
+    config = LoaderConfig.of(loader)
+    return loader._parts.offload_for(config, None)._reached(config)
 
 
 def device(engine: Any, **options: Any) -> Device:

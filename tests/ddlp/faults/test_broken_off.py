@@ -47,7 +47,7 @@ def test_one_batch_of_each_of_many_iterators(leaves_nothing, data, truth, told):
     until(lambda: not ours("ddlp-attach"), 30, "the end of the threads that bring it in")
     truth.check(train(loader, 0.05), 40)
     assert loader.report().batches_csd
-    assert next(loader._offload.connections._places[EMBEDDED].link._numbers) < 10, "jobs"
+    assert next(loader._parts.offload.connections._places[EMBEDDED].link._numbers) < 10, "jobs"
     assert not len(told), list(told)
 
 
@@ -60,7 +60,7 @@ def test_an_engine_that_dies_between_its_answer_and_its_part(leaves_nothing, dat
     def digest(spec, item):
         if not tries:
             os.kill(engine_pid(), signal.SIGKILL)
-            link = loader._offload.connections._places[EMBEDDED].link
+            link = loader._parts.offload.connections._places[EMBEDDED].link
             until(lambda: link.lost is not None, 30, "the loss to be noticed")
         tries.append(item)
         return compare(spec, item)

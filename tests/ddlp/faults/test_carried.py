@@ -163,7 +163,7 @@ def test_what_the_host_spends_on_it_counts_as_taking_the_batch(engine, paths, mo
     monkeypatch.setattr(module.Parcels, "_begin_parcel", slow)
     loader = make_loader(dataset(paths[:40]), "csd", csd=carried(engine))
     train(loader)
-    taking = loader._life.rates.taking_cpu[engine.address]
+    taking = loader._parts.life.rates.taking_cpu[engine.address]
     assert taking.count == 10 and taking.seconds >= 0.05
 
 

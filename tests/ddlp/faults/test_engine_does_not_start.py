@@ -164,5 +164,5 @@ def test_under_csd_it_is_an_error_of_iter(data, truth, told, interpreter, monkey
     monkeypatch.delenv("DDLP_ENGINE_WORKERS")
     monkeypatch.setattr(sys, "executable", real)
     batches = train(loader)
-    truth.check(batches, 3 if loader._next_epoch == 4 else 0)
+    truth.check(batches, 3 if loader._progress.epoch == 4 else 0)
     assert loader.report().batches_csd == len(batches) and not len(told)

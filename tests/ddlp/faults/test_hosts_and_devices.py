@@ -129,7 +129,7 @@ def test_a_cut_network(namespace, spool, data, truth, told, images, tmp_path):
 
 def fetched(loader) -> list[int]:
     """The number of batches from each device, over its sockets."""
-    links = [loader._offload.connections._places[device.address].link for device in LoaderConfig.of(loader).devices]
+    links = [loader._parts.offload.connections._places[device.address].link for device in LoaderConfig.of(loader).devices]
     return [link.stream._fetches + link.sealed._fetches for link in links]
 
 

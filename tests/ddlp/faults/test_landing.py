@@ -43,7 +43,7 @@ def lands(request, monkeypatch):
         return {"device": "cpu", "transfer": None if plain.transfer else transfer, **others}
 
     if request.param == "cpu":
-        monkeypatch.setattr("ddlp.loader.transfer_to", plain)
+        monkeypatch.setattr("ddlp.begin.loader_parts.transfer_to", plain)
     return options
 
 

@@ -106,7 +106,7 @@ def test_on_an_accelerator(leaves_nothing, bad, monkeypatch):
         stream = PlainStream(torch.device("cpu"))
         return GpuTransfer(stream, ways(stream, "pinned"))
 
-    monkeypatch.setattr("ddlp.loader.transfer_to", plain)
+    monkeypatch.setattr("ddlp.begin.loader_parts.transfer_to", plain)
     for strategy in ("cpu", "csd"):
         loader = replacing(dataset(bad), strategy, device="cpu")
         assert_same(expected, by_first(train(loader)))

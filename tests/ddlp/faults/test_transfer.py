@@ -52,7 +52,7 @@ def test_a_shared_spool_is_used(engines, data, truth, told, images):
     loader = make_loader(data, "csd", csd=Device(engine.address, engine.keys))
     truth.check(train(loader))
     assert loader.report().notes == () and not len(told)
-    (place,) = loader._offload.connections._places.values()
+    (place,) = loader._parts.offload.connections._places.values()
     assert place.shared and place.link.stream._fetches == place.link.sealed._fetches == 0
 
 
@@ -61,7 +61,7 @@ def test_asked_for(engines, data, truth, images):
     loader = make_loader(data, "csd", csd=Device(engine.address, engine.keys), transfer="stream")
     truth.check(train(loader))
     assert loader.report().batches_csd == 40 and "transfer='stream'" in loader.report().notes[0]
-    (place,) = loader._offload.connections._places.values()
+    (place,) = loader._parts.offload.connections._places.values()
     assert place.link.stream._fetches == 0 and place.link.sealed._fetches == 40
 
 
@@ -149,7 +149,7 @@ def test_breaking_off_does_not_wait_for_a_batch_on_its_way(engines, data, images
     try:
         for _ in range(3):  # these were fetched before; now the next ones are requested
             next(iterator)
-        (place,) = loader._offload.connections._places.values()
+        (place,) = loader._parts.offload.connections._places.values()
         until(lambda: place.link.sealed._job if sealed else place.link.stream._under_way)
         place.link._heartbeat_timeout_s = 3600.0  # it is not lost: whoever waits for it hangs until the test's limit
         iterator._shutdown_workers()
@@ -220,7 +220,7 @@ def test_a_spool_that_shows_files_a_little_late(engines, data, truth, told, imag
         loader = make_loader(data, "wrr", csd=Device(engine.address, engine.keys, spool=seen))
         truth.check(train(loader, 0.05, at={0: lambda: until_ready(loader)}))
         assert loader.report().batches_csd and not len(told), list(told)
-        (place,) = loader._offload.connections._places.values()
+        (place,) = loader._parts.offload.connections._places.values()
         assert place.shared and place.link.stream._fetches == place.link.sealed._fetches == 0
 
 
@@ -268,7 +268,7 @@ def test_a_real_file_system_that_is_not_late(engines, data, truth, told, images,
     seen = late_view(engine.spool, -1, "absent")
     loader = make_loader(data, "csd", csd=Device(engine.address, engine.keys, spool=seen))
     truth.check(train(loader))
-    (place,) = loader._offload.connections._places.values()
+    (place,) = loader._parts.offload.connections._places.values()
     assert place.shared and place.link.stream._fetches == 0 and not loader.report().notes
     del loader, place
     gc.collect()

@@ -137,7 +137,7 @@ def test_host_batches_are_made_in_page_locked_memory(data):
     one = loader(data, "cpu")
     iterator = iter(one)
     next(iterator)
-    pool = iterator.spec.pool
+    pool = iterator.executor.resources.pool
     assert torch.from_numpy(pool.empty((BATCH, 64, 64, 3), np.uint8)).is_pinned()
 
 
@@ -170,6 +170,6 @@ def test_a_replay_counts_what_is_left_to_the_gpu(data):
         torch.rand(3, device="cuda")
         torch.cuda._sleep(LONG // 50)  # returns at once
         images.zero_()
-    ceiling = ours._life.ceiling
+    ceiling = ours._parts.life.ceiling
     assert ceiling is not None and ceiling.step_s > 0.005
     assert torch.equal(torch.cuda.get_rng_state(), numbers)

@@ -161,7 +161,7 @@ def test_the_numbers_belong_together():
 def test_an_epoch_that_begins_while_another_thread_looks():
     loader, looked = small(), []
     asks, begun = threading.Event(), threading.Event()
-    total = loader._life.total
+    total = loader._parts.life.total
 
     def late():
         if not asks.is_set():
@@ -169,7 +169,7 @@ def test_an_epoch_that_begins_while_another_thread_looks():
             assert begun.wait(10)
         return total()
 
-    loader._life.total = late
+    loader._parts.life.total = late
     thread = threading.Thread(target=lambda: looked.append(live(loader)))
     thread.start()
     assert asks.wait(10)

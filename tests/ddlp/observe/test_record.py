@@ -146,7 +146,7 @@ def test_its_memory_is_bounded(tmp_path):
     for k in range(1000):
         recording.saw(Exhausted(float(k), float(k)))
     assert len(recording._events) == 100
-    recording.began(None, EpochBegan(FORMAT, "", 0.0, 1, 0, 0, "cpu", 1, 1, 1, 0, [], "cpu"))
+    recording.began(EpochBegan(FORMAT, "", 0.0, 1, 0, 0, "cpu", 1, 1, 1, 0, [], "cpu"))
     recording.closed()
     trace = read_run(tmp_path)[0]
     assert (len(trace.of(Exhausted)), trace.left_out) == (100, 900)

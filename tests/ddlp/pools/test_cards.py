@@ -139,7 +139,7 @@ def test_trouble_with_the_directory_ends_no_training(cards, start, data, truth, 
 
     def open_to_all() -> None:
         cards.chmod(0o777)
-        until(lambda: loader._offload.connections.trouble, 30, "the trouble")
+        until(lambda: loader._parts.offload.connections.trouble, 30, "the trouble")
         time.sleep(0.1)  # it is told after that
 
     truth.check(train(loader, at={0: open_to_all}))

@@ -63,7 +63,8 @@ def test_one_that_is_told_to_go_while_it_is_on_its_way_is_no_loss():
     assert connections.names == ()
 
     class Sink:
-        spec = SimpleNamespace(pipeline=Pipeline("pillow12", "RGB", (), 0))
+        portable = SimpleNamespace(pipeline=Pipeline("pillow12", "RGB", (), 0))
+        resources = SimpleNamespace(epoch=SimpleNamespace(portable=portable))
 
         def lost(self, *what: Any, **more: Any) -> None:
             told.append((what, more))

@@ -152,8 +152,8 @@ def test_dataloaders_arguments_mean_the_same(limited, pool, options):
     one = loader(pool=pool, strategy="ordered")
     for _ in range(2):
         host = loader()
-        host.set_epoch(one._next_epoch)
-        expected = list(host) if "generator" not in options or not one._next_epoch else None
+        host.set_epoch(one._progress.epoch)
+        expected = list(host) if "generator" not in options or not one._progress.epoch else None
         batches = train(one, at={0: lambda: nodes_published(one)})
         assert one.report().batches_csd
         if expected is not None:

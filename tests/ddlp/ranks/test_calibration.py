@@ -22,9 +22,9 @@ class Listener:
         self.ledger = Ledger(batches, host_slots=4)
         self.rates = Rates(full_batch=BATCH)
         self.strategy = Mte(self.ledger, self.rates)
-        monitor = Monitor(self.ledger, self.strategy, self.rates, Counts(self.ledger), EpochHooks())
+        monitor = Monitor(self.strategy, Counts(self.ledger), EpochHooks())
         monitor.reactions = (self._count,)
-        self.devices = Devices(monitor, None)  # type: ignore[arg-type]  # the messages here need no spec
+        self.devices = Devices(monitor, None)  # type: ignore[arg-type]  # the messages here need no resources
         self.acted = 0
 
     def _count(self) -> None:

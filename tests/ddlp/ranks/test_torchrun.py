@@ -83,7 +83,7 @@ def test_one_process_alone_has_an_engine_of_its_own(images, tmp_path, monkeypatc
     loader = DDLPLoader(dataset(images), BATCH, strategy="csd", seed=SEED, spool=str(tmp_path))
     iterator = iter(loader)
     next(iterator)
-    engine = loader._offload.connections._engines[EMBEDDED]
+    engine = loader._parts.offload.connections._engines[EMBEDDED]
     assert not isinstance(engine, JointEngine)
     del iterator, loader
     until(lambda: not os.listdir(tmp_path), 30)

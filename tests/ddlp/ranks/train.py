@@ -42,7 +42,7 @@ def digest(image: torch.Tensor) -> str:
 
 
 def engine_of(loader: DDLPLoader) -> int | None:
-    return next((engine.pid for engine in loader._offload.connections._engines.values()), None)
+    return next((engine.pid for engine in loader._parts.offload.connections._engines.values()), None)
 
 
 told: list[tuple[int, float]] = []  # measurements of batches that the engine has made for the other rank

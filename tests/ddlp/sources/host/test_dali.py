@@ -289,7 +289,7 @@ class Copying(PlainStream):
 def stream(monkeypatch):
     """The device to which loaders with ``device="cpu"`` copy their batches."""
     made = Copying(torch.device("cpu"))
-    monkeypatch.setattr("ddlp.loader.transfer_to", lambda device, _: device and GpuTransfer(made, ways(made, None)))
+    monkeypatch.setattr("ddlp.begin.loader_parts.transfer_to", lambda device, _: device and GpuTransfer(made, ways(made, None)))
     return made
 
 
@@ -392,7 +392,8 @@ def test_both_sides_land(paths, stream, strategy, tmp_path):
 
 def test_stages_are_worked_out_once_an_epoch(paths, monkeypatch):
     asked = []
-    monkeypatch.setattr("ddlp.loader.stages", lambda found, stages=dali_stages: (asked.append(found), stages(found))[1])
+    for module in ("ddlp.loader", "ddlp.begin.loader_parts"):
+        monkeypatch.setattr(f"{module}.stages", lambda found, stages=dali_stages: (asked.append(found), stages(found))[1])
     one = loader(paths, CROP, backend="dali")
     assert len(asked) == 1
     list(one)

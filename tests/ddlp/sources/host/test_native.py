@@ -20,7 +20,8 @@ from csd_engine.prepare import batch_maker, started_batch
 from csd_engine.prepare import sample as samples
 from ddlp import DDLPLoader, ImageArrays, ImageFiles
 from ddlp.sampling.epoch_plan import EpochPlan
-from ddlp.sources.base import EpochSpec, Unwanted
+from ddlp.sources.base import Resources, Unwanted
+from ddlp.sources.epoch import Epoch
 from ddlp.sources.host import native
 from ddlp.sources.host.native import NativeHost, prepare_batch
 from ddlp.transfer.memory_pool import MemoryPool
@@ -54,12 +55,11 @@ def way(request, monkeypatch):
         request.getfixturevalue("need_kernel")
 
 
-def spec(data, dtype=torch.float32, memory_format=torch.contiguous_format):
+def resources(data, dtype=torch.float32, memory_format=torch.contiguous_format):
     loader = DataLoader(data, BATCH)
     found = portable(loader, dtype, memory_format)
     plan = EpochPlan(loader.batch_sampler, found.dataset, whole=True, batched=True)
-    dataset = found.dataset
-    return EpochSpec(dataset, dataset.reader(), found.pipeline, found.epilogue, found.shape, 3, 1, plan, MemoryPool(4))
+    return Resources(Epoch(found, seed=3, number=1), plan, found.dataset.reader(), MemoryPool(4))
 
 
 def files(paths, *masks):
@@ -77,17 +77,17 @@ def arrays(*masks):
 def test_sample_by_sample_is_the_batch_through_the_epilogue(paths, dtype, memory_format, masks, kind):
     if dtype == torch.uint8 and masks:
         pytest.skip("the mask's fill is no byte's value")
-    made = spec(files(paths, *masks) if kind == "files" else arrays(*masks), dtype, memory_format)
+    made = resources(files(paths, *masks) if kind == "files" else arrays(*masks), dtype, memory_format)
     for position in range(COUNT // BATCH):
         raw = prepare_batch(made, position, lambda: True)
         assert raw.images.dtype == torch.uint8 and (raw.boxes is not None) == bool(masks)
         finished = prepare_batch(made, position, lambda: True, finished=True)
         assert finished.boxes is None and finished.images.is_contiguous(memory_format=memory_format)
-        assert torch.equal(finished.images, made.epilogue(raw.images, raw.boxes))
+        assert torch.equal(finished.images, made.epoch.portable.epilogue(raw.images, raw.boxes))
 
 
 def test_memory_is_used_again_but_not_while_a_batch_is_held(paths):
-    made = spec(files(paths))
+    made = resources(files(paths))
     first = prepare_batch(made, 0, lambda: True, finished=True).images
     kept, place = first[1, 2], first.data_ptr()
     before = kept.clone()
@@ -117,29 +117,29 @@ def bytes_read() -> int:
 def test_a_file_too_large_to_be_read_whole_is_read_in_parts(paths, tmp_path):
     large = shutil.copy(paths[1], tmp_path / "large.jpg")
     os.truncate(large, MAX_FILE_BYTES + 1)  # zeros after the image, which take no disk space
-    expected = prepare_batch(spec(files(paths)), 0, lambda: True).images
+    expected = prepare_batch(resources(files(paths)), 0, lambda: True).images
     before, read = open_files(), bytes_read()
-    found = prepare_batch(spec(files([paths[0], str(large), *paths[2:]])), 0, lambda: True).images
+    found = prepare_batch(resources(files([paths[0], str(large), *paths[2:]])), 0, lambda: True).images
     assert torch.equal(found, expected)
     assert bytes_read() - read < 16 << 20 and opened_since(before) == []
 
 
 def test_a_batch_broken_off_leaves_no_file_open(paths, tmp_path, monkeypatch):
     monkeypatch.setattr(started_batch, "ENOUGH_S", 1e-9)  # so that each call of the kernel makes one sample
-    made = spec(files(paths))
+    made = resources(files(paths))
     prepare_batch(made, 0, lambda: True)
     before = open_files()
     answers = iter([True, True, False])
     with pytest.raises(Unwanted):
         prepare_batch(made, 0, lambda: next(answers), finished=True)
     with pytest.raises(FileNotFoundError, match="gone"):
-        prepare_batch(spec(files([*paths[:2], str(tmp_path / "gone.jpg"), *paths[3:]])), 0, lambda: True)
+        prepare_batch(resources(files([*paths[:2], str(tmp_path / "gone.jpg"), *paths[3:]])), 0, lambda: True)
     assert opened_since(before) == []
 
 
 def test_a_host_is_ready_before_there_are_threads(paths):
     """If a process is forked while a thread imports for the first batch, the child would wait for ever."""
-    made = spec(files(paths))
+    made = resources(files(paths))
     assert "maker" not in vars(made)
     NativeHost(made, 2)
     assert "maker" in vars(made) and ".jpg" in Image.EXTENSION

@@ -169,7 +169,7 @@ def test_a_lost_one_is_waited_for_while_the_pool_does_not_have_it(contract, stra
     def lose() -> None:
         at_work(contract)
         pool.there = False
-        until(lambda: not loader._offload._nodes.names, 30, "the pool's word")
+        until(lambda: not loader._parts.offload._nodes.names, 30, "the pool's word")
         contract.sink.lost("node", "it was pulled out")
         threading.Timer(1.5, setattr, (pool, "there", True)).start()
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import itertools
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from ddlp import decode
+from ddlp.begin.loader_view import LoaderView
+from ddlp.begin.travel import pool_of, runs_user_code, why_at_home
+from ddlp.caching.opening import cache_line, point_line
 from ddlp.errors import Untranslatable
 from ddlp.process.platforms import OtherSystem
 from ddlp.sampling.epoch_plan import is_built_in
-from ddlp.schedule.strategies import Strategy
+from ddlp.sampling.torch_loader import index_sampler_of
+from ddlp.sources.base import LeaseSource
+from ddlp.stats.live import DeviceLive
 from ddlp.translate.cut import Rest
 from ddlp.translate.dali import stages
 from ddlp.translate.marked import CodeBeforePoint
@@ -64,133 +69,132 @@ class OwnSource:
     workers: int | None = None
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """The parts of a loader's config that the text tells.
-
-    Attributes:
-        strategy: the strategy's class.
-        by_default: True: the user has not named the strategy.
-        backend: which code prepares the host's batches, `DDLPLoader`'s argument.
-        dali_on_gpu: True: DALI does that on the GPU.
-        transfer: how a device's batches come to this host, `DDLPLoader`'s argument.
-        engines: True: engines take part, not only sources of the user's own.
-        sources: the sources of the user's own.
-        pool: the pool, in words; None: there is none.
-        at_home: why that pool takes no part in user code; "": it does; None: it runs none in any case.
-        own_steps: where the unknown steps of a transform run, `DDLPLoader`'s argument.
-        workers: how many workers ``num_workers="auto"`` has found, and why; None: a number is given.
-        cache: what the host keeps of samples, and where, or why it keeps nothing; None: no cache is asked for.
-    """
-
-    strategy: type[Strategy]
-    by_default: bool
-    backend: str
-    dali_on_gpu: bool
-    transfer: str | None
-    engines: bool
-    sources: tuple[OwnSource, ...]
-    pool: str | None
-    at_home: str | None
-    own_steps: str
-    workers: str | None = None
-    cache: str | None = None
+def explain(view: LoaderView, joined: Sequence[DeviceLive]) -> Explanation:
+    """Return a few lines for the user about a loader. ``joined``: the devices of its last epoch."""
+    config, strategy = view.config, view.config.chosen
+    lines = [f"strategy   {strategy.name} ({'by default' if config.strategy is None else 'given'}): {strategy.line}"]
+    lines += [] if view.auto_workers is None else [f"workers    {view.auto_workers.line}"]
+    sources = tuple(_own_source(source, joined) for source in config.own_sources)
+    try:
+        portable = view.travel.as_described(view.travel.translated(view.torch, config))
+    except Untranslatable as error:
+        lines += _nothing_travels(view, error, sources)
+    else:
+        lines += [*_what_travels(view, portable), *_who_makes_it(view, portable, sources)]
+    return Explanation("\n".join(lines))
 
 
-def explain(loader: Any, chosen: Chosen, found: Portable | Untranslatable) -> Explanation:
-    """Return a few lines for the user. ``found``: the parts that can travel, or why nothing can."""
-    return Explanation("\n".join(_lines(loader, chosen, found)))
+def _own_source(source: LeaseSource, joined: Sequence[DeviceLive]) -> OwnSource:
+    """Describe a source of the user's own, with its capacity if it has joined the last epoch."""
+    kind = type(source).__name__
+    same = (device for device in joined if device.name == source.name and device.quota)
+    return next((OwnSource(source.name, kind, device.quota, device.workers) for device in same), OwnSource(source.name, kind))
 
 
-def _lines(loader: Any, chosen: Chosen, found: Portable | Untranslatable) -> list[str]:
-    strategy = chosen.strategy
-    lines = [f"strategy   {strategy.name} ({'by default' if chosen.by_default else 'given'}): {strategy.line}"]
-    lines += [] if chosen.workers is None else [f"workers    {chosen.workers}"]
-    if isinstance(found, Untranslatable):
-        found_all = [found] if isinstance(found, CodeBeforePoint) else obstacles(loader, found)
-        stream = isinstance(loader.dataset, IterableDataset)
-        lines += [
-            f"travels    nothing: {len(found_all)} obstacle{'s' * (len(found_all) > 1)}, listed below",
-            *_who_runs_it(chosen),
-            *(f"source     {one.name} ({one.kind}, yours): takes no part, since nothing travels" for one in chosen.sources),
-            *(SEEDING if loader.worker_init_fn is not None and not stream else ()),
-            *_postponed(loader, found),
-            *(() if chosen.cache is None else (f"cache      {chosen.cache}",)),
-        ]
-        for number, one in enumerate(found_all, 1):
-            lines.append(f"{f'obstacle {number}':10} {one.operator}{'' if isinstance(one, OtherSystem) else ':'} {one.why}")
-            lines += [f"  try      {way}" for way in one.ways_out if way != KEEP]
-        if not isinstance(found, OtherSystem):
-            lines += ["or         change nothing: the batches are right as they are"]
-            lines += [GAIN] if has_images(loader.dataset) else []
-        return lines
-    height, width, channels = found.shape
-    parts = ", ".join(f"{part.name} ({len(part):,} samples)" for part in found.dataset.parts)
-    named = [op["function"] if op["op"] == "User" else op["op"] for op in found.pipeline.to_data()["ops"]]
+def _nothing_travels(view: LoaderView, error: Untranslatable, sources: tuple[OwnSource, ...]) -> list[str]:
+    """Return the lines about a loader whose samples only the user's code can make."""
+    loader, config = view.torch, view.config
+    before_point = isinstance(error, CodeBeforePoint)
+    cache = point_line(config.cache, error.marked) if isinstance(error, CodeBeforePoint) else None
+    all_obstacles = [error] if before_point else obstacles(loader, error)
+    stream = isinstance(loader.dataset, IterableDataset)
+    lines = [
+        f"travels    nothing: {len(all_obstacles)} obstacle{'s' * (len(all_obstacles) > 1)}, listed below",
+        *_who_runs_it(view),
+        *(f"source     {source.name} ({source.kind}, yours): takes no part, since nothing travels" for source in sources),
+        *(SEEDING if loader.worker_init_fn is not None and not stream else ()),
+        *_postponed(config.postpone_decoding, error),
+        *(() if cache is None else (f"cache      {cache}",)),
+    ]
+    for number, obstacle in enumerate(all_obstacles, 1):
+        colon = "" if isinstance(obstacle, OtherSystem) else ":"
+        lines.append(f"{f'obstacle {number}':10} {obstacle.operator}{colon} {obstacle.why}")
+        lines += [f"  try      {way}" for way in obstacle.ways_out if way != KEEP]
+    if not isinstance(error, OtherSystem):
+        lines += ["or         change nothing: the batches are right as they are"]
+        lines += [GAIN] if has_images(loader.dataset) else []
+    return lines
+
+
+def _what_travels(view: LoaderView, portable: Portable) -> list[str]:
+    """Return the lines about the data set, the transform and the batches."""
+    loader, config = view.torch, view.config
+    height, width, channels = portable.shape
+    parts = ", ".join(f"{part.name} ({len(part):,} samples)" for part in portable.dataset.parts)
+    named = [op["function"] if op["op"] == "User" else op["op"] for op in portable.pipeline.to_data()["ops"]]
     ops = " -> ".join(named) or "nothing but decoding"
-    epilogue = found.epilogue
+    epilogue, boxes = portable.epilogue, portable.pipeline.boxes
     count = str(loader.batch_size or "n")
-    if found.views > 1:
-        ops, count = f"{found.views} views of each sample, {ops}", f"{found.views} x {count}"
+    if portable.views > 1:
+        ops, count = f"{portable.views} views of each sample, {ops}", f"{portable.views} x {count}"
     elif epilogue.sizes:
         ops = f"{len(epilogue.sizes)} views of each sample, {ops}"
-    lines += [
+    lines = [
         f"data set   {parts}: images and indices travel, targets stay here and are joined by index",
         f"travels    {ops}: the same code, the same bits on either side",
-        *(_behind_the_cut(loader, found.rest, chosen.own_steps) if found.rest is not None else ()),
+        *(_behind_the_cut(loader, portable.rest, config.own_steps) if portable.rest is not None else ()),
         f"batches    uint8 ({count}, {height}, {width}, {channels})"
-        + (f" and {found.pipeline.boxes} mask box(es) a sample" if found.pipeline.boxes else "")
+        + (f" and {boxes} mask box(es) a sample" if boxes else "")
         + (f", in each row the views of {_sizes(epilogue.sizes)}, one after another" if epilogue.sizes else ""),
         "stays      "
         + ("nothing" if epilogue.table is None else "ToTensor, Normalize and type changes, as one table where the batch lands")
-        + ("; delivered as " + (str(epilogue.dtype) if found.rest is None else "your code gives it")).replace("torch.", ""),
+        + ("; delivered as " + (str(epilogue.dtype) if portable.rest is None else "your code gives it")).replace("torch.", ""),
     ]
-    if found.pipeline.decode == "fast" and epilogue.sizes:
+    if portable.pipeline.decode == "fast" and epilogue.sizes:
         lines.append("decode     exact: views of several sizes are made of one image, which is decoded at its full size")
-    elif found.pipeline.decode == "fast":
+    elif portable.pipeline.decode == "fast":
         lines.append("decode     fast: large JPEGs at a part of their size, close to torchvision's pixels, not the same bits")
-    if loader.as_pil:
+    if config.as_pil:
         lines.append("as_pil     operators behind ToImage run as on PIL images; how far torch's pixels are: docs/operators.md")
-    if chosen.backend != "native":
-        lines.append(f"backend    DALI prepares the host's batches: {stages(found).distance(chosen.dali_on_gpu)}")
-    if chosen.cache is not None:
-        lines.append(f"cache      {chosen.cache}")
-    for file in operator_files(found.pipeline):
-        functions = sorted({one.function for one in found.pipeline.user_operators if one.file == file.hash})
+    return lines
+
+
+def _who_makes_it(view: LoaderView, portable: Portable, sources: tuple[OwnSource, ...]) -> list[str]:
+    """Return the lines about what prepares the batches: DALI, the cache, the workers, devices and pools."""
+    loader, config = view.torch, view.config
+    lines = []
+    if config.backend != "native":
+        lines.append(f"backend    DALI prepares the host's batches: {stages(portable).distance(config.dali_on_gpu)}")
+    if (cache := cache_line(config.cache, portable)) is not None:
+        lines.append(f"cache      {cache}")
+    for file in operator_files(portable.pipeline):
+        functions = sorted({operator.function for operator in portable.pipeline.user_operators if operator.file == file.hash})
         lines.append(
             f"yours      {', '.join(functions)} of {file.name} ({file.hash}): runs on a device that has the file, which "
             f"`ddlp deploy ... --operators {file.name}` copies there by SSH; an engine on this machine is given it"
         )
-    if not is_built_in(loader._index_sampler):
+    index_sampler = index_sampler_of(loader)
+    if not is_built_in(index_sampler):
         lines.append(
-            f"sampler    {type(loader._index_sampler).__name__} is yours: read no further ahead than DataLoader would "
+            f"sampler    {type(index_sampler).__name__} is yours: read no further ahead than DataLoader would "
             f"({(loader.prefetch_factor or 0) * loader.num_workers} batches); num_workers and prefetch_factor widen it"
         )
-    in_processes = found.rest is not None and chosen.own_steps == "processes" and loader.num_workers > 0
+    in_processes = portable.rest is not None and config.own_steps == "processes" and loader.num_workers > 0
     named_for_workers = () if in_processes else ("worker_init_fn", "multiprocessing_context")
     unused = [name for name in named_for_workers if getattr(loader, name) is not None]
     if unused:
         lines.append(f"workers    {' and '.join(unused)} not used: the workers are threads and run none of your code")
-    if strategy.uses_device:
-        lines += [f"transfer   {TRANSFER[chosen.transfer]}"] if chosen.engines else []
-        lines += [] if chosen.pool is None else [f"pool       {chosen.pool}"]
-        lines += [f"source     {one.name} ({one.kind}, yours): {_capacity(one)}" for one in chosen.sources]
-    else:
-        lines.append("device     none is used; strategy='wrr', csd=... or pool=... brings one in")
+    if not config.chosen.uses_device:
+        return [*lines, "device     none is used; strategy='wrr', csd=... or pool=... brings one in"]
+    engines = bool(config.engine_devices) or config.pool is not None or not config.own_sources
+    lines += [f"transfer   {TRANSFER[config.transfer]}"] if engines else []
+    lines += [] if config.pool is None else [f"pool       {pool_of(config)!r}"]
+    lines += [f"source     {source.name} ({source.kind}, yours): {_capacity(source)}" for source in sources]
     return lines
 
 
-def _who_runs_it(chosen: Chosen) -> list[str]:
+def _who_runs_it(view: LoaderView) -> list[str]:
     """Return the lines about who runs user code."""
     host_alone = "so         torch's own workers prepare everything on this host, as in DataLoader"
-    if chosen.at_home is None:
+    if not runs_user_code(view.config):
         return [host_alone]
-    if chosen.at_home:
-        return [host_alone, f"pool       takes no part in your code: {chosen.at_home}"]
+    if at_home := why_at_home(view.torch, view.config):
+        return [host_alone, f"pool       takes no part in your code: {at_home}"]
     return [
         "so         your code prepares everything: in torch's own workers on this host, and on the pool",
-        f"pool       {chosen.pool}: gets the data set, the transform and the collate_fn as a pickle, and sends back tensors, "
-        "arrays, numbers, strings, bytes, None, tuples, lists and dicts; a batch with anything else is made on this host",
+        f"pool       {pool_of(view.config)!r}: gets the data set, the transform and the collate_fn as a pickle, and sends back "
+        "tensors, arrays, numbers, strings, bytes, None, tuples, lists and dicts; a batch with anything else is made on "
+        "this host",
     ]
 
 
@@ -202,11 +206,11 @@ def _capacity(source: OwnSource) -> str:
     return f"holds {batches} batch{'es' * (batches != 1)}, has {workers} worker{'s' * (workers != 1)}"
 
 
-def _postponed(loader: Any, found: Untranslatable) -> list[str]:
+def _postponed(wanted: bool, found: Untranslatable) -> list[str]:
     """Return the line about what `Image.open` gives to the user's code."""
     if isinstance(found, OtherSystem):
         return []
-    why = decode.why_not() if loader.postpone_decoding else "postpone_decoding=False"
+    why = decode.why_not() if wanted else "postpone_decoding=False"
     return [f"decoding   by Pillow at once: {why}" if why else POSTPONED]
 
 
@@ -219,7 +223,7 @@ def _sizes(sizes: tuple[tuple[int, int], ...]) -> str:
     return " and ".join(f"{len(list(same))} x {size}" for size, same in itertools.groupby(sizes))
 
 
-def _behind_the_cut(loader: Any, rest: Rest, how: str) -> list[str]:
+def _behind_the_cut(loader: DataLoader, rest: Rest, how: str) -> list[str]:
     """Return the line that marks the cut in the list of operators, and the line about the steps after it."""
     collate = getattr(loader.collate_fn, "__qualname__", loader.collate_fn)
     gets = "a PIL image" if rest.tensor is None else "a tensor"

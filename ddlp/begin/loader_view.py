@@ -1,0 +1,42 @@
+"""`LoaderView`: a loader, as the code sees it that decides for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch.utils.data import DataLoader
+
+from ddlp.auto_workers import LoaderWorkers
+from ddlp.begin.loader_parts import LoaderParts
+from ddlp.begin.progress import Progress
+from ddlp.begin.travel import Travel
+from ddlp.config import LoaderConfig
+from ddlp.frameworks.accelerate import Prepared
+from ddlp.recording.watch import Observer
+
+__all__ = ["LoaderView"]
+
+
+@dataclass(frozen=True)
+class LoaderView:
+    """A loader's arguments, as they are now, and what it keeps from epoch to epoch.
+
+    Attributes:
+        torch: the loader, for the arguments that are DataLoader's.
+        config: its other arguments, as they are now.
+        parts: what it keeps from epoch to epoch.
+        progress: where it is.
+        travel: what is known about its samples.
+        auto_workers: measures it, with ``num_workers="auto"``.
+        prepared: what an Accelerator has made of it.
+        observers: of this epoch.
+    """
+
+    torch: DataLoader
+    config: LoaderConfig
+    parts: LoaderParts
+    progress: Progress
+    travel: Travel
+    auto_workers: LoaderWorkers | None
+    prepared: Prepared | None
+    observers: tuple[Observer, ...]
