@@ -61,7 +61,7 @@ class EpochMemory:
                 base_seed=epoch.base_seed,
                 epoch=epoch.number,
                 seed_drawn=self.reader.seed_drawn,
-                plan=None if self.reader.whole else self.reader.plan,
+                plan=None if self.reader.plan.whole else self.reader.plan,
                 finished=finished,
                 replaced=self.executor.counts.replaced.without(handing),
             )

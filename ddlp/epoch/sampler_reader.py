@@ -28,7 +28,6 @@ class SamplerReader:
 
     Attributes:
         plan: the epoch's batches, by position.
-        whole: the sampler is one of torch's own, whose length and order are known; False: it is read as it goes.
         order: the states that make the order again.
         delivered: the positions delivered before a resume.
         seed_drawn: whether the base seed was drawn after these states and before the order.
@@ -37,14 +36,13 @@ class SamplerReader:
     def __init__(
         self, epoch: Epoch, source: OrderSource, start: SamplerStart, indices: Iterator[Any], *, at_once: bool
     ) -> None:
-        self.whole = is_built_in(source._index_sampler)
         self.delivered = RangeSet()
         self.order: States | None = start.order
         self.seed_drawn = start.seed_drawn
         self._prefetch_batches = epoch.prefetch_factor * epoch.workers  # the number of batches that DataLoader prefetches
         self._requests = self._prefetch_batches  # how often DataLoader would have asked its sampler by now
         resume, portable = epoch.resume, epoch.portable
-        if self.whole:
+        if is_built_in(source._index_sampler):
             self.order = resume.order_of(source)
             self.plan = self._drawn(epoch, source, at_once)
         else:
@@ -88,20 +86,20 @@ class SamplerReader:
 
     def begin(self, executor: EpochExecutor) -> None:
         """Read the batches that DataLoader prefetches before the first is asked for."""
-        if not self.whole:
+        if not self.plan.whole:
             self._read_ahead(executor, self._prefetch_batches)
 
     def before_batch(self, executor: EpochExecutor) -> None:
         """Read on, since training asks for the next batch."""
         self._requests += 1
-        if self.whole:
+        if self.plan.whole:
             self.plan.read_as_far_as(self._requests)
         else:
             self._read_ahead(executor, max(1, self._prefetch_batches))
 
     def after_batch(self, executor: EpochExecutor) -> None:
         """Read on, since a batch is delivered, and its place is free for another one."""
-        if self._prefetch_batches and not self.whole:
+        if self._prefetch_batches and not self.plan.whole:
             self._read_ahead(executor, self._prefetch_batches)
 
     def _read_ahead(self, executor: EpochExecutor, batches: int) -> None:

@@ -148,7 +148,6 @@ class EpochPlan:
         self._reads = 0  # if DataLoader's draws are followed one by one: its reads of `_sampler_iter` by now
         self._follows = False
         self._reads_to_end = 0  # if they are not followed: after so many reads, batch by batch, the sampler would have ended
-        self.drawn_out = False  #: whether torch's own sampler has made the draws of its end; False as well if they are followed
         if whole:
             self._read_whole(sampler, at_once)
         else:
@@ -189,7 +188,6 @@ class EpochPlan:
         elif reads >= self._reads_to_end:
             for _ in self._sampler_iter:
                 pass
-            self.drawn_out = True
 
     def append(self, indices: np.ndarray, occurrences: np.ndarray | None = None) -> None:
         """Add a batch of the data set's own indices. Their occurrences are counted, unless they are given (on a resume)."""
