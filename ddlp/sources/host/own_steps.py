@@ -486,6 +486,8 @@ class _Process:
             daemon=True,
         )  # fmt: skip
         self._process.start()
+        # Only the process writes. So its end ends the pipe, also within an answer: else a reader would wait for the rest.
+        self._made._writer.close()
 
     @property
     def alive(self) -> bool:
@@ -530,7 +532,7 @@ class _Process:
             multiprocessing.connection.wait([self._made._reader, self._process.sentinel], timeout=0.2)
             try:
                 _, made = self._made.get(timeout=0.01)
-            except queue.Empty:
+            except (queue.Empty, EOFError, OSError):  # nothing so far; the pipe has ended, before an answer or within one
                 if not self._process.is_alive() and not epoch.closed:
                     raise RuntimeError(
                         f"DataLoader worker {self._number} (pid {self._process.pid}) exited unexpectedly, "

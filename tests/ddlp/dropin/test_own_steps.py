@@ -8,6 +8,8 @@ import os
 import pickle
 import signal
 import traceback
+from multiprocessing.connection import Connection
+from typing import Any
 
 import numpy as np
 import pytest
@@ -299,6 +301,24 @@ def test_where_the_steps_run(paths):
 def test_processes_that_are_not_forked(paths, not_forked):
     data = numbered(paths, v1.Compose([v1.Resize((20, 24)), Shift(), v1.ToTensor()]))
     equal(cut(DDLPLoader(data, 6, num_workers=1, multiprocessing_context=not_forked)), DataLoader(data, 6))
+
+
+class EndsWithinAnAnswer:
+    """A step after which the process writes half of its answer and ends, as one that is killed there."""
+
+    def __call__(self, image: Any) -> torch.Tensor:
+        def half(connection: Any, data: Any) -> None:
+            os.write(connection.fileno(), bytes(data)[: len(data) // 2])
+            os._exit(7)
+
+        Connection._send = half  # type: ignore[attr-defined]
+        return torch.zeros(64 << 10)
+
+
+def test_a_process_that_ends_within_an_answer_is_an_error(paths):
+    data = numbered(paths, v1.Compose([v1.Resize((20, 24)), EndsWithinAnAnswer()]))
+    with pytest.raises(RuntimeError, match="exited unexpectedly, with code 7"):
+        next(iter(DDLPLoader(data, 4, num_workers=1)))
 
 
 def test_a_process_that_ends_is_an_error(paths):
