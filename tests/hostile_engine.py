@@ -49,7 +49,8 @@ class LyingEngine:
         self._front.bind(listen)
         self.address = self._front.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
         self._stop = False
-        self._thread = threading.Thread(target=self._relay, name="liar")
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="liar")
         self._thread.start()
 
     def device(self, **options: Any) -> Device:
@@ -63,8 +64,17 @@ class LyingEngine:
         socket.connect(self._engine)
         return socket
 
-    def _relay(self) -> None:
+    def _run(self) -> None:
         back: dict[bytes, zmq.Socket[bytes]] = {}
+        try:
+            self._relay(back)
+        except BaseException as error:  # of a lie: `close` raises it
+            self._error = error
+        finally:  # else `close` would wait for them for ever
+            for socket in [*back.values(), self._front]:
+                socket.close()
+
+    def _relay(self, back: dict[bytes, zmq.Socket[bytes]]) -> None:
         poller = zmq.Poller()
         poller.register(self._front, zmq.POLLIN)
         while not self._stop:
@@ -79,9 +89,6 @@ class LyingEngine:
             for peer, socket in back.items():
                 if socket in ready:
                     self._tell(peer, socket.recv_multipart())
-        for socket in back.values():
-            socket.close()
-        self._front.close()
 
     def _tell(self, peer: bytes, frames: Frames) -> None:
         message, payload = say.decode(frames)
@@ -96,6 +103,8 @@ class LyingEngine:
         self._stop = True
         self._thread.join()
         self._context.term()
+        if self._error is not None:
+            raise self._error
 
 
 WELCOME = say.Welcome({}, 1 << 40, 1 << 60, "/no/such/spool", 1)

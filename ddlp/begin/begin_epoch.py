@@ -178,7 +178,7 @@ def _described(
 ) -> Epoch:
     """Return what the epoch is that begins. Its base seed is drawn."""
     loader, config = view.torch, view.config
-    seed = _seed(view)
+    seed, pin = _seed(view), pinned_for(loader)  # which warns, wherever batches go
     return Epoch(
         portable=now,
         seed=base_seed if seed is None else seed,
@@ -195,7 +195,7 @@ def _described(
         rank_after_rank=config.chosen.rank_after_rank,
         most_replaced=config.most_replaced,
         target=config.target,
-        pin=pinned_for(loader) if config.target is None else None,
+        pin=pin if config.target is None else None,
         batch_transform=config.batch_transform,
     )
 

@@ -133,6 +133,8 @@ class EpochExecutor:
                 warn_user("ddlp: a device's spool does not answer; the threads that read from it are left to themselves")
         finally:  # Ctrl-C: the threads end by themselves
             monitor.ready.clear()
+            monitor.reactions = ()  # as with the threads, they would keep the parts, and so the epoch's files and memory
+            self._threads.forget_owner()
             self.resources.reader.close()
             self.resources.pool.close()
             self._host.close()

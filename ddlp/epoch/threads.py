@@ -35,6 +35,10 @@ class Threads:
         except BaseException as error:
             self._failed(error)
 
+    def forget_owner(self) -> None:
+        """Call nobody any more: the owner holds this object, and the cycle would keep all that it holds."""
+        self._failed = lambda error: None
+
     def join(self, limit_s: float) -> bool:
         """Wait until all have ended, but not longer than ``limit_s`` for those that may hang. False if some are left."""
         until = time.monotonic() + limit_s
