@@ -101,9 +101,13 @@ def execute(
         controller.begin(ledger)
     closed = partial(_closed, resources.gpu_transfer, on_closed)
     executor = EpochExecutor(resources, host, chosen, hooks=hooks, controller=controller, on_closed=closed)
-    if reader is not None:
-        reader.begin(executor)
-    hooks.began(resources, chosen)
+    try:
+        if reader is not None:
+            reader.begin(executor)
+        hooks.began(resources, chosen)
+    except BaseException:  # of the user's sampler: nobody else has the executor, whose threads run
+        executor.close()
+        raise
     return executor
 
 

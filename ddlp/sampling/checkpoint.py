@@ -491,7 +491,7 @@ def drawn_on(loader: DataLoader, resume: Resume) -> Resume:
     with restored({"torch": saved["torch"]}, {"torch": default}):
         base_seed = resume.base_seed
         if base_seed is None and loader.generator is None:
-            base_seed = int(torch.empty((), dtype=torch.int64).random_().item())
+            base_seed = draw_base_seed(None)
         own = isinstance(getattr(sampler_of(loader), "generator", None), torch.Generator)
         order = None if stream or own else _order_state(loader)
     return replace(resume, base_seed=base_seed, order=order)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +22,7 @@ from ddlp.sources.base import PreparedBatch, Resources
 from ddlp.sources.epoch import Epoch
 from ddlp.transfer.memory_pool import MemoryPool
 from ddlp.translate.portable import portable
+from tests.engine_process import until
 
 COUNT, BATCH = 22, 4
 
@@ -105,3 +107,21 @@ def test_the_sampler_is_begun_before_the_base_seed_is_drawn(workers: int, persis
             epochs.append((labels, int(iterator._base_seed), generator.get_state().tolist()))
         found.append(epochs)
     assert found[0] == found[1]
+
+
+class Fails(Drawing):
+    """A batch sampler whose third batch is an error: DataLoader with two workers asks for four when the epoch begins."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        yield [0, 1]
+        yield [2, 3]
+        raise ValueError("no third batch")
+
+
+def test_an_epoch_that_can_not_begin_leaves_no_thread() -> None:
+    before = set(threading.enumerate())
+    loader = DDLPLoader(data(), batch_sampler=Fails(torch.Generator()), num_workers=2)
+    with pytest.raises(ValueError, match="no third batch"):
+        iter(loader)
+    left = [thread for thread in threading.enumerate() if thread not in before and thread.name.startswith("ddlp-")]
+    until(lambda: not any(thread.is_alive() for thread in left), 30, "the end of its threads")
