@@ -162,7 +162,11 @@ def _epoch_iterator(view: LoaderView, now: Portable, base_seed: int | None, work
             hooks.closed()
         raise
     parts.life.began(executor.counts)
-    iterator = EpochIterator(loader, reader, executor, parts.life)
+    try:
+        iterator = EpochIterator(loader, reader, executor, parts.life)
+    except BaseException:  # of torch's own, for a warning that is an error: the threads run
+        executor.close()
+        raise
     for decision in _decisions(view, controller):
         hooks.decided(*decision)
     iterator.kept_alive = (*parts.handles, offload)
