@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import os
 import shutil
 import signal
 import time
@@ -13,12 +11,9 @@ import pytest
 from csd_engine.errors import EngineRefused, EngineUnreachable
 from csd_engine.protocol import codec as protocol
 from csd_engine.protocol.keys import make_keys
-from csd_engine.service.spool import host_directory, host_mark
 from ddlp import DDLPError, Device
 from ddlp.observe import live
-from ddlp.process.system import boot
 from tests.ddlp.faults.scene import Truth, arrays, dataset, device, make_loader, train, until
-from tests.engine_process import EngineProcess
 from tests.small_images import make_images
 
 TCP = "tcp://127.0.0.1:0"
@@ -40,20 +35,9 @@ def test_roots_under_another_name(engines, data, truth, told, images, tmp_path, 
     assert made and not len(told), list(told)
 
 
-@pytest.mark.slow  # test_roots_under_another_name, and test_transfer.py: test_a_shared_spool_is_used
-def test_the_spool_under_another_name(engines, data, truth, images, tmp_path):
-    engine = engines("--root", str(images))
-    seen = tmp_path / "mounted"
-    seen.symlink_to(engine.spool)
-    loader = make_loader(data, "csd", csd=device(engine, spool=seen))
-    truth.check(train(loader))
-    assert loader.report().batches_csd == 40
-
-
-@pytest.mark.parametrize("strategy", (pytest.param("csd", marks=pytest.mark.slow), "wrr"))
-def test_two_devices_of_which_one_is_killed(engines, data, truth, told, images, strategy):
+def test_two_devices_of_which_one_is_killed(engines, data, truth, told, images):
     one, two = (engines("--root", str(images), "--slowdown", "3") for _ in range(2))
-    loader = make_loader(data, strategy, csd=[device(one), device(two)])
+    loader = make_loader(data, "wrr", csd=[device(one), device(two)])
     truth.check(train(loader, 0.01))
     batches = train(loader, 0.02, at={8: lambda: one.process.send_signal(signal.SIGKILL)})
     truth.check(batches, 1)
@@ -68,7 +52,7 @@ def test_two_devices_of_which_one_is_killed(engines, data, truth, told, images, 
 
 def test_a_device_that_is_lost_is_not_in_the_bound_of_later_epochs(engines, data, truth, told, images):
     engine = engines("--root", str(images))
-    loader = make_loader(data, "csd", csd=device(engine))
+    loader = make_loader(data, "csd", csd=device(engine, connect_timeout_s=1))
     train(loader)
     assert loader.report().rate_csd and live(loader).bound
     engine.kill()
@@ -77,23 +61,6 @@ def test_a_device_that_is_lost_is_not_in_the_bound_of_later_epochs(engines, data
     assert (report.batches_cpu, report.rate_csd) == (40, None) and len(told) == 1
     assert report.rate_cpu and live(loader).bound == report.rate_cpu
     assert report.bound_s == pytest.approx(report.samples / report.rate_cpu)
-
-
-@pytest.mark.slow  # tests/ddlp/pools/test_retire.py, and test_two_devices_share_a_tail_each_at_its_own_speed
-def test_a_device_comes_back(engines, data, truth, told, images):
-    engine = engines("--root", str(images))
-    loader = make_loader(data, "csd", csd=device(engine))
-    truth.check(train(loader, 0.01, at={8: lambda: engine.process.send_signal(signal.SIGTERM)}))
-    assert not len(told) and "it retired: its engine was told to end" in str(loader.report())
-    engine.process.wait()
-    again = EngineProcess(engine.home, "--root", str(images), listen=engine.address, keys=engine.keys)
-    try:
-        truth.check(train(loader), 1)
-        assert loader.report().batches_csd == 40 and not len(told)
-    finally:
-        del loader
-        gc.collect()
-        again.end()
 
 
 def test_arrays_travel_below_the_spool(engines, truth, told, images):
@@ -134,20 +101,6 @@ def test_the_spools_files_lead_nowhere_else(engines, told, images, tmp_path, way
         home.unlink()
 
 
-@pytest.mark.slow  # tests/ddlp/sources/engine/test_shared_spool.py
-def test_left_files_of_killed_hosts_are_swept(engines, images):
-    engine = engines("--root", str(images))
-    left = engine.spool / "files" / host_directory(boot())
-    left.mkdir()
-    (left / "lock").write_text(host_mark(left.name))
-    (left / f"{'0' * 32}.npy").write_bytes(bytes(100))
-    os.utime(left, (0, 0))
-    data = arrays(40)
-    loader = make_loader(data, "csd", csd=device(engine))
-    assert len(train(loader)) == 10
-    assert not left.exists()
-
-
 # -- unreachable engines ------------------------------------------------------------------------------------------------
 
 
@@ -162,8 +115,8 @@ def fails(loader, kind, match, within_s=6.0):
 
 def test_nobody_there(leaves_nothing, data, tmp_path):
     keys = make_keys(tmp_path / "keys")
-    loader = make_loader(data, "csd", csd=Device("tcp://127.0.0.1:1", keys, connect_timeout_s=2))
-    fails(loader, EngineUnreachable, "(?s)tcp://127.0.0.1:1 within 2 s.*firewall")
+    loader = make_loader(data, "csd", csd=Device("tcp://127.0.0.1:1", keys, connect_timeout_s=1))
+    fails(loader, EngineUnreachable, "(?s)tcp://127.0.0.1:1 within 1 s.*firewall")
 
 
 def test_one_of_two_is_not_there(engines, data, truth, images, tmp_path):
@@ -188,33 +141,18 @@ def test_no_keys(leaves_nothing, data, tmp_path):
     fails(loader, DDLPError, r"(?s)keys of the engine at tcp.*server.key and host.key_secret.*Device\(keys=")
 
 
-def test_wrong_server_key(engines, data, images, tmp_path):
+def test_what_is_wrong_between_an_engine_and_this_host_is_said(engines, data, images, tmp_path, monkeypatch):
     engine = engines("--root", str(images))
+    elsewhere = dataset(make_images(tmp_path / "elsewhere", 8))
+    fails(make_loader(elsewhere, "csd", csd=device(engine)), EngineRefused, "(?s)outside the roots.*--root")
+    unseen = make_loader(data, "csd", csd=device(engine, spool=tmp_path / "nothing"), transfer="shared")
+    fails(unseen, DDLPError, r"(?s)transfer='shared'.*nothing.*Device\(spool=.*leave transfer= out")
     fails(make_loader(data, "csd", csd=Device(engine.address, make_keys(tmp_path / "other"))), EngineRefused, "server.key")
-
-
-def test_not_on_the_allow_list(engines, data, images):
-    engine = engines("--root", str(images))
+    with monkeypatch.context() as patched:
+        patched.setattr(protocol, "PROTOCOL", 99)
+        fails(make_loader(data, "csd", csd=device(engine)), EngineRefused, "(?s)protocol 4.*protocol 99.*same version")
     (engine.keys / "clients" / "host.key").unlink()
     fails(make_loader(data, "csd", csd=device(engine)), EngineRefused, "clients directory")
-
-
-def test_another_protocol(engines, data, images, monkeypatch):
-    engine = engines("--root", str(images))
-    monkeypatch.setattr(protocol, "PROTOCOL", 99)
-    fails(make_loader(data, "csd", csd=device(engine)), EngineRefused, "(?s)protocol 4.*protocol 99.*same version")
-
-
-def test_roots_without_the_data_set(engines, data, tmp_path):
-    (tmp_path / "other").mkdir()
-    engine = engines("--root", str(tmp_path / "other"))
-    fails(make_loader(data, "csd", csd=device(engine)), EngineRefused, "(?s)outside the roots.*--root")
-
-
-def test_a_spool_out_of_sight(engines, data, images, tmp_path):
-    engine = engines("--root", str(images))
-    loader = make_loader(data, "csd", csd=device(engine, spool=tmp_path / "nothing"), transfer="shared")
-    fails(loader, DDLPError, r"(?s)transfer='shared'.*nothing.*Device\(spool=.*leave transfer= out")
 
 
 def test_different_data_there(engines, told, tmp_path):

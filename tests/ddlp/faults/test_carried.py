@@ -40,17 +40,12 @@ def parcels(engine: Any) -> list[str]:
     return [path.name for path in engine.spool.glob("job-*/*.parcel")]
 
 
-@pytest.mark.parametrize("transfer", [None, pytest.param("stream", marks=pytest.mark.slow)])
-def test_the_same_bits_from_an_engine_without_the_data(engine, data, truth, told, transfer):
-    loader = make_loader(data, "csd", csd=carried(engine), transfer=transfer)
+def test_the_same_bits_from_an_engine_without_the_data(engine, data, truth, told):
+    loader = make_loader(data, "csd", csd=carried(engine))
     truth.check(train(loader))
     truth.check(train(loader), 1)
     assert loader.report().batches_csd == 40 and not len(told), list(told)
     assert parcels(engine) == [] and os.listdir(engine.spool / "manifests") == []
-
-
-def test_without_it_such_an_engine_is_refused(engine, data):
-    fails(make_loader(data, "csd", csd=device(engine)), EngineRefused, "(?s)outside the roots.*--root")
 
 
 def test_files_and_arrays_in_one_data_set(engine, paths, told):

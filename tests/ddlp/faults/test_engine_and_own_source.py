@@ -96,7 +96,7 @@ def test_each_sample_once_with_the_hosts_bits(engine, data, truth, told, monkeyp
 
 @pytest.mark.parametrize(
     ("strategy", "kind"),
-    [("csd", InProcess), ("csd", StaysAway), ("mte", InProcess), ("wrr", StaysAway), ("ordered", InProcess)],
+    [("csd", InProcess), ("csd", StaysAway), ("mte", InProcess)],
 )
 @pytest.mark.some(2)
 def test_the_own_source_is_killed_in_mid_epoch(engine, data, truth, told, monkeypatch, strategy, kind):
@@ -124,9 +124,8 @@ def test_the_own_source_is_killed_in_mid_epoch(engine, data, truth, told, monkey
     both.check()
 
 
-@pytest.mark.parametrize("strategy", ["csd", pytest.param("ordered", marks=pytest.mark.slow)])
-def test_the_engine_is_killed_in_mid_epoch(engine, data, truth, told, monkeypatch, strategy):
-    both = Both(engine, data, strategy, monkeypatch)
+def test_the_engine_is_killed_in_mid_epoch(engine, data, truth, told, monkeypatch):
+    both = Both(engine, data, "csd", monkeypatch)
     numbers: list[int] = []
 
     def kill() -> None:
@@ -138,6 +137,5 @@ def test_the_engine_is_killed_in_mid_epoch(engine, data, truth, told, monkeypatc
 
     truth.check(train(both.loader, 0.005, at={0: kill}))
     assert len(told) == 1 and f"{engine.address} is gone" in told[0], list(told)
-    if strategy == "csd":
-        assert delivered(both.to_own, numbers[0])
+    assert delivered(both.to_own, numbers[0])
     both.check()

@@ -8,21 +8,15 @@ import time
 
 import pytest
 
-from ddlp.sources.engine.connections import EMBEDDED
 from tests.ddlp.faults.scene import engine_pid, make_loader, train, until, worker_pids
 
-STRATEGIES = ("csd", "mte", "wrr", "ordered")
 
-
-def options(strategy):
-    return {"ratio": 0.5} if strategy == "mte" else {}
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ("csd", "mte", "wrr", "ordered"))
 @pytest.mark.some(1)
 def test_killed_engine(leaves_nothing, data, truth, told, strategy, monkeypatch):
     monkeypatch.setenv("DDLP_ENGINE_SLOWDOWN", "25")  # otherwise it may have done its part by the sixth step
-    loader = make_loader(data, strategy, shuffle=strategy != "ordered", **options(strategy))
+    ratio = {"ratio": 0.5} if strategy == "mte" else {}
+    loader = make_loader(data, strategy, shuffle=strategy != "ordered", **ratio)
     truth.check(train(loader, 0.02), 0)  # the engine has joined
     assert not len(told)
     first = engine_pid()
@@ -44,24 +38,8 @@ def test_killed_engine(leaves_nothing, data, truth, told, strategy, monkeypatch)
         assert [int(y) for _, labels in batches for y in labels] == list(range(len(data)))
 
 
-@pytest.mark.slow  # tests/ddlp/sources/test_contract.py: test_lost_and_back_in_mid_epoch
-def test_a_killed_engine_that_is_back_in_the_same_epoch(leaves_nothing, slow_engine, data, truth, told):
-    """The loss is a warning, the return is a line of the report."""
-    loader = make_loader(data, "csd")
-    train(loader, 0.02)
-
-    def kill():
-        os.kill(engine_pid(), signal.SIGKILL)
-        until(lambda: f"{EMBEDDED}: it was gone, and is back" in loader.report().notes, 30, "its return")
-
-    truth.check(train(loader, 0.02, at={6: kill}), 1)
-    assert len(told) == 1 and "is gone" in told[0], list(told)
-    assert loader.report().notes == (f"{EMBEDDED}: it was gone, and is back",)
-
-
-@pytest.mark.parametrize("strategy", (pytest.param("csd", marks=pytest.mark.slow), "wrr"))
-def test_killed_worker(leaves_nothing, slow_engine, data, truth, told, strategy):
-    loader = make_loader(data, strategy, **options(strategy))
+def test_killed_worker(leaves_nothing, slow_engine, data, truth, told):
+    loader = make_loader(data, "wrr")
     truth.check(train(loader, 0.02), 0)
     (worker,) = until(worker_pids, 30, "a worker")
     truth.check(train(loader, 0.02, at={6: lambda: os.kill(worker, signal.SIGKILL)}), 1)
@@ -74,10 +52,9 @@ def test_killed_worker(leaves_nothing, slow_engine, data, truth, told, strategy)
     assert worker_pids() != [worker] and loader.report().batches_csd > 0
 
 
-@pytest.mark.parametrize("strategy", ("csd",))
-def test_stopped_engine(leaves_nothing, data, truth, told, strategy, monkeypatch):
+def test_stopped_engine(leaves_nothing, data, truth, told, monkeypatch):
     monkeypatch.setenv("DDLP_ENGINE_SLOWDOWN", "25")  # otherwise a fast machine's is done by the sixth step
-    loader = make_loader(data, strategy)
+    loader = make_loader(data, "csd")
     train(loader, 0.02)
     engine = engine_pid()
     began = time.monotonic()
@@ -90,11 +67,10 @@ def test_stopped_engine(leaves_nothing, data, truth, told, strategy, monkeypatch
     assert loader.report().batches_csd > 0  # from a new engine
 
 
-@pytest.mark.parametrize("strategy", ("csd",))
-def test_hanging_worker(leaves_nothing, slow_engine, data, truth, told, strategy, monkeypatch):
+def test_hanging_worker(leaves_nothing, slow_engine, data, truth, told, monkeypatch):
     """The service answers each ping, but its only worker never ends a lease."""
     monkeypatch.setattr("ddlp.schedule.strategies.base.STALLED_AT_LEAST_S", 2.0)
-    loader = make_loader(data, strategy, **options(strategy))
+    loader = make_loader(data, "csd")
     train(loader, 0.02)
     (worker,) = worker_pids()
     began = time.monotonic()

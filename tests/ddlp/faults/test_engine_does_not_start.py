@@ -78,31 +78,10 @@ def test_an_interpreter_that_goes_wrong(data, truth, told, interpreter, script, 
     check(make_loader(data, "wrr"), truth, told, because)
 
 
-def test_no_interpreter(data, truth, told, monkeypatch):
-    monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    check(make_loader(data, "wrr"), truth, told, "could not be started by '/nowhere/python'")
-
-
-@pytest.mark.parametrize(("name", "value"), [("CPUS", "4000"), ("WORKERS", "none")])
-@pytest.mark.some(1)
-def test_settings_that_cannot_be(data, truth, told, monkeypatch, name, value):
-    monkeypatch.setenv(f"DDLP_ENGINE_{name}", value)
-    check(make_loader(data, "wrr"), truth, told, value)
-
-
-def test_a_spool_that_is_a_file(data, truth, told, tmp_path):
-    (tmp_path / "file").touch()
-    check(make_loader(data, "wrr", spool=str(tmp_path / "file")), truth, told, "cannot be used: ")
-
-
 def test_no_place_for_a_socket(data, truth, told, tmp_path, monkeypatch):
     """The spool's path is too long for a socket, and neither the temporary directory nor /tmp can be used."""
     monkeypatch.setattr("ddlp.sources.engine.embedded.MAX_SOCKET_PATH_BYTES", 20)
     check(make_loader(data, "wrr", spool=str(tmp_path)), truth, told, "a socket's path has at most 20 bytes")
-
-
-def test_a_quota_smaller_than_a_batch(data, truth, told):
-    check(make_loader(data, "wrr", spool_bytes=100), truth, told, "Give it a larger quota")
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -147,6 +126,7 @@ def test_an_engine_that_starts_in_a_later_epoch(data, truth, told, monkeypatch):
     with monkeypatch.context() as now:
         now.setattr(sys, "executable", "/nowhere/python")
         truth.check(train_until(loader, lambda: loader.report().notes))
+        assert "could not be started by '/nowhere/python'" in told[0], list(told)
     truth.check(train_until(loader, lambda: loader._last.executor.ledger.ready_csd), 1)
     assert loader.report().batches_csd and not loader.report().notes and len(told) == 1
 

@@ -10,7 +10,6 @@ import threading
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader
 
 from ddlp import DDLPLoader
 from tests.ddlp.faults.scene import descendants, engine_pid, make_loader, train, until
@@ -76,21 +75,6 @@ def test_a_child_trains_with_an_engine_of_its_own(script):
     assert one.line() == "0 39"
     assert one.end() == (0, "")
     one.nothing_left()
-
-
-def test_beside_a_dataloader_with_workers(leaves_nothing, slow_engine, data, truth, told):
-    loader = make_loader(data, "wrr", num_workers=2)
-    other = DataLoader(data, 8, num_workers=2, persistent_workers=True)
-    train(loader, 0.01)
-    batches = []
-    evaluations = 0
-    for step, batch in enumerate(loader):
-        batches.append(batch)
-        if step % 15 == 5:
-            evaluations += sum(1 for _ in other)
-    truth.check(batches, 1)
-    assert evaluations == 60 and not len(told)
-    other._iterator._shutdown_workers()
 
 
 def test_user_code_in_workers_beside_an_engine(leaves_nothing, data, truth):

@@ -65,15 +65,14 @@ def said(told):
     return [text for text in told if "is not ready yet" not in text]
 
 
-@pytest.mark.parametrize("strategy", ["csd", pytest.param("wrr", marks=pytest.mark.slow)])
-def test_the_only_spool_does_not_answer(engines, data, truth, told, images, spool_that_hangs, strategy):
+def test_the_only_spool_does_not_answer(engines, data, truth, told, images, spool_that_hangs):
     """The host makes the missing batches. Nobody waits for the threads that hang."""
     hangs, ends = spool_that_hangs
     engine = engines("--root", str(images))
-    loader = make_loader(data, strategy, csd=device(engine))
+    loader = make_loader(data, "csd", csd=device(engine))
     until_it_takes_part(loader)
     hangs.append(engine.address)
-    truth.check(train(loader, 0.0 if strategy == "csd" else 0.1))
+    truth.check(train(loader))
     assert len(said(told)) == 1 and "does not answer" in said(told)[0], list(told)
     del told[:]
     iterator = iter(loader)

@@ -45,10 +45,7 @@ def job_directories(engine: EngineProcess) -> list[object]:
     return list(engine.spool.glob("job-*"))
 
 
-@pytest.mark.parametrize("number, transfer", [
-    (signal.SIGKILL, "shared"), (signal.SIGSTOP, "stream"), pytest.param(signal.SIGKILL, "stream", marks=pytest.mark.slow),
-    pytest.param(signal.SIGSTOP, "shared", marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.parametrize("number, transfer", [(signal.SIGKILL, "shared"), (signal.SIGSTOP, "stream")])
 def test_a_host_that_vanishes(engines, script, images, number, transfer):
     """The engine stops working for it and frees its space. The host may come back."""
     engine = engines("--root", str(images), "--lease-timeout", "1", "--slowdown", "3")

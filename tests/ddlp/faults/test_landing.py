@@ -6,7 +6,7 @@ batches, and the training thread uses them after their events. If there is a GPU
 
 from __future__ import annotations
 
-import itertools
+import re
 import threading
 
 import pytest
@@ -20,8 +20,7 @@ from ddlp.transfer.gds.needs import place_of
 from ddlp.transfer.gpu_transfer import FileTransfer, GpuTransfer
 from ddlp.transfer.mapped_batch import may_map
 from tests.ddlp.faults.scene import make_loader, train, until
-from tests.ddlp.faults.test_damage import RATIO, STEP, Vandal, delete, flip, some_of
-from tests.ddlp.faults.test_damage import WAYS as DAMAGES
+from tests.ddlp.faults.test_damage import RATIO, STEP, Vandal, are_told, delete, flip
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -51,27 +50,24 @@ def on_cpu(batches):
     return [[images.cpu(), labels.cpu()] for images, labels in batches]
 
 
-@pytest.mark.parametrize(
-    "transfer", [None, *(pytest.param(way, marks=pytest.mark.slow) for way in ("pinned", "mmap", "stream"))]
-)
-def test_every_way(leaves_nothing, data, truth, told, lands, transfer):
-    if transfer in (None, "mmap") and not may_map(leaves_nothing):
+def test_the_fastest_way(leaves_nothing, data, truth, told, lands):
+    if not may_map(leaves_nothing):
         pytest.skip(f"{leaves_nothing} is on no file system that is mapped, or in a chroot, where that can't be told")
-    loader = make_loader(data, "csd", **lands(transfer))
-    truth.check(on_cpu(train(loader)))
-    truth.check(on_cpu(train(loader)), 1)
+    loader = make_loader(data, "csd", **lands())
+    for epoch in range(2):
+        truth.check(on_cpu(train(loader)), epoch)
     report = loader.report()
     assert report.batches_csd == 40 and not len(told), list(told)
-    if transfer != "stream":
-        measured = "the fastest for the first one (pinned " if transfer is None else f"transfer='{transfer}'"
-        assert any("batches come by transfer=" in note and measured in note for note in report.notes), report.notes
+    assert any(re.search(r"batches come by transfer=.*the fastest for the first one \(pinned ", note) for note in report.notes)
 
 
-@pytest.mark.parametrize("strategy, workers", [
-    *(("wrr", 0), ("ordered", 2)),  # other tests here have mte, and the host alone
-    *(pytest.param(*one, marks=pytest.mark.slow) for one in (("wrr", 2), ("ordered", 0))),
-    *(pytest.param(*one, marks=pytest.mark.slow) for one in itertools.product(("cpu", "mte"), (0, 2))),
-])  # fmt: skip
+def test_damaged_files(leaves_nothing, data, truth, told, lands):
+    loader = make_loader(data, "mte", ratio=RATIO, **lands("pinned"))
+    truth.check(on_cpu(train(loader, 0.02, at={STEP: Vandal(leaves_nothing, flip, delete)})))
+    are_told(told, flip, delete)
+
+
+@pytest.mark.parametrize("strategy, workers", [("wrr", 0), ("ordered", 2)])  # other tests here have mte, and the host alone
 def test_every_strategy(leaves_nothing, data, truth, told, lands, strategy, workers):
     loader = make_loader(data, strategy, num_workers=workers, **lands())
     took_part = False
@@ -80,29 +76,9 @@ def test_every_strategy(leaves_nothing, data, truth, told, lands, strategy, work
         report = loader.report()
         assert report.batches_cpu + report.batches_csd == 40 and not len(told), list(told)
         took_part = report.batches_csd > 0
-        if epoch and (took_part or strategy == "cpu"):
+        if epoch and took_part:
             break
-    assert took_part == (strategy != "cpu")
-
-
-@pytest.mark.parametrize("way", some_of(DAMAGES, flip, delete), ids=lambda way: way.__name__)
-def test_damaged_files(leaves_nothing, data, truth, told, lands, way):
-    loader = make_loader(data, "mte", ratio=RATIO, **lands("pinned"))
-    vandal = Vandal(leaves_nothing, way, 4)
-    truth.check(on_cpu(train(loader, 0.02, at={STEP: vandal})))
-    assert vandal.batches == len(told) == 4, list(told)
-    assert all("was not used" in text and DAMAGES[way] in text and "host prepares it again" in text for text in told)
-
-
-@pytest.mark.slow  # test_damaged_files; this one is about that test
-def test_the_checksum_is_what_finds_it(leaves_nothing, data, truth, told, lands, monkeypatch):
-    """Without the checksum damaged bits are delivered. So it is the checksum that makes the test above pass."""
-    monkeypatch.setattr("ddlp.transfer.gpu_transfer.check_sum", lambda found, promised: None)
-    loader = make_loader(data, "mte", ratio=RATIO, **lands("pinned"))
-    vandal = Vandal(leaves_nothing, flip, 4)
-    with pytest.raises(AssertionError):
-        truth.check(on_cpu(train(loader, 0.02, at={STEP: vandal})))
-    assert not len(told)
+    assert took_part
 
 
 def test_an_audit_looks_at_what_landed(leaves_nothing, data, told, lands, monkeypatch):

@@ -9,7 +9,6 @@ import time
 import weakref
 
 import pytest
-from torch.utils.data import DataLoader
 
 from tests.ddlp.faults.scene import BATCH, Truth, dataset, make_loader, train
 
@@ -88,19 +87,6 @@ def test_unreadable_samples(leaves_nothing, broken, told, strategy):
             if strategy in ("cpu", "csd", "ordered"):
                 assert step == data.paths.index(path) // BATCH
     assert all("could not prepare" in text or "can be read here" in text for text in told)
-
-
-def test_the_same_type_and_place_as_dataloader(broken):
-    data, _ = broken
-    ours = [(step, type(error)) for step, error in collect(make_loader(data, "cpu"))[1]]
-    plain = DataLoader(data, BATCH)
-    iterator, theirs = iter(plain), []
-    for step in range(len(plain)):
-        try:
-            next(iterator)
-        except Exception as error:
-            theirs.append((step, type(error)))
-    assert ours == theirs
 
 
 def test_a_file_that_hangs(leaves_nothing, images, tmp_path, told):

@@ -55,7 +55,7 @@ def _fill(path: Path) -> None:
 
 def test_a_quota_smaller_than_a_batch(leaves_nothing, data):
     loader = make_loader(data, "csd", spool_bytes=FILE_BYTES - 1)
-    with pytest.raises((EngineError, DDLPError), match="quota"):
+    with pytest.raises((EngineError, DDLPError), match="Give it a larger quota"):
         train(loader)
 
 
@@ -104,10 +104,9 @@ def test_many_loaders(leaves_nothing, data, truth, told):
     assert not len(told), list(told)
 
 
-@pytest.mark.parametrize("batches", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_a_paused_epoch_does_not_starve_another(leaves_nothing, data, truth, told, batches):
+def test_a_paused_epoch_does_not_starve_another(leaves_nothing, data, truth, told):
     """Evaluation in mid-epoch: the training's batches fill the quota, and are not fetched meanwhile."""
-    quota = {"spool_bytes": batches * FILE_BYTES}
+    quota = {"spool_bytes": FILE_BYTES}
     training, evaluation = make_loader(data, "mte", ratio=0.5, **quota), make_loader(data, "csd", **quota)
     got = []
     for step, batch in enumerate(training):

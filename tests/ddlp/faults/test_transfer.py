@@ -65,12 +65,6 @@ def test_asked_for(engines, data, truth, images):
     assert place.link.stream._fetches == 0 and place.link.sealed._fetches == 40
 
 
-def test_of_the_embedded_engine(leaves_nothing, data, truth):
-    loader = make_loader(data, "csd", transfer="stream")
-    truth.check(train(loader))
-    assert loader.report().batches_csd == 40
-
-
 def test_nonsense_is_refused(data):
     with pytest.raises(ValueError, match="transfer='nfs': expected one of auto, shared, gds, pinned, mmap, stream, or None"):
         make_loader(data, "csd", transfer="nfs")
@@ -82,16 +76,11 @@ def test_it_is_explained(data, capsys):
     assert "transfer" not in make_loader(data, "cpu").explain()
 
 
-@pytest.mark.parametrize("there", ["another disk", "a copy of the spool"])
-@pytest.mark.some(1)
-def test_one_path_on_two_disks(engines, data, truth, images, tmp_path, there):
-    """Both sides have a directory of that name. Nothing is left in the one that is not the engine's."""
+def test_one_path_on_two_disks(engines, data, truth, images, tmp_path):
+    """Here is a copy of the engine's spool under its path. Nothing is left in it."""
     engine = engines("--root", str(images))
     here = tmp_path / "spool"
-    if there == "a copy of the spool":
-        shutil.copytree(engine.spool, here)
-    else:
-        (here / "files").mkdir(parents=True)
+    shutil.copytree(engine.spool, here)
     before = sorted(here.rglob("*"))
     loader = make_loader(data, "csd", csd=Device(engine.address, engine.keys, spool=here))
     truth.check(train(loader))
@@ -127,15 +116,8 @@ def test_damage_is_found(engines, data, truth, told, images, tmp_path):
     assert len(turned) == len(told) == 3 and all("sent by the engine" in text and "checksum" in text for text in told)
 
 
-def test_an_engine_that_is_killed(engines, data, truth, told, images, tmp_path):
-    engine = engines("--root", str(images), "--slowdown", "3")
-    loader = make_loader(data, "wrr", csd=apart(engine, tmp_path))
-    truth.check(train(loader, 0.01))
-    truth.check(train(loader, 0.02, at={6: engine.process.kill}), 1)
-    assert len(told) == 1 and "is gone" in told[0], list(told)
-
-
-@pytest.mark.parametrize("sealed", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("sealed", [True, False])
+@pytest.mark.some(1)
 def test_breaking_off_does_not_wait_for_a_batch_on_its_way(engines, data, images, tmp_path, monkeypatch, sealed):
     """The engine hangs, and the user ends the loop."""
     if not sealed:
@@ -200,19 +182,6 @@ def test_what_was_sent_leads_nowhere_else(engines, told, images, tmp_path):
     assert len(train(loader, 0.05)) == 10 and loader.report().batches_csd == 0
 
 
-@pytest.mark.slow  # the next one, and a real file system that remembers
-def test_a_spool_that_shows_files_late(engines, data, truth, told, images, tmp_path):
-    """Like NFS, which caches for up to a minute that a file is missing. No batch of the device is lost."""
-    engine = engines("--root", str(images))
-    seen = tmp_path / "mounted"
-    with LaggingView(engine.spool, seen, 2.0):
-        loader = make_loader(data, "csd", csd=Device(engine.address, engine.keys, spool=seen))
-        truth.check(train(loader))
-        report = loader.report()
-        assert report.batches_csd == 40 and not len(told), list(told)
-        assert "shows new files late" in report.notes[0]
-
-
 def test_a_spool_that_shows_files_a_little_late(engines, data, truth, told, images, tmp_path):
     engine = engines("--root", str(images), "--slowdown", "20")
     seen = tmp_path / "mounted"
@@ -248,7 +217,8 @@ def late_view(tmp_path):
         server.communicate()
 
 
-@pytest.mark.parametrize("way", ["absent", pytest.param("short", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("way", ["absent", "short"])
+@pytest.mark.some(1)
 def test_a_real_file_system_that_remembers_what_is_no_longer_so(engines, data, truth, told, images, late_view, way):
     """The kernel answers from its cache for a minute, whatever the file system holds by then."""
     engine = engines("--root", str(images))
@@ -259,18 +229,6 @@ def test_a_real_file_system_that_remembers_what_is_no_longer_so(engines, data, t
     assert report.batches_csd == 40 and not len(told), list(told)
     assert "shows new files late" in report.notes[0]
     del loader
-    gc.collect()
-
-
-@pytest.mark.slow  # test_a_shared_spool_is_used
-def test_a_real_file_system_that_is_not_late(engines, data, truth, told, images, late_view):
-    engine = engines("--root", str(images))
-    seen = late_view(engine.spool, -1, "absent")
-    loader = make_loader(data, "csd", csd=Device(engine.address, engine.keys, spool=seen))
-    truth.check(train(loader))
-    (place,) = loader._parts.offload.connections._places.values()
-    assert place.shared and place.link.stream._fetches == 0 and not loader.report().notes
-    del loader, place
     gc.collect()
 
 
