@@ -6,7 +6,6 @@ import io
 import subprocess
 import sys
 import tarfile
-import time
 from pathlib import Path
 
 from csd_engine.machine.build import build
@@ -15,8 +14,7 @@ from ddlp.deploy.archive import archive, code_bytes
 
 def test_the_archive(tmp_path: Path) -> None:
     first = archive()
-    time.sleep(1.1)  # gzip's time stamp has whole seconds
-    assert archive() == first
+    assert first[4:8] == bytes(4), "gzip's time stamp"
     with tarfile.open(fileobj=io.BytesIO(first)) as tar:
         assert {(entry.mtime, entry.uid, entry.mode) for entry in tar} == {(0, 0, 0o644)}
         assert "csd_engine/kernels/src/ddlp.h" in tar.getnames()

@@ -24,7 +24,7 @@ def entries(tree):
     return [Entry(path, size, 0, digest) for path, (size, digest) in sorted(tree.items(), key=lambda item: sort_key(item[0]))]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(_TREE, _TREE)
 def test_a_merge_finds_what_sets_find(ours, theirs):
     result = CensusResult()

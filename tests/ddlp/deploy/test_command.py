@@ -126,13 +126,6 @@ def test_a_damaged_record_is_written_anew_or_forgotten(capsys: pytest.CaptureFix
     assert cli.main(["deploy", "--name", "board", "--uninstall", "--forget"]) == 0 and not path.exists()
 
 
-def test_the_command_that_corrects_a_root_keeps_the_others() -> None:
-    roots = ("--root", "/a b", "--host-root", "/x", "--root", "/c", "--host-root", "/y")
-    book.save(wanted("board", *roots, "--spool", "/s").record)
-    words = shlex.split(advice.other_root(book.load("board"), ("/x", "/a b"), "/new", "/a b"))
-    assert words[:2] == ["ddlp", "deploy"] and wanted(*words[2:]).record.roots == (("/new", "/a b"), ("/y", "/c"))
-
-
 @pytest.mark.parametrize(
     ("given", "words"),
     [

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
-from csd_engine.machine import build as own
 from ddlp.devices import address_book as book
 from tests.ddlp.deploy.local_device import Device, ddlp, epoch, everything
 
@@ -27,17 +25,6 @@ def test_a_home_that_is_somebody_s_directory_is_refused_before_anything_is_chang
     ddlp(capsys, *device.arguments("--home", str(device.home)))
     ddlp(capsys, "deploy", "--name", "csd0", "--uninstall")
     assert everything(device.sshd.home) == before
-
-
-@pytest.mark.slow
-def test_what_somebody_has_put_beside_the_builds_stays(device: Device, capsys) -> None:
-    ddlp(capsys, *device.arguments())
-    for name in ("mine", "f" * 32):
-        (device.home / "engines" / name).mkdir()
-    assert "Nothing had to be changed." in ddlp(capsys, *device.arguments())
-    assert sorted(os.listdir(device.home / "engines")) == sorted([own.build(), "mine"])
-    ddlp(capsys, "deploy", "--name", "csd0", "--uninstall")
-    assert [path.name for path in device.home.rglob("*")] == ["engines", "mine"]
 
 
 @pytest.mark.slow
@@ -63,20 +50,3 @@ def test_a_spool_that_is_somebody_s_directory_is_refused_before_anything_is_chan
     assert epoch(device, csd="csd0", strategy="csd") and device.report.batches_csd
     ddlp(capsys, "deploy", "--name", "csd0", "--uninstall")
     assert everything(device.spool) == ["files", "files/thesis", "job-4711", "job-4711/thesis"]
-
-
-@pytest.mark.slow
-def test_a_spool_of_an_earlier_version_goes_on(device: Device, capsys) -> None:
-    def unmark() -> None:
-        ddlp(capsys, "stop", "csd0")
-        (device.spool / "ddlp-spool").unlink()
-        assert sorted(os.listdir(device.spool)) == ["arrays", "files", "manifests"]
-
-    ddlp(capsys, *device.arguments())
-    assert epoch(device, csd="csd0", strategy="csd")
-    unmark()
-    ddlp(capsys, *device.arguments())
-    assert epoch(device, csd="csd0", strategy="csd") and device.report.batches_csd
-    unmark()
-    ddlp(capsys, "deploy", "--name", "csd0", "--uninstall")
-    assert os.listdir(device.spool) == []

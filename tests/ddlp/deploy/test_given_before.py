@@ -63,15 +63,6 @@ def test_an_engine_with_packages_that_were_replaced_is_restarted(device: Device,
 
 
 @pytest.mark.slow
-def test_another_interpreter_is_taken_though_nothing_starts_it_at_boot(device: Device, capsys) -> None:
-    ddlp(capsys, *device.arguments())
-    engine, python = device.engine(), _venv(device.sshd.home / "venv")[0]
-    assert "restarted" in ddlp(capsys, "deploy", "--name", "csd0", "--python", str(python))
-    assert device.engine() != engine and str(python).encode() in Path(f"/proc/{device.supervisor()}/cmdline").read_bytes()
-    assert _bare(device, capsys).python == str(python)
-
-
-@pytest.mark.slow
 def test_the_port_and_the_address_that_were_given_hold(device: Device, capsys) -> None:
     """A proxy in front of the device forwards another port, and is closed at first."""
     with socket.socket() as free:
@@ -94,15 +85,3 @@ def test_the_port_and_the_address_that_were_given_hold(device: Device, capsys) -
             ddlp(capsys, "doctor", "csd0")
         finally:
             ssh.terminate()
-
-
-@pytest.mark.slow
-def test_another_port_holds_though_it_was_closed_at_first(device: Device, capsys) -> None:
-    ddlp(capsys, *device.arguments())
-    with socket.socket() as other:
-        other.bind(("0.0.0.0", 0))
-        other.listen()
-        device.port = other.getsockname()[1]
-        assert "in use" in ddlp(capsys, "deploy", "--name", "csd0", "--listen-port", str(device.port), status=1)
-    assert "is ready" in ddlp(capsys, "deploy", "--name", "csd0")
-    assert _bare(device, capsys).address == f"tcp://127.0.0.1:{device.port}"

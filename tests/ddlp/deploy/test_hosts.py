@@ -84,20 +84,6 @@ def test_a_host_that_goes_leaves_the_engine_to_the_others(device: Device, hosts:
     assert not device.home.exists() and not list(device.spool.iterdir())
 
 
-@pytest.mark.slow
-def test_the_directories_that_both_have_stay_while_one_needs_them(device: Device, hosts: tuple[Host, Host]) -> None:
-    first, second = hosts
-    other = second.there
-    second.here, second.there = first.here, first.there
-    engine = device.engine()
-    second.deploy()
-    assert device.engine() == engine
-    first.ddlp("deploy", "--name", "csd0", "--root", str(other))
-    assert second.trains()
-    second.ddlp("deploy", "--name", "csd0", "--uninstall")
-    assert f"{first.here}={first.there}" not in _arguments(device)
-
-
 def test_what_a_second_host_can_t_have_is_said_before_anything_is_changed(device: Device, hosts: tuple[Host, Host]) -> None:
     _, second = hosts
     before, engine = (device.home / "engine.json").read_text(), device.engine()

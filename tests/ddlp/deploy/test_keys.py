@@ -96,10 +96,3 @@ def test_an_engine_that_does_not_serve_with_its_new_key_goes_back(
     assert "goes back to the old" in told
     assert comes_in(device, book.directory("csd0"))
     assert "Nothing had to be changed." in ddlp(capsys, "deploy", "--name", "csd0")
-
-
-@pytest.mark.slow
-def test_a_host_without_keys_is_sent_to_deploy(device: Device, capsys) -> None:
-    ddlp(capsys, *device.arguments())
-    (book.directory("csd0") / "server.key").unlink()
-    assert "First: ddlp deploy --name csd0" in ddlp(capsys, "keys", "rotate", "csd0", status=1)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import pytest
-
 from ddlp.devices import address_book as book
 from tests.ddlp.deploy.local_device import Device, ddlp, epoch
 
@@ -28,13 +26,3 @@ def test_in_the_spool_before_nothing_of_ours_is_left(device: Device, capsys, bas
     (base / "same").symlink_to(base / "third")
     assert f"{base}/third: left as it is, an engine uses it" in change(base / "same")
     assert "old spool" not in ddlp(capsys, "deploy", "--name", "csd0")
-
-
-@pytest.mark.slow
-def test_a_spool_that_is_not_mounted_once_is_not_forgotten(device: Device, capsys) -> None:
-    ddlp(capsys, *device.arguments())
-    device.spool_here.unlink()
-    told = ddlp(capsys, "deploy", "--name", "csd0")
-    assert "it can't be written here" in told and "over the network" in told
-    device.spool_here.symlink_to(device.spool)
-    assert "both see the same" in ddlp(capsys, "deploy", "--name", "csd0")

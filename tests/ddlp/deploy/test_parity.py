@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import os
@@ -19,7 +20,6 @@ from csd_engine.kernels import kernel
 from csd_engine.parity import pack_cases, read_results, run_cases
 from csd_engine.transforms.parse import CONTAINERS, LEAVES
 from ddlp.cli import main
-from ddlp.deploy import parity
 from ddlp.deploy.parity import all_cases, compare, file_sources, operator_rows, pixel_sources
 from ddlp.devices import address_book as book
 from tests.ddlp.deploy.quick import every_operator, quicken
@@ -33,9 +33,15 @@ def test_every_operator_has_a_row():
     assert {name for name in names if f'"op": "{name}"' in text} == names
 
 
-def test_every_case_runs_here_and_random_ones_draw():
+@pytest.fixture(scope="module")
+def here():
+    """What this process makes of all cases."""
     sources, cases = all_cases()
-    result = run_cases(sources, [case for _, _, case in cases])
+    return run_cases(sources, [case for _, _, case in cases])
+
+
+def test_every_case_runs_here_and_random_ones_draw(here):
+    result, (_, cases) = here, all_cases()
     assert {cases[number][0] for number in result.errors} == {"decode JPEG cut off"}
     by_row = {}
     for number, (name, _, case) in enumerate(cases):
@@ -44,11 +50,10 @@ def test_every_case_runs_here_and_random_ones_draw():
     assert all(len(digests) > 1 for name, digests in by_row.items() if "Random" in name or "Cutout" in name)
 
 
-def test_a_kernel_takes_part_and_makes_what_pillow_makes(need_kernel):
+def test_a_kernel_takes_part_and_makes_what_pillow_makes(need_kernel, here):
     found = kernel()
     sources, cases = all_cases()
     plain = [case for _, _, case in cases]
-    here = run_cases(sources, plain)
     jpeg = next(case for case in reversed(plain) if case.source == "JPEG 4:2:0")
     run_cases(sources, [jpeg])
     assert found.context().content() == sources["JPEG 4:2:0"].tobytes()
@@ -82,10 +87,8 @@ def test_more_draws_are_other_draws_of_the_random_operators_alone():
     assert {name for name, _, _ in more} == {name for name, _, index in first if index == 2}
 
 
-def test_rows_say_how_much_differs():
-    sources, cases = all_cases()
-    plain = [case for _, _, case in cases]
-    here, there = run_cases(sources, plain), run_cases(sources, plain)
+def test_rows_say_how_much_differs(here):
+    cases, there = all_cases()[1], copy.deepcopy(here)
     number = next(n for n, (name, _, _) in enumerate(cases) if name == "Resize bicubic")
     there.pixels[number] = there.pixels[number].copy()
     there.pixels[number][3, 4, 0] ^= 2
@@ -117,18 +120,6 @@ def device(sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         )
     )
     return home / "engines/1/csd_engine"
-
-
-@pytest.mark.slow
-def test_the_same_through_ssh(device, capsys, monkeypatch):
-    every_operator(monkeypatch)
-    monkeypatch.setattr(parity, "_AT_ONCE", 2)
-    assert main(["parity", "board0", "--draws", "3"]) == 0
-    said = capsys.readouterr()
-    assert "operators and decoders make the same pixels, 0 differ" in said.out
-    assert said.err.splitlines() == ["2 of 3 draws on each image", "3 of 3 draws on each image"]
-    assert main(["parity", "board0", "--draws", "0"]) == 1
-    assert "--draws 0: a random operator makes one draw or more" in capsys.readouterr().err
 
 
 @pytest.mark.slow

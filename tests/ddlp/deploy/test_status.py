@@ -22,15 +22,16 @@ from ddlp.devices import address_book as book
 from tests.engine_process import EngineProcess, Recipe, make_jpegs
 
 
-@pytest.fixture
-def engine(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
     """An engine in the address book as csd0, and a recipe for jobs on it. csd1 is in the book too, but down."""
-    home = Path(tempfile.mkdtemp(prefix="e-"))
-    monkeypatch.setenv("DDLP_HOME", str(tmp_path / "home"))
-    (tmp_path / "images").mkdir()
-    engine = EngineProcess(home, "--root", str(tmp_path / "images"))
-    paths = make_jpegs(tmp_path / "images", np.random.default_rng(7))
-    engine.recipe = Recipe(tmp_path / "images", paths, tmp_path / "manifest")
+    home, root = Path(tempfile.mkdtemp(prefix="e-")), tmp_path_factory.mktemp("status")
+    (root / "images").mkdir()
+    engine = EngineProcess(home, "--root", str(root / "images"))
+    paths = make_jpegs(root / "images", np.random.default_rng(7))
+    engine.recipe = Recipe(root / "images", paths, root / "manifest")
+    patch = pytest.MonkeyPatch()
+    patch.setenv("DDLP_HOME", str(root / "home"))
     for name, address in (("csd0", engine.address), ("csd1", f"ipc://{home}/nobody")):
         book.save(book.DeviceRecord(
             name, "user@host", (), address, (), str(engine.spool), str(engine.spool), "/home/user/.ddlp/csd0", sys.executable,
@@ -39,8 +40,8 @@ def engine(tmp_path, monkeypatch):
         for key in ("server.key", "host.key", "host.key_secret"):
             shutil.copy(engine.keys / key, book.directory(name) / key)
     yield engine
-    if engine.process.poll() is None:
-        engine.process.send_signal(signal.SIGCONT)
+    patch.undo()
+    engine.process.send_signal(signal.SIGCONT)
     engine.end()
     shutil.rmtree(home)
 
