@@ -17,27 +17,21 @@ import time
 import weakref
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
-from torchvision import transforms
 from tqdm import tqdm
 
-from ddlp import DDLPError, DDLPLoader, ImageArrays
+from ddlp import DDLPError, DDLPLoader
 from ddlp.epoch.iterator import EpochIterator
 from ddlp.observe import progress
 from ddlp.observe.bars import _Lines, figures
 from ddlp.observe.pace import Pace
 from ddlp.stats.live import Live, Sums
 from ddlp.stats.report import CAUSES, EpochReport
+from tests.ddlp.observe.small_loader import small
 from tests.engine_process import until
 from tests.needs import lacks
-
-
-def small(n: int = 24, batch: int = 2, **options) -> DDLPLoader:
-    images = ImageArrays(np.zeros((n, 4, 4, 3), np.uint8), range(n), transforms.ToTensor())
-    return DDLPLoader(images, batch, seed=0, **options)
 
 
 class Terminal:
@@ -205,8 +199,7 @@ def test_break_ends_the_bar_and_the_epoch(terminal):
     until(lambda: not [t for t in threading.enumerate() if t.name in ("ddlp-0", "ddlp-1")], 30, "the epoch's threads' end")
 
 
-@pytest.mark.parametrize("style", ["tqdm", "rich"])
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize(("style", "error"), [("tqdm", KeyboardInterrupt), ("rich", ValueError)])
 def test_an_error_in_the_loop(terminal, style, error):
     with pytest.raises(error):
         for k, _ in enumerate(progress(small(200), file=terminal.file, style=style)):
@@ -318,33 +311,3 @@ def test_what_is_said():
     assert figures(some_live(), pace, long=True) == (
         "1034 img/s, 96% of bound (1077 img/s), host 71%, csd 29%, waiting 7% (csd)"
     )
-
-
-def test_a_batch_costs_few_calls():
-    """Counts calls, not time: between two drawings a batch costs only a look at the clock."""
-    ways = (lambda: small(200), lambda: progress(small(200), file=io.StringIO()))
-    calls = [min(_calls(way()) for _ in range(3)) for way in ways]  # in one run it may be time to draw
-    assert calls[1] - calls[0] < 4, calls
-
-
-def _calls(batches) -> float:
-    """Calls per batch outside of the loader's own iterator, built-in functions included.
-
-    The iterator's calls vary with what is ready and who waits.
-    """
-    iterator, count, inside = iter(batches), 0, False
-
-    def profile(frame, event, argument):
-        nonlocal count, inside
-        count += not inside and event in ("call", "c_call")
-        if frame.f_code is EpochIterator.__next__.__code__ and event in ("call", "return"):
-            inside = event == "call"
-
-    next(iterator)
-    before = sys.getprofile()
-    sys.setprofile(profile)
-    try:
-        next(iterator)
-    finally:
-        sys.setprofile(before)
-    return count

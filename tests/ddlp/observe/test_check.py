@@ -24,7 +24,6 @@ from ddlp.sampling.epoch_plan import EpochPlan
 from ddlp.schedule.strategies import Ordered
 from ddlp.sources.base import BatchState, PreparedBatch
 from ddlp.sources.engine import fetch as fetching
-from ddlp.sources.engine.source import EngineJob
 from ddlp.transfer.memory_pool import MemoryPool
 from ddlp.translate.datasets import PortableSet
 
@@ -204,7 +203,7 @@ def test_another_order_of_samples(data, monkeypatch):
     assert refuted(verdict_on(data)) == [ORDER]
 
 
-@pytest.mark.parametrize("what", ["value", "swap", "early"])
+@pytest.mark.parametrize("what", ["value", "swap"])
 def test_other_bits(data, monkeypatch, what):
     honest = ddlp.sources.host.native.prepare_batch
 
@@ -213,10 +212,8 @@ def test_other_bits(data, monkeypatch, what):
         if position == 9:
             if what == "value":
                 made.images[2, 1, 5, 5] += 0.25
-            elif what == "swap":
+            else:
                 made.images[:2] = made.images[:2].flip(0)
-            else:  # handed in before its last sample was made
-                made.images[-1] = 0
         return made
 
     monkeypatch.setattr(ddlp.sources.host.native, "prepare_batch", other)
@@ -282,19 +279,6 @@ def test_a_batch_used_before_it_was_read(data, monkeypatch):
     monkeypatch.setattr(Devices, "published", at_once)
     verdict = verdict_on(data, "csd")
     assert refuted(verdict) == [BITS, COMPLETE] and "before it was fetched" in verdict.claims[COMPLETE].against[0]
-
-
-def test_half_a_file(data, monkeypatch):
-    """The reader returns before the bytes are there."""
-    honest = EngineJob.fetch
-
-    def too_early(self, lease, position, path):
-        made = honest(self, lease, position, path)
-        made.images[2:] = 0
-        return made
-
-    monkeypatch.setattr(EngineJob, "fetch", too_early)
-    assert refuted(verdict_on(data, "csd")) == [BITS, COMPLETE]
 
 
 def test_a_batch_delivered_before_its_worker_is_done(data, monkeypatch):

@@ -56,7 +56,7 @@ def unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pictures, "element", lambda _, label: f'<img alt="{escape(label)}">')
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_one_value_is_another(tmp_path, unpainted, data):
     file = tmp_path / "0000.jsonl"
@@ -81,7 +81,7 @@ def test_one_value_is_another(tmp_path, unpainted, data):
 _MOMENTS = (-1e10, -5.0, -1e-9, 0.0, 5e-324, 1e-300, 1e-9, 1.0, 5.0, 1e10)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_few_points_at_any_moments(tmp_path, unpainted, data):
     """A recording of a point or two, which may lie before the epoch, after it, or together."""
@@ -101,8 +101,8 @@ def test_few_points_at_any_moments(tmp_path, unpainted, data):
     json.dumps(chrome_trace(trace), allow_nan=False)
 
 
-@pytest.mark.parametrize("moment", _MOMENTS)
-@pytest.mark.some(3)
+@pytest.mark.parametrize("moment", [-1e10, -1e-9, 5e-324, 1.0])
+@pytest.mark.some(2)
 def test_all_points_at_one_moment_are_painted(tmp_path, moment):
     file = tmp_path / "0000.jsonl"
     lines = [{k: moment if k == "at" or k.endswith("_at") else v for k, v in line.items()} for line in records(file)]
@@ -115,7 +115,7 @@ def test_all_points_at_one_moment_are_painted(tmp_path, moment):
     assert page(report)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_energy_that_is_another(tmp_path, unpainted, data):
     written(tmp_path / "0000.jsonl", TWO_SIDES)

@@ -29,11 +29,11 @@ def adds_up(found: Analysis) -> None:
 
 def test_every_stage_at_once(delays, tmp_path):
     found = analysed(
-        delays, tmp_path / "run", 0.03, 50, strategy="wrr",
+        delays, tmp_path / "run", 0.03, 30, strategy="wrr",
         read_s=0.01, host_s=0.15, device_s=0.2, fetch_s=0.15,  # long compared with the work itself
     )  # fmt: skip
     slept, stages = delays.slept, found.stages
-    assert found.batches["cpu"] >= 10 and found.batches["csd"] >= 10
+    assert found.batches["cpu"] >= 6 and found.batches["csd"] >= 6
     assert stages[READ] == pytest.approx(slept["read"], rel=WITHIN)
     assert stages[CPU] == pytest.approx(slept["host"], rel=WITHIN)
     assert stages[CSD] == pytest.approx(slept["device"], rel=WITHIN)
@@ -61,9 +61,9 @@ def test_every_stage_at_once(delays, tmp_path):
     ],
     ids=["read", "cpu", "csd", "transfer", "training"],
 )
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 def test_the_stage_that_limits(delays, tmp_path, limit, step_s, options):
-    found = analysed(delays, tmp_path / "run", step_s, 30, **options)
+    found = analysed(delays, tmp_path / "run", step_s, 20, **options)
     adds_up(found)
     assert found.limit == limit, found
     waited = {name: s for name, s in found.seconds.items() if name.startswith("waiting") and not name.endswith("start")}

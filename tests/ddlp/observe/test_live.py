@@ -13,24 +13,18 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import IterableDataset
-from torchvision import transforms
 
-from ddlp import DDLPError, DDLPLoader, ImageArrays
+from ddlp import DDLPError, DDLPLoader
 from ddlp.observe import live
 from ddlp.observe.energy import EnergyMeter
 from ddlp.observe.pace import Window, overall
-from ddlp.schedule.ledger import Ledger, Side
+from ddlp.schedule.ledger import Side
 from ddlp.sources.host.torch_workers import samples_in
 from ddlp.stats.live import Life, counted
 from ddlp.stats.report import CAUSES, Counts
 from tests.ddlp.faults.scene import engine_pid
+from tests.ddlp.observe.small_loader import small
 from tests.engine_process import until
-
-
-def small(n: int = 24, batch: int = 2, **options) -> DDLPLoader:
-    images = ImageArrays(np.zeros((n, 4, 4, 3), np.uint8), range(n), transforms.ToTensor())
-    return DDLPLoader(images, batch, seed=0, **options)
-
 
 # -- what training waited for ----------------------------------------------------------------------------------------
 
@@ -70,22 +64,6 @@ def test_a_wait_under_way(delays):
     until(lambda: live(loader).waiting_now_s > 0.1, 30, "the wait")
     thread.join()
     assert live(loader).waiting_now_s == 0
-
-
-# -- leases --------------------------------------------------------------------------------------------------------------
-
-
-def test_leases_that_came_to_nothing_are_counted():
-    ledger = Ledger(8, host_slots=4)
-    ledger.join("a", quota=8, window=8)
-    leases = [ledger.lease("a", position, 0.0) for position in range(8)]
-    claim = ledger.claim(0)
-    assert ledger.made(claim) and (ledger.taken_back, ledger.came_back) == (1, 0)
-    ledger.failed("a", leases[1])
-    assert ledger.published("a", leases[2])
-    _, lease = ledger.fetch(2)
-    assert ledger.damaged(lease) and (ledger.taken_back, ledger.came_back) == (1, 2)
-    assert ledger.leave("a", now=0.0) == 5 and (ledger.taken_back, ledger.came_back) == (1, 7)
 
 
 def test_an_engine_that_dies(delays):

@@ -8,21 +8,15 @@ import threading
 import urllib.error
 import urllib.request
 
-import numpy as np
 import pytest
-from torchvision import transforms
 
-from ddlp import DDLPError, DDLPLoader, ImageArrays
-from ddlp.observe import live, prometheus_text, serve_metrics
+from ddlp import DDLPError, DDLPLoader
+from ddlp.observe import prometheus_text, serve_metrics
+from tests.ddlp.observe.small_loader import small
 from tests.engine_process import until
 from tests.forks import Forks
 
 parser = pytest.importorskip("prometheus_client.parser")
-
-
-def small(n: int = 24, batch: int = 2, **options) -> DDLPLoader:
-    images = ImageArrays(np.zeros((n, 4, 4, 3), np.uint8), range(n), transforms.ToTensor())
-    return DDLPLoader(images, batch, seed=0, **options)
 
 
 def parsed(text: str) -> dict[tuple[str, ...], float]:
@@ -153,12 +147,6 @@ def test_a_port_that_is_taken_is_said():
         serve_metrics(small(), 0, host="192.0.2.1")
     with pytest.raises(ValueError, match="0 to 65535"):
         serve_metrics(small(), 70000)
-
-
-def test_the_text_ends_with_a_line_and_changes_nothing():
-    loader = small()
-    assert prometheus_text(loader).endswith("\n") and live(loader).total.epochs == 0
-    assert len(list(loader)) == 12
 
 
 NOT_CLOSED = """

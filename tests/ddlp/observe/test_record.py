@@ -9,12 +9,10 @@ import time
 import warnings
 from collections import Counter
 
-import numpy as np
 import pytest
 import torch
-from torchvision import transforms
 
-from ddlp import DDLPError, DDLPLoader, ImageArrays
+from ddlp import DDLPError, DDLPLoader
 from ddlp.epoch.hooks import EpochHooks
 from ddlp.observe import Recorder, analyse, read_epoch, read_run
 from ddlp.observe.run import epoch_files
@@ -33,12 +31,8 @@ from ddlp.recording.events import (
 )
 from ddlp.recording.recorder import Recording
 from ddlp.sources.host.native import NativeHost
+from tests.ddlp.observe.small_loader import small
 from tests.engine_process import until
-
-
-def small(n: int = 24, batch: int = 2, **options) -> DDLPLoader:
-    images = ImageArrays(np.zeros((n, 4, 4, 3), np.uint8), range(n), transforms.ToTensor())
-    return DDLPLoader(images, batch, seed=0, **options)
 
 
 def test_without_a_recording_there_are_no_hooks_and_no_files(data, tmp_path, monkeypatch):

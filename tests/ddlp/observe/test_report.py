@@ -76,7 +76,7 @@ def page_of(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
 
 
 @pytest.mark.parametrize("run", RUNS)
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 def test_its_figures_are_those_of_the_analysis(recorded: Path, page_of: Callable[[str], Page], capsys: Any, run: str) -> None:
     page = page_of(run)
     assert main(["analyse", str(recorded / run), "--json"]) == 0
@@ -113,7 +113,7 @@ def test_its_figures_are_those_of_the_analysis(recorded: Path, page_of: Callable
 
 
 @pytest.mark.parametrize("run", RUNS)
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 def test_its_drawings_are_of_the_events(recorded: Path, tmp_path: Path, drawings: Drawings, run: str) -> None:
     write_report(recorded / run, tmp_path)
     trace = read_run(recorded / run)[-1]
@@ -137,19 +137,6 @@ def test_its_drawings_are_of_the_events(recorded: Path, tmp_path: Path, drawings
     assert drawings.artists("moment") or not trace.of(Joined)
     steps = trace.of(Step)
     assert drawings.artists("curve host", "Batches over time") and len(steps) == sum(analysis.batches.values())
-
-
-def test_what_happened_is_listed(recorded: Path, page_of: Callable[[str], Page]) -> None:
-    taken, lost = (read_run(recorded / run)[-1] for run in ("taken back", "lost"))
-    assert taken.of(LeaseCancelled) and lost.of(Lost)  # the recording has what it was made for
-    rows = page_of("taken back").tables["Events"][1:]
-    for event in taken.of(LeaseCancelled):
-        assert [f"{event.at:.3f} s", f"lease {event.lease} taken back from embedded engine"] in rows
-    page = page_of("lost")
-    (gone,) = lost.of(Lost)
-    assert [f"{gone.at:.3f} s", f"embedded engine lost: {gone.reason}"] in page.tables["Events"]
-    assert f"embedded engine was lost after {gone.at:.1f} s" in page.text
-    assert "None: no lease was taken back" in page_of("alone").text
 
 
 def test_who_was_busy_over_time(tmp_path: Path, drawings: Drawings) -> None:
@@ -328,12 +315,11 @@ def test_the_command(tmp_path: Path, capsys: Any) -> None:
     assert len(read_report(tmp_path, every=True).detailed) == 2
 
 
-@pytest.mark.parametrize("command", (["report", "RUN"], ["report", "RUN", "RUN/0000.jsonl"]))
-def test_without_matplotlib_it_says_what_to_install(tmp_path: Path, command: list[str]) -> None:
+def test_without_matplotlib_it_says_what_to_install(tmp_path: Path) -> None:
     written(tmp_path / "0000.jsonl", TWO_SIDES)
     hidden = "import sys; sys.modules['matplotlib'] = None; from ddlp.cli import main; sys.exit(main(sys.argv[1:]))"
-    words = [word.replace("RUN", str(tmp_path)) for word in command]
-    done = subprocess.run([sys.executable, "-c", hidden, *words], capture_output=True, text=True, timeout=300, check=False)
+    words = [sys.executable, "-c", hidden, "report", str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 1
     assert "matplotlib, which draws the pictures, is missing: pip install 'ddlp[report]' brings it" in done.stderr
     assert "Traceback" not in done.stderr and not list(tmp_path.glob("*.html"))

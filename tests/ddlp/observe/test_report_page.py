@@ -53,36 +53,3 @@ def test_a_comparison_can_be_read(browser: Browser, three_runs: Path, tmp_path: 
     for width in (1280, 400):
         for scheme in ("light", "dark"):
             assert browser.look(page, width, scheme) == [], (width, scheme)
-
-
-WIDE = '<p style="white-space:nowrap">' + "wide " * 300 + "</p>"
-FAULTS = {
-    "console": ("</main>", "</main><script>1</script>"),  # the page's own policy forbids scripts, and the console says so
-    "request": ("</main>", '</main><img src="http://127.0.0.1:9/a.png" alt="">'),
-    "undrawn: prongs is no picture": ("data:image/png;base64,", "data:image/png;base64,AAAA"),
-    "undrawn: rates is": ("</style>", "[data-plot=rates] img { height: 0 }</style>"),
-    "unexplained: buffers lacks a text": ('alt="Batches over time', 'alt="" title="'),
-    "wide: the page scrolls": ("</main>", WIDE + "</main>"),
-    "faint: p.lead": ("</style>", ".lead { color: #999 }</style>"),
-    "faint: p": ("</style>", "figcaption p { opacity: .5 }</style>"),
-    "small": ("</style>", ".tiles small { font-size: 10px }</style>"),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.some(3)
-def test_a_fault_is_seen(browser: Browser, recorded: Path, tmp_path: Path, fault: str) -> None:
-    """`Browser.look` finds the planted fault."""
-    page = write_report(recorded / "wrr", tmp_path)
-    whole, (there, instead) = page.read_text(), FAULTS[fault]
-    assert there in whole
-    page.write_text(whole.replace(there, instead, 1))
-    found = browser.look(page, 1280, "light")
-    assert any(one.startswith(fault) for one in found), found
-
-
-def test_dark_is_looked_at_by_itself(browser: Browser, recorded: Path, tmp_path: Path) -> None:
-    page = write_report(recorded / "wrr", tmp_path)
-    page.write_text(page.read_text().replace("--soft: #9da7b3", "--soft: #57606a"))
-    assert browser.look(page, 400, "light") == []
-    assert any(one.startswith("faint") for one in browser.look(page, 400, "dark"))

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-from torchvision import transforms
 
-from ddlp import DDLPError, DDLPLoader, ImageArrays
+from ddlp import DDLPError, DDLPLoader
 from ddlp.observe import Scalars
 from ddlp.observe.energy import EnergyResult, PartEnergy
+from tests.ddlp.observe.small_loader import small
 
 pytest.importorskip("tensorboard")
-
-
-def small(n: int = 24, batch: int = 2, **options) -> DDLPLoader:
-    images = ImageArrays(np.zeros((n, 4, 4, 3), np.uint8), range(n), transforms.ToTensor())
-    return DDLPLoader(images, batch, seed=0, **options)
 
 
 def curves(directory: Path) -> dict[str, list[tuple[int, float]]]:

@@ -203,13 +203,6 @@ def test_energy_and_cost_decide_otherwise():
     assert play.seconds[1] < 1.1 * 1000 * 0.012 * 0.75 * 1.02
 
 
-def test_watts_are_missing():
-    with pytest.raises(ValueError, match="no watts"):
-        Goal("energy")
-    with pytest.raises(ValueError, match="power.engine_watts lacks 'd0'"):
-        Play(goal=Goal("energy", power=Power(1, 2, 3))).epoch()
-
-
 # -- taking it back ----------------------------------------------------------------------------------------------------
 
 

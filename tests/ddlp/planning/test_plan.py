@@ -145,10 +145,3 @@ def test_the_documentation_shows_its_output(tmp_path, monkeypatch, capsys):
     (command,) = re.findall(r"^    ddlp (plan --setup plan.toml)$", text[: shown.start()], re.MULTILINE)
     assert cli.main(shlex.split(command)) == 0
     assert capsys.readouterr().out == shown[1]
-
-
-def test_the_help_teaches(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["plan", "--help"])
-    said = capsys.readouterr().out
-    assert "ddlp plan --from-run runs/first" in said and "[[engine]]" in said

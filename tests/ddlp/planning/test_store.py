@@ -153,8 +153,6 @@ NOISE = random.Random(1).randbytes(20_000)
 DAMAGES = {
     "text": lambda data: b"what a user wrote there\n" * 500,
     "zeros": lambda data: bytes(8192),
-    "random": lambda data: NOISE,
-    "header only": lambda data: data[:100],
     "half": lambda data: data[: len(data) // 2],
     "the first page is noise": lambda data: NOISE[:4096] + data[4096:],
     "the table's page is noise": lambda data: data[:4096] + NOISE[:4096] + data[8192:],
@@ -179,7 +177,7 @@ def test_a_damaged_file_is_replaced(filled, many, kind, operation):
     replaced(filled)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(12))
 def test_bytes_changed_anywhere_are_no_error(filled, many, seed):
     rng = random.Random(seed)
     data = bytearray(many)
@@ -221,11 +219,11 @@ def test_an_empty_file_is_a_store(path):
     assert store.note == ""
 
 
-VALUES = ("NULL", "7", "-1e300", "x'00ff'", "'text'", "CAST(x'ff' AS TEXT)", "'{}'", "'[[1]]'")
+VALUES = ("NULL", "-1e300", "x'00ff'", "CAST(x'ff' AS TEXT)", "'[[1]]'")
 WRONG = [(name, value) for name in ("id", "measured_at_s", "key", "figures") for value in VALUES]
 
 
-@pytest.mark.parametrize("name, value", [one for one in WRONG if one not in (("figures", "'{}'"), ("measured_at_s", "7"))])
+@pytest.mark.parametrize("name, value", WRONG)
 def test_a_row_that_does_not_fit_is_removed_and_the_others_stay(filled, name, value):
     assert Store(filled).put(OTHER, MEASURED)
     sql(filled, f"UPDATE measured SET {name} = {value} WHERE id = '{KEY.id}'")
@@ -269,21 +267,6 @@ def test_a_fifo_in_its_place_keeps_nobody_waiting(path):
     assert store.get(KEY) is None and store.note.endswith("can't be used: it is no file"), "who may only read it would wait"
 
 
-def test_what_goes_wrong_first_is_told(filled):
-    filled.write_bytes(NOISE)
-    store = Store(filled)
-    assert store.get(KEY) is None
-    first = store.note
-    filled.mkdir()
-    assert not store.put(KEY, MEASURED) and store.note == first and "were damaged" in first
-
-
-def test_a_file_in_the_directorys_place(tmp_path):
-    (tmp_path / "cache").write_text("mine")
-    silent(tmp_path / "cache/ddlp/measured.sqlite")
-    assert (tmp_path / "cache").read_text() == "mine"
-
-
 @contextlib.contextmanager
 def mounted(directory: Path, *options: str) -> Iterator[None]:
     done = subprocess.run(["mount", *options, str(directory)], capture_output=True, text=True)
@@ -315,25 +298,6 @@ def test_a_read_only_store_is_read(filled):
         assert not store.put(OTHER, MEASURED) and store.forget() == 0
         assert store.note == f"ddlp's stored measurements in {filled} can't be used: attempt to write a readonly database"
     assert Store(filled).get(KEY) == MEASURED
-
-
-@ROOT
-def test_a_read_only_directory_without_a_store(path):
-    path.parent.mkdir(parents=True)
-    with read_only(path.parent):
-        store = Store(path)
-        assert store.get(KEY) is None and store.note == ""
-        assert not store.put(KEY, MEASURED) and "can't be used" in store.note
-        absent = Store(path.parent / "more/measured.sqlite")
-        assert not absent.put(KEY, MEASURED) and "can't be used: Read-only file system" in absent.note
-
-
-@ROOT
-def test_a_damaged_store_that_can_t_be_removed(path):
-    path.parent.mkdir(parents=True)
-    path.write_bytes(b"noise" * 1000)
-    with read_only(path.parent):
-        silent(path)
 
 
 @ROOT
@@ -382,13 +346,6 @@ def test_a_store_that_another_process_holds(filled):
     assert Store(filled).get(KEY) == MEASURED
 
 
-def test_a_store_that_another_process_is_about_to_write_is_read(filled):
-    with locked(filled, "IMMEDIATE"):
-        store = Store(filled)
-        assert store.get(KEY) == MEASURED and store.note == ""
-        assert not store.put(OTHER, MEASURED) and "is locked" in store.note
-
-
 def test_nothing_waits_longer_than_it_says(filled, monkeypatch):
     """Counted, not timed: how often it waits for a lock, and how long each time."""
     waits = []
@@ -404,6 +361,13 @@ def test_nothing_waits_longer_than_it_says(filled, monkeypatch):
             waits.clear()
             assert not call()
             assert sum(waits) * 3 <= 0.2 and len(waits) == 1
+
+
+def test_a_store_that_another_process_is_about_to_write_is_read(filled):
+    with locked(filled, "IMMEDIATE"):
+        store = Store(filled)
+        assert store.get(KEY) == MEASURED and store.note == ""
+        assert not store.put(OTHER, MEASURED) and "is locked" in store.note
 
 
 WRITER = """
@@ -452,20 +416,6 @@ def test_two_processes_write_at_once(path, damaged):
     assert kept <= found.keys() and {name for name, _ in found} == {"a", "b"}
     assert all(step_s == 1 + int(number) for (_, number), step_s in found.items())
     assert [one.name for one in path.parent.iterdir()] == [path.name]
-
-
-def test_a_writer_that_is_killed_leaves_a_store(filled):
-    code = (
-        "import os, signal, sqlite3\n"
-        f"connection = sqlite3.connect({str(filled)!r}, isolation_level=None)\n"
-        "connection.execute('PRAGMA cache_size = 1'); connection.execute('BEGIN IMMEDIATE')\n"
-        "connection.executemany('INSERT INTO measured VALUES (?, 1, ?, ?)', [(str(n), 'x' * 5000, '') for n in range(300)])\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == -9
-    assert Path(f"{filled}-journal").exists(), "it was in the middle of it"
-    store = Store(filled)
-    assert store.get(KEY) == MEASURED and len(store.entries()) == 1 and store.note == ""
 
 
 def test_threads_share_one(path):

@@ -145,10 +145,6 @@ def test_a_rate_is_known_at_its_limit():
     assert rate.known(within=error / 2) and not rate.known(within=0.99 * error / 2)
 
 
-def test_what_a_rate_keeps_for_itself_is_not_shown():
-    assert repr(Rate()) == "Rate(parallel=1, ranks=1, count=0, seconds=0.0)" and Rates().sample_bytes == 0
-
-
 def test_the_spread_and_the_means_error_are_parts_of_the_mean():
     rate = Rate()
     assert rate.spread == 0 and rate.error == math.inf

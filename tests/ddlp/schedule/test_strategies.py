@@ -205,12 +205,6 @@ def test_the_papers_toy_example():
     assert bound <= outcome.seconds <= bound + 3.0
 
 
-def test_where_the_papers_algorithm_2_overruns_ours_does_not():
-    for n in (999, 1000, 1001):
-        outcome, _ = epoch("wrr", n, 0.25, 1.0, 0.125)
-        assert sorted(outcome.order) == list(range(n))
-
-
 def rates_of(host_s, device_s, train_s):
     rates = Rates()
     for rate, seconds in ((rates.host, host_s), (rates.device("d"), device_s)):
@@ -218,18 +212,6 @@ def rates_of(host_s, device_s, train_s):
     if train_s is not None:
         rates.trained(train_s)
     return rates
-
-
-def test_mtes_split_is_the_papers_unless_training_or_the_spool_ask_for_less():
-    d, roomy = ["d"], 10**6
-    assert Mte.split(1000, rates_of(1.0, 3.0, None), d, roomy) == 750, "the paper's split, as the time of a step is not known"
-    assert Mte.split(1000, rates_of(1.0, 3.0, 2.0), d, roomy) == 750, "training is slower than the host: any order is as fast"
-    assert Mte.split(1000, rates_of(1.0, 3.0, 0.8), d, roomy) == 0, "faster than the host, slower than both: it must not wait"
-    for train_s in (0.1, 0.3, 0.5, 0.7):
-        s = Mte.split(1000, rates_of(1.0, 3.0, train_s), d, roomy)
-        assert 0 < s <= 750 and s * 1.0 + (1000 - s) * train_s <= 750
-    assert Mte.split(1000, rates_of(1.0, 3.0, None), d, 20) == 54, "while the host makes them the device makes 18"
-    assert Mte.split(10, Rates(), d, roomy) is None
 
 
 @pytest.mark.parametrize("first_s", [0.55, 5.0, 60.0])
@@ -283,8 +265,8 @@ REGIMES = [
 def test_the_limit_is_reached_in_every_regime(name, workers, device_workers, known):
     """The host is 1 to 10 times as fast as the device; a step takes from almost nothing to longer than all else; times vary."""
     n, jitter = 1000, 0.1
-    for ratio in (1, 3, 10):
-        for step in (0.05, 0.5, 0.9, 1.2):  # as a fraction of the time in which both sides together make a batch
+    for ratio in (1, 10):
+        for step in (0.05, 0.9, 1.2):  # as a fraction of the time in which both sides together make a batch
             rng = random.Random(f"{ratio} {step}")
             host_s, device_s = 1.0, float(ratio)
             both_s = 1 / (1 / host_s + 1 / device_s)
@@ -305,11 +287,6 @@ def test_the_limit_is_reached_in_every_regime(name, workers, device_workers, kno
                 simulation.strategy.rates = simulation.rates
             bound = n * max(both_s, step * both_s)
             assert bound / simulation.run().seconds > (0.95 if name == "mte" and not known else 0.97), (ratio, step)
-
-
-def test_mte_needs_a_length():
-    with pytest.raises(ValueError, match="length"):
-        Mte(Ledger(None, host_slots=2), None)
 
 
 @pytest.mark.parametrize("name", ["csd", "mte", "ordered", "wrr"])
@@ -369,19 +346,3 @@ def test_a_spool_that_hangs_stops_nobody(name, dies):
     assert sorted(outcome.order) == list(range(n))
     assert 0 < len(ledger.devices["bad"].hanging) <= 2, "only the fetches that were under way when the first one hung"
     assert fetches.count("good") > 15
-
-
-def test_a_large_batch_over_a_slow_link_is_given_its_time():
-    """150 MB at a megabyte per second, two at once: 300 seconds, and no fetch counts as hanging."""
-    ledger, rates = Ledger(10, host_slots=3), Rates()
-    strategy = STRATEGIES["wrr"](ledger, rates)
-    ledger.join("csd0", quota=4, window=2)
-    lease = ledger.lease("csd0", 9, now=0.0)
-    ledger.published("csd0", lease)
-    ledger.fetch(9, now=0.0)
-    assert strategy.hanging_fetch(29.0) is None and strategy.hanging_fetch(31.0) == lease
-    rates.epoch_begins(workers=1, full_batch=1024, sample_bytes=224 * 224 * 3)
-    assert strategy.hanging_fetch(290.0) is None and strategy.hanging_fetch(300.0) == lease
-    ledger.leave("csd0", now=20.0)
-    assert strategy.hanging_fetch(24.0) is None, "a fetch over a socket ends with the link"
-    assert strategy.hanging_fetch(26.0) == lease, "a fetch from a lost device's spool is given up soon"

@@ -74,13 +74,6 @@ def test_files_that_are_merged_into_one_line_are_named(tmp_path, capsys):
     assert [(one["runs"], one["files"]) for one in json.loads(capsys.readouterr().out)] == [(3, files[:2]), (1, files[2:])]
 
 
-def test_json_of_a_run_that_nothing_measured(tmp_path):
-    done = ddlp("run", "--json", "--workers", 16, "--sys", tmp_path, "--", "true")
-    data = json.loads(done.stdout)
-    assert done.returncode == 0 and data["label"] == "true"
-    assert data["total_how"] == "modelled" and data["total_j"] == pytest.approx(85 * data["seconds"])
-
-
 def test_meters_and_why_others_are_missing(recorded):
     done = ddlp("meters", "--seconds", 0.1, "--sys", recorded.root, "--external", "machine=command:echo 230 W")
     assert done.returncode == 0, done.stderr
@@ -190,11 +183,3 @@ def test_means_over_seeds_and_their_spread(tmp_path):
 def test_runs_of_unknown_length_are_compared_whole():
     cpu, other = summaries([result("cpu", 100), result("other", 50, batches=None)])
     assert (cpu.unit, cpu.joules, other.joules) == ("run", 100, 50)
-
-
-def test_help_teaches(capsys):
-    for arguments in (["energy", "--help"], ["energy", "run", "--help"]):
-        with pytest.raises(SystemExit):
-            cli.main(arguments)
-    out = capsys.readouterr().out
-    assert "ddlp energy run --out wrr.json -- python train.py" in out and "--external" in out
