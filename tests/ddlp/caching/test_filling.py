@@ -17,7 +17,7 @@ from torchvision.datasets import ImageFolder
 
 from csd_engine.prepare import batch_maker
 from ddlp import Cache, DDLPError, DDLPLoader, cli
-from ddlp.caching.filling import Filled, chunks_of
+from ddlp.caching.filling import Filled
 from tests.ddlp.caching.test_opening import COUNT, CROPS, EVALUATION, SIDE, Own, counted, epoch, files, make, same
 
 __all__ = ["files"]
@@ -116,12 +116,6 @@ def test_a_subset_fills_its_own_samples(files: list[str], tmp_path: Path) -> Non
     loader = make(files, cache=Cache(tmp_path / "cache", "1G"))
     part = DDLPLoader(torch.utils.data.Subset(loader.dataset, [3, 4, 3, 9]), 2, cache=loader.cache)
     assert part.fill_cache(progress=False)[:3] == (3, 3, 3)
-
-
-def test_chunks_have_each_once() -> None:
-    parts = [one.tolist() for one in chunks_of(torch.arange(100).numpy())]
-    assert sorted(sum(parts, [])) == list(range(100))
-    assert list(chunks_of(torch.arange(0).numpy())) == []
 
 
 # -- ddlp cache fill -----------------------------------------------------------------------------------------------------

@@ -305,14 +305,6 @@ def test_auto_asks_what_pays(files: list[str], tmp_path: Path, monkeypatch: pyte
         assert "nothing is kept: it does not pay" in str(loader.report())
 
 
-def test_auto_measures(files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    loader = make(files, CROPS, cache="auto")
-    assert same(epoch(loader), epoch(make(files, CROPS)))
-    line = str(loader.report())
-    assert any(what in line for what in ("pixels after decoding", "would not save time"))
-
-
 @pytest.mark.usefixtures("training_waits")
 @pytest.mark.parametrize("epochs", (1, 1000))
 def test_the_number_of_epochs_decides(tmp_path: Path, epochs: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 from pathlib import Path
@@ -81,24 +80,6 @@ def test_own_code_runs_once(files: list[str], tmp_path: Path, calls: Path, worke
     assert same(epoch(again), first)
     assert number_of(calls) == 0
     assert f"CachePoint() after {type(transform.transforms[0]).__name__}"[:30] in str(loader.report())
-
-
-def test_the_samples_are_dataloaders(files: list[str], tmp_path: Path, calls: Path) -> None:
-    transform = v2.Compose([Sharpen(calls), CachePoint(key="sharpen"), v2.CenterCrop(SIDE), v2.ToImage()])
-    dataset = ImageFiles(files, range(COUNT), transform)
-    loader = DDLPLoader(dataset, 8, cache=Cache(tmp_path / "cache", "1G"))
-    for _ in range(2):
-        for (ours, numbers), (theirs, others) in zip(loader, DataLoader(dataset, 8), strict=True):
-            assert torch.equal(ours, theirs)
-            assert torch.equal(numbers, others)
-
-
-def test_persistent_workers(files: list[str], tmp_path: Path, calls: Path) -> None:
-    loader = make(files, own(calls), persistent_workers=True, cache=Cache(tmp_path / "cache", "1G"))
-    plain = make(files, own(calls), own_steps="off", persistent_workers=True)
-    for _ in range(3):
-        assert same(epoch(loader), epoch(plain))
-    assert counted(loader)[0] > 0
 
 
 ROTATED = {
@@ -257,15 +238,6 @@ def test_known_operators_are_cut_there(files: list[str], tmp_path: Path) -> None
     assert same(epoch(make(files, without)), epoch(make(files, transform)))
 
 
-def test_first_of_all(files: list[str], tmp_path: Path) -> None:
-    transform = v2.Compose([CachePoint(), v2.RandomResizedCrop(SIDE), v2.ToTensor()])
-    loader, plain = make(files, transform, cache=Cache(tmp_path / "cache", "1G", "files")), make(files, transform)
-    for _ in range(2):
-        assert same(epoch(loader), epoch(plain))
-    assert counted(loader) == (COUNT, 0)
-    assert "pixels after decoding" in str(loader.report())
-
-
 def test_own_steps_behind_known_ones(files: list[str], tmp_path: Path, calls: Path) -> None:
     fixed = v2.Compose([v2.Resize((SIDE, SIDE)), CachePoint(), Sharpen(calls), v2.ToImage()])
     loader, plain = make(files, fixed, cache=Cache(tmp_path / "cache", "1G")), make(files, fixed)
@@ -352,31 +324,6 @@ def test_explain(files: list[str], tmp_path: Path, calls: Path, capsys: pytest.C
     assert "cache" not in make(files, own(calls)).explain()
 
 
-def _epoch(directory: Path, files: list[str], calls: Path, start: Any, answers: Any) -> None:
-    loader = make(files, own(calls), num_workers=0, cache=Cache(directory, "1G"))
-    start.wait()
-    answers.put([float(image.sum()) for _, image in sorted(epoch(loader).items())])
-
-
-def test_two_processes(files: list[str], tmp_path: Path, calls: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    start, answers = context.Event(), context.SimpleQueue()
-    arguments = (tmp_path / "cache", files, calls, start, answers)
-    both = [context.Process(target=_epoch, args=arguments) for _ in range(2)]
-    for one in both:
-        one.start()
-    start.set()
-    found = [answers.get() for _ in both]
-    for one in both:
-        one.join()
-    plain = [float(image.sum()) for _, image in sorted(epoch(make(files, own(calls), own_steps="off")).items())]
-    assert found == [plain, plain]
-    calls.write_text("")
-    loader = make(files, own(calls), cache=Cache(tmp_path / "cache", "1G"))
-    epoch(loader)
-    assert (number_of(calls), counted(loader)) == (0, (COUNT, 0))
-
-
 @pytest.mark.parametrize("workers", (0, 2))
 def test_filled_ahead(files: list[str], tmp_path: Path, calls: Path, workers: int) -> None:
     loader = make(files, own(calls), num_workers=workers, cache=Cache(tmp_path / "cache", "1G"))
@@ -389,14 +336,3 @@ def test_filled_ahead(files: list[str], tmp_path: Path, calls: Path, workers: in
     assert same(epoch(loader), epoch(make(files, own(tmp_path / "others"), own_steps="off")))
     assert counted(loader) == (COUNT, 0)
     assert number_of(calls) == COUNT
-
-
-
-
-@pytest.mark.slow
-def test_spawned_workers(files: list[str], tmp_path: Path, calls: Path) -> None:
-    loader = make(files, own(calls), multiprocessing_context="spawn", cache=Cache(tmp_path / "cache", "1G"))
-    plain = make(files, own(calls), own_steps="off")
-    for _ in range(2):
-        assert same(epoch(loader), epoch(plain))
-    assert counted(loader) == (COUNT, 0)

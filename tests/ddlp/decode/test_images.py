@@ -11,7 +11,6 @@ import random
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -309,18 +308,3 @@ def test_the_array_is_the_kernels_own(installed):
     assert type(image) is PostponedImage
     assert torch.equal(F.to_tensor(image), F.to_tensor(plain().resize((60, 50), 2)))
     assert image.tobytes() == first.tobytes()
-
-
-def test_without_a_kernel_nothing_is_postponed(tmp_path: Path):
-    import subprocess
-    import sys
-
-    code = (
-        "import io, sys\nfrom PIL import Image\nfrom ddlp import decode\n"
-        "assert not decode.install() and 'DDLP_KERNEL=off' in decode.why_not() and not decode.installed()\n"
-        "assert type(Image.open(sys.argv[1])).__name__ == 'JpegImageFile'\n"
-        "assert 'torch' not in sys.modules"
-    )
-    (tmp_path / "one.jpg").write_bytes(DATA)
-    environment = {**os.environ, "DDLP_KERNEL": "off"}
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "one.jpg")], check=True, env=environment)

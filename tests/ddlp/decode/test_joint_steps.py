@@ -90,27 +90,10 @@ def around_a_box(image: Any, target: Target) -> tuple[Any, Target]:
     return image, target
 
 
-def colours(image: Any, target: Target) -> tuple[Any, Target]:
-    for change in (F.adjust_brightness, F.adjust_contrast, F.adjust_saturation):
-        if torch.rand(1) < 0.5:
-            image = change(image, float(0.5 + torch.rand(1)))
-    return image, target
-
-
-def wider(image: Any, target: Target) -> tuple[Any, Target]:
-    left, top = (int(float(torch.rand(1)) * length) for length in image.size)
-    if torch.rand(1) < 0.5:
-        image, target["masks"] = F.pad(image, [left, top, 5, 3], (9, 8, 7)), F.pad(target["masks"], [left, top, 5, 3])
-        target["boxes"] += torch.tensor([left, top, left, top])
-    return image, target
-
-
 CHAINS: dict[str, tuple[tuple[Step, ...], float]] = {  # of each, the least part of its images that is decoded at the tensor
     "segmentation": ((short_side, mirror, window, as_tensor), 0.1),
     "flip": ((mirror, as_tensor), 1.0),
     "large scale jitter": ((scale, window, mirror, as_tensor), 0.1),
-    "several scales": ((short_side, mirror, as_tensor), 1.0),
-    "SSD": ((colours, wider, around_a_box, mirror, as_tensor), 0.0),
     "SSDLite": ((around_a_box, mirror, as_tensor), 1.0),
     "v2": ((v2.ScaleJitter((90, 90)), mirror, window, as_tensor), 0.1),
 }

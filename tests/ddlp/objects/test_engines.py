@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import tarfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -240,32 +239,6 @@ def test_another_object_there_is_not_used(server, theirs, start, root):
         loader = loader_of(objects(server), engine, **options)
         check(loader, ImageFolder(str(root), RANDOM), epochs=1)
         assert not loader.report().replaced
-
-
-def test_faults_of_the_storage_cost_no_error(server, theirs, start, root):
-    engine = start("--root", TRAIN)
-    theirs.busy, theirs.reset = 0.1, 0.1
-    loader = loader_of(objects(server), engine)
-    check(loader, ImageFolder(str(root), RANDOM))
-    assert loader.report().batches_csd == len(loader)
-
-
-def test_each_sample_once_if_the_engine_is_killed(server, theirs, start, root):
-    engine = start("--root", TRAIN)
-    theirs.latency_s = 0.05
-    plain = DDLPLoader(ImageFolder(str(root), RANDOM), 4, shuffle=True, seed=3)
-    loader = loader_of(objects(server), engine, "wrr")
-    torch.manual_seed(1)
-    expected = list(plain)
-    torch.manual_seed(1)
-    found = []
-    with pytest.warns(UserWarning, match="is gone"):
-        for batch in loader:
-            found.append(batch)
-            if len(found) == 2:
-                engine.kill()
-            time.sleep(0.05)
-    assert sorted(map(content, found)) == sorted(map(content, expected))
 
 
 def test_an_epoch_that_is_broken_off_while_requests_hang(server, theirs, start):

@@ -22,6 +22,9 @@ def loader(dataset: Any, cache: Any = False, workers: int = 2) -> DDLPLoader:
     return DDLPLoader(dataset, 8, shuffle=True, num_workers=workers, seed=3, cache=cache)
 
 
+KEEPS = pytest.mark.parametrize("keeps", ["auto", "files"])
+
+
 class Epochs:
     """A loader's epochs, with the keys that each requests. All loaders of one data set give the same ones.
 
@@ -84,9 +87,12 @@ def test_each_object_is_requested_once(
     assert same(again(), first) and again.asked == [] and again.counted == (SAMPLES, 0)
 
 
-def test_an_object_that_has_changed_is_requested(server: ObjectServer, images: dict[str, bytes], tmp_path: Path) -> None:
+@KEEPS
+def test_an_object_that_has_changed_is_requested(
+    server: ObjectServer, images: dict[str, bytes], tmp_path: Path, keeps: str
+) -> None:
     """Even if its size is the same, which is that of a file with some zeros behind its end."""
-    cache, (one, other) = Cache(tmp_path / "cache", "1G"), sorted(images)[:2]
+    cache, (one, other) = Cache(tmp_path / "cache", "1G", keeps), sorted(images)[:2]
     length = max(len(images[one]), len(images[other]))
     server.objects[one] = images[one].ljust(length, b"\0")
     Epochs(server, loader(objects(server), cache))()
@@ -96,10 +102,11 @@ def test_an_object_that_has_changed_is_requested(server: ObjectServer, images: d
     assert kept.asked == [one] and kept.counted == (SAMPLES - 1, 1)
 
 
+@KEEPS
 def test_what_changed_after_the_listing_is_an_error_and_not_kept(
-    server: ObjectServer, images: dict[str, bytes], tmp_path: Path
+    server: ObjectServer, images: dict[str, bytes], tmp_path: Path, keeps: str
 ) -> None:
-    cache, (one, other) = Cache(tmp_path / "cache", "1G"), sorted(images)[:2]
+    cache, (one, other) = Cache(tmp_path / "cache", "1G", keeps), sorted(images)[:2]
     dataset = objects(server)
     server.objects[one] = images[other]
     with pytest.raises(OSError, match=one):
@@ -109,17 +116,9 @@ def test_what_changed_after_the_listing_is_an_error_and_not_kept(
     assert same(kept(), Epochs(server, loader(objects(server)))()) and one in kept.asked
 
 
-def test_what_has_no_room_is_requested_in_each_epoch(server: ObjectServer, tmp_path: Path) -> None:
-    plain = Epochs(server, loader(objects(server, RANDOM)))
-    kept = Epochs(server, loader(objects(server, RANDOM), Cache(tmp_path / "cache", 60_000, "pixels")))
-    assert same(kept(), plain())
-    assert same(kept(), plain()) and 0 < kept.counted[0] < SAMPLES and len(kept.asked) == kept.counted[1]
-    before = kept.asked
-    assert same(kept(), plain()) and kept.asked == before
-
-
-def test_a_damaged_sample_is_requested_again(server: ObjectServer, tmp_path: Path) -> None:
-    cache = Cache(tmp_path / "cache", "1G")
+@KEEPS
+def test_a_damaged_sample_is_requested_again(server: ObjectServer, tmp_path: Path, keeps: str) -> None:
+    cache = Cache(tmp_path / "cache", "1G", keeps)
     Epochs(server, loader(objects(server), cache))()
     (segment,) = (tmp_path / "cache").rglob("*.safetensors")
     with segment.open("r+b") as file:
@@ -133,19 +132,12 @@ def test_a_damaged_sample_is_requested_again(server: ObjectServer, tmp_path: Pat
     assert same(found, Epochs(server, loader(objects(server)))()) and kept.asked
 
 
-def test_filled_before_training(server: ObjectServer, images: dict[str, bytes], tmp_path: Path) -> None:
-    one = loader(objects(server), Cache(tmp_path / "cache", "1G"))
-    server.requests.clear()
-    assert one.fill_cache(progress=False).kept == SAMPLES and keys(server) == sorted(images)
-    kept = Epochs(server, one)
-    assert same(kept(), Epochs(server, loader(objects(server)))()) and kept.asked == []
-
-
-def test_two_listings_as_one_data_set(server: ObjectServer, tmp_path: Path) -> None:
+@KEEPS
+def test_two_listings_as_one_data_set(server: ObjectServer, tmp_path: Path, keeps: str) -> None:
     def both() -> ConcatDataset[Any]:
         return ConcatDataset([objects(server), objects(server)])
 
-    kept, plain = (Epochs(server, loader(both(), cache)) for cache in (Cache(tmp_path / "cache", "1G"), False))
+    kept, plain = (Epochs(server, loader(both(), cache)) for cache in (Cache(tmp_path / "cache", "1G", keeps), False))
     assert same(kept(), plain())
     assert same(kept(), plain()) and kept.asked == [] and kept.counted == (2 * SAMPLES, 0)
 

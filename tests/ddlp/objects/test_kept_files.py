@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from torch.utils.data import ConcatDataset
 from torchvision import transforms
 
 from csd_engine.cache.shelves import Shelves
@@ -69,31 +68,6 @@ def test_images_that_the_kernel_leaves_to_pillow(server: ObjectServer, tmp_path:
     assert same(kept(), without()) and kept.asked == []
 
 
-def test_an_object_that_has_changed_is_requested(server: ObjectServer, images: dict[str, bytes], tmp_path: Path) -> None:
-    """Even if its size is the same."""
-    one, other = sorted(images)[:2]
-    length = max(len(images[one]), len(images[other]))
-    server.objects[one] = images[one].ljust(length, b"\0")
-    Epochs(server, loader(objects(server), files(tmp_path)))()
-    server.objects[one] = images[other].ljust(length, b"\0")
-    kept = Epochs(server, loader(objects(server), files(tmp_path)))
-    assert same(kept(), plain(server)()) and kept.asked == [one] and kept.counted == (SAMPLES - 1, 1)
-    assert same(Epochs(server, loader(objects(server), files(tmp_path)))(), plain(server)())
-
-
-def test_what_changed_after_the_listing_is_an_error_and_not_kept(
-    server: ObjectServer, images: dict[str, bytes], tmp_path: Path
-) -> None:
-    one, other = sorted(images)[:2]
-    dataset = objects(server)
-    server.objects[one] = images[other]
-    with pytest.raises(OSError, match=one):
-        Epochs(server, loader(dataset, files(tmp_path)))()
-    server.objects[one] = images[one]
-    kept = Epochs(server, loader(dataset, files(tmp_path)))
-    assert same(kept(), plain(server)()) and one in kept.asked
-
-
 def test_a_quarter_of_the_room_gives_a_quarter_of_the_hits(
     server: ObjectServer, images: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -104,23 +78,6 @@ def test_a_quarter_of_the_room_gives_a_quarter_of_the_hits(
     before = kept.asked
     assert len(before) == kept.counted[1] and same(kept(), without()) and kept.asked == before
     assert sum(file.stat().st_size for file in (tmp_path / "cache").rglob("*.safetensors")) <= quota
-
-
-def test_a_damaged_file_is_requested_again(server: ObjectServer, tmp_path: Path) -> None:
-    Epochs(server, loader(objects(server), files(tmp_path)))()
-    (segment,) = (tmp_path / "cache").rglob("*.safetensors")
-    with segment.open("r+b") as file:
-        file.seek(4096 + 1000)
-        changed = file.read(1)[0] ^ 1
-        file.seek(-1, 1)
-        file.write(bytes([changed]))
-    kept, without = Epochs(server, loader(objects(server), files(tmp_path))), plain(server)
-    with pytest.warns(UserWarning, match="had a damaged file"):
-        found = kept()
-    assert same(found, without()) and kept.asked
-    for _ in range(2):
-        assert same(kept(), without())
-    assert kept.asked == []
 
 
 def test_a_bad_image_is_replaced_as_without_a_cache(server: ObjectServer, images: dict[str, bytes], tmp_path: Path) -> None:
@@ -161,18 +118,7 @@ def test_filled_listed_verified_forgotten(
     assert cli.main(["cache", "forget", "--all", *where]) == 0 and not list((tmp_path / "cache").rglob("*.safetensors"))
 
 
-def test_two_listings_as_one_data_set(server: ObjectServer, tmp_path: Path) -> None:
-    def both() -> ConcatDataset[Any]:
-        return ConcatDataset([objects(server), objects(server)])
-
-    kept, without = (Epochs(server, loader(both(), cache)) for cache in (files(tmp_path), False))
-    assert same(kept(), without())
-    assert same(kept(), without()) and kept.asked == [] and kept.counted == (2 * SAMPLES, 0)
-
-
 def test_what_is_not_kept(server: ObjectServer, tmp_path: Path) -> None:
-    listed = loader(objects(server, index="index.txt"), files(tmp_path))
-    assert "nothing is kept: the objects have no ETags" in listed.explain()
     paths = write_images(tmp_path / "files")
     local = loader(ImageFiles(paths, [0] * len(paths), DETERMINISTIC), files(tmp_path))
     assert "copy them to one of this computer" in local.explain()

@@ -1,4 +1,4 @@
-"""Engines with cards on this machine, whose operator sleeps: two cores hold many of them. For scripts that measure pools."""
+"""Engines with cards on this machine, whose operator sleeps: two cores hold many of them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,10 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from torch.utils.data import Subset
-from torchvision import transforms
 
 from csd_engine.prepare.operator_file import content_hash
-from ddlp import DDLPLoader, ImageArrays, load_operators
 from tests.sleeping_engine import OPERATOR
 
-__all__ = ["Bed", "data_of", "loader_of"]
-
-_IMAGES = 4  # different ones; an epoch has them again and again
 _END_S = 30.0
 
 
@@ -64,16 +55,3 @@ class Bed:
             assert one.stdin is not None and one.stdout is not None
             one.stdin.close()
             one.stdout.close()
-
-
-def data_of(batches: int, batch: int, host_s: float) -> Any:
-    """Return a data set of so many batches. ``host_s``: seconds that this host sleeps for a sample."""
-    images = np.arange(_IMAGES * 8 * 8 * 3, dtype=np.uint8).reshape(_IMAGES, 8, 8, 3)
-    prepare = load_operators(OPERATOR).prepare(host_s=host_s)
-    data = ImageArrays(images, range(_IMAGES), transforms.Compose([prepare, transforms.PILToTensor()]))
-    return Subset(data, [number % _IMAGES for number in range(batches * batch)])
-
-
-def loader_of(pool: Any, batches: int, batch: int, host_s: float, **options: Any) -> DDLPLoader:
-    """Return a loader over such a data set."""
-    return DDLPLoader(data_of(batches, batch, host_s), batch, shuffle=True, seed=0, pool=pool, **options)

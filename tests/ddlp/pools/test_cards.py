@@ -75,18 +75,6 @@ def test_each_sample_once_by_engines_that_come_and_go(cards, start, data, truth,
     assert len(there(loader)) == 1
 
 
-def test_without_engines_the_host_goes_on_and_one_joins(cards, start, data, truth):
-    loader = make_loader(data, "ordered", pool=cards)
-
-    def come() -> None:
-        assert not loader.live().devices
-        start()
-        wait_for(names(cards), have_published, loader)
-
-    truth.check(train(loader, at={0: come}))
-    assert loader.report().batches_csd
-
-
 def test_a_killed_engine_leaves_a_card_that_costs_nothing_but_time(cards, start, data, truth, told):
     engine = start()
     os.kill(engine.pid, signal.SIGKILL)

@@ -48,9 +48,8 @@ def wait_for(names: set[str], seen: Callable[[DDLPLoader], set[str]], loader: DD
     until(lambda: seen(loader) == names, 30, f"{names}, not {seen(loader)},")
 
 
-@pytest.mark.parametrize("strategy", (pytest.param("csd", marks=pytest.mark.slow), "ordered"))
-def test_each_sample_once_with_the_hosts_bits(leaves_nothing, slow, data, truth, told, strategy):
-    loader = make_loader(data, strategy, pool=2)
+def test_each_sample_once_with_the_hosts_bits(leaves_nothing, slow, data, truth, told):
+    loader = make_loader(data, "ordered", pool=2)
     truth.check(train(loader, at={0: lambda: wait_for(BOTH, have_published, loader)}), 0)
     assert loader.report().batches_csd and len(engine_pids()) == 2
     truth.check(train(loader), 1)
@@ -95,23 +94,6 @@ def test_a_killed_engine_is_replaced_in_the_same_epoch(leaves_nothing, slow, dat
 
     truth.check(train(loader, at={3: kill}))
     assert len(told) == 1 and "pool engine" in told[0] and "is gone" in told[0], list(told)
-
-
-@pytest.mark.slow  # test_retire.py: a smaller pool lets an engine go, and a larger one has it back
-def test_another_one_joins_the_epoch_and_one_too_many_ends(leaves_nothing, slow, data, truth):
-    pool = LocalPool(1)
-    loader = make_loader(data, "wrr", pool=pool)
-
-    def grow() -> None:
-        wait_for({"pool engine 1"}, there, loader)
-        pool.want(2)
-        wait_for(BOTH, have_published, loader)
-
-    truth.check(train(loader, at={0: grow, 1: lambda: pool.want(1)}))
-    until(lambda: len(engine_pids()) == 1, 30, "the other one's end")
-    truth.check(train(loader, at={0: lambda: wait_for({"pool engine 1"}, there, loader)}), 1)
-    with pytest.raises(ValueError, match=r"want\(0\): a number of engines"):
-        pool.want(0)
 
 
 def test_its_processes_live_as_long_as_the_loaders_that_share_them(spool, data, truth, monkeypatch):

@@ -29,7 +29,6 @@ from csd_engine.kernels.build import LIBRARY
 from csd_engine.protocol.keys import load_pair
 from ddlp import Cache, DDLPLoader, ImageFiles, RayPool
 from ddlp.pools.given import pool_of
-from ddlp.process.pauses import next_pause_s
 from ddlp.sources.engine.carded import own_pair
 from tests.ddlp.faults.scene import Truth, make_loader, processes, train, until
 from tests.ddlp.pools.test_local import have_published, there
@@ -210,22 +209,6 @@ def test_killed_engines_are_replaced_and_nodes_come_and_go(cluster, pool, data, 
 
 @pytest.mark.slow
 @with_ray
-def test_an_engine_that_is_killed_alone_is_replaced(cluster, pool, images, data, truth):
-    one = pool(max=1, roots=[str(images)])
-    loader = make_loader(data, "wrr", pool=one)
-
-    def kill() -> None:
-        wait_for(ONE, have_published, loader)
-        before = one.engines()["ray engine 1"]
-        (pid,) = [p.pid for p in processes() if str(cluster.home) in p.environment and "-m csd_engine " in p.command]
-        os.kill(pid, signal.SIGKILL)
-        until(lambda: one.engines().get("ray engine 1", before) != before, START_S, "its replacement")
-
-    truth.check(train(loader, at={0: kill}))
-
-
-@pytest.mark.slow
-@with_ray
 def test_engines_that_may_read_nothing_get_the_files_from_this_host(cluster, pool, data, truth, told):
     loader = make_loader(data, "wrr", pool=pool(max=1, data="carried"))
     truth.check(train(loader, at={0: lambda: wait_for(ONE, have_published, loader)}))
@@ -243,41 +226,6 @@ def test_an_actor_that_is_killed_before_its_engine_serves_leaves_nothing(cluster
     assert not one.engines()
     cluster.kill(cluster.actors()[0])
     one.close()
-
-
-@pytest.mark.slow
-@with_ray
-def test_without_a_node_with_room_the_host_works_alone(cluster, pool, data, truth, told):
-    one = pool(num_cpus=64)
-    loader = make_loader(data, "wrr", pool=one)
-    truth.check(train(loader))
-    until(lambda: one._links[False]._process is not None and len(cluster.actors()) == 2, START_S, "actors that wait for a node")
-    truth.check(train(loader), 1)
-    assert not one.engines() and not loader.report().batches_csd and not len(told), list(told)
-
-
-@pytest.mark.slow
-@with_ray
-def test_more_engines_join_and_those_too_many_leave(cluster, pool, data, truth, told):
-    one = pool()
-    one.want(0)
-    loader = make_loader(data, "wrr", pool=one)
-
-    def grow() -> None:
-        assert not there(loader) and not cluster.actors()
-        one.want(1)
-        wait_for(ONE, have_published, loader)
-        one.want(2)
-        wait_for(BOTH, have_published, loader)
-
-    def shrink() -> None:
-        one.want(1)
-        wait_for(ONE, there, loader)
-        until(lambda: len(cluster.actors()) == 1 and len(directories(cluster)) == 1, START_S, "the end of the second one")
-
-    truth.check(train(loader, at={0: grow, 1: shrink}))
-    truth.check(train(loader, at={0: lambda: wait_for(ONE, there, loader)}), 1)
-    assert not len(told), list(told)
 
 
 @pytest.mark.slow
@@ -382,10 +330,3 @@ except ddlp.DDLPError as error:
 """
     done = forks.run(code=script, environment=os.environ)
     assert done.stdout == "RayPool needs Ray, which is not installed here: pip install ddlp[ray]\n", done.stderr
-
-
-def test_the_pause_doubles_and_begins_anew():
-    pauses = [0.0]
-    for _ in range(7):
-        pauses.append(next_pause_s(pauses[-1], 1.0))
-    assert pauses[1:] == [1, 2, 4, 8, 16, 30, 30] and next_pause_s(30.0, 31.0) == 1

@@ -78,25 +78,6 @@ def test_a_killed_actor_is_replaced_and_each_batch_comes_once_with_the_hosts_bit
     assert cluster.actors() == [actor] and loader.report().batches_csd
 
 
-def test_more_actors_join_and_those_too_many_leave(cluster, pool, told):
-    one = pool(max=2)
-    one.want(1)
-    loader = make_loader(Records(200, 0.01), "wrr", pool=one)
-
-    def joined(number: int) -> None:
-        until(lambda: sum(device.alive for device in loader.live().devices) == number, START_S, f"{number} actors")
-
-    def grow() -> None:
-        joined(1)
-        one.want(2)
-        joined(2)
-        one.want(1)
-        until(lambda: len(cluster.actors()) == 1, START_S, "the end of one")
-
-    check(train(loader, at={1: grow}), Records(200, 0.0), in_order=False)
-    assert not len(told), list(told)
-
-
 def test_two_loaders_share_an_actor_and_it_gives_answers_and_refusals(pool):
     one = pool(num_cpus=2)
     start = list(named(one, {"ray engine 1.1", "ray engine 1.2"}).values())[0]

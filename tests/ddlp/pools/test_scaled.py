@@ -131,14 +131,6 @@ def come_and_go(loader: DDLPLoader, pool: Any, most: int, sleeps: Path, wait_s: 
     assert f"pool: {asked[-1]}" in str(report)
 
 
-@pytest.mark.slow
-def test_engines_come_while_training_waits_and_go_when_it_does_not(leaves_nothing, sleeps, told):
-    pool = LocalPool(min=0, max=MOST)
-    loader = loader_of(pool, 1200)
-    come_and_go(loader, pool, MOST, sleeps)
-    assert "3 wanted instead of 1: a batch takes" in wishes(loader)[1] and not len(told), list(told)
-
-
 def test_an_engine_with_a_card_is_used_while_training_waits_and_let_go_when_it_does_not(sleeps, tmp_path, monkeypatch, told):
     monkeypatch.setenv("DDLP_HOME", str(tmp_path / "home"))
     with Bed(tmp_path, 1, HOST_S) as bed:

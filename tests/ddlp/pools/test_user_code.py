@@ -343,16 +343,14 @@ if __name__ == "__main__":
     for step, batch in enumerate(loader):
         while step == 0 and not any(one.rate for one in loader.live().devices):
             time.sleep(0.05)
-        if step == 3 and {killed}:
+        if step == 3:
             os.kill(os.getpid(), 9)
-    print("devices made", loader.report().batches_csd)
 """
 
 
-@pytest.mark.parametrize("killed", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_a_scripts_own_class_goes_there_and_a_killed_script_leaves_no_process(forks, tmp_path, killed):
-    ran = forks.run(code=SCRIPT.format(killed=killed), environment={**os.environ, "DDLP_TEST_MARK": str(tmp_path)})
-    assert (ran.returncode == -9) if killed else ("devices made" in ran.stdout and "made 0" not in ran.stdout), ran.stderr
+def test_a_scripts_own_class_goes_there_and_a_killed_script_leaves_no_process(forks, tmp_path):
+    ran = forks.run(code=SCRIPT, environment={**os.environ, "DDLP_TEST_MARK": str(tmp_path)})
+    assert ran.returncode == -9, ran.stderr
     until(lambda: not _marked(str(tmp_path)), 30, "the end of its processes")
 
 

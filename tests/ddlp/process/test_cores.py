@@ -78,14 +78,6 @@ def test_a_thread_that_moves_itself_away_is_an_error() -> None:
 
 
 @two_cpus
-def test_workers_that_were_started_before_are_an_error() -> None:
-    loader = DataLoader(Burning(), None, num_workers=1, persistent_workers=True)
-    iter(loader)
-    with pytest.raises(WrongCores, match=f"may run on CPUs {', '.join(map(str, USABLE))}"), pinned(USABLE[0]):
-        list(loader)
-
-
-@two_cpus
 def test_workers_that_are_started_inside_are_in_order() -> None:
     with pinned(USABLE[0]) as used:
         loader = DataLoader(Burning(), None, num_workers=1, persistent_workers=True)

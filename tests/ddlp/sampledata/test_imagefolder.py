@@ -12,7 +12,7 @@ from PIL import Image
 from ddlp.sampledata import CLASSES, SampleDataError, imagefolder, make_imagefolder
 from ddlp.sampledata.plan import KINDS, LARGEST, MEAN, SMALLEST, plan_image
 
-IMAGES, VAL, KB = 120, 20, 80.0
+IMAGES, VAL, KB = 80, 10, 80.0
 
 
 def digests(root: Path) -> dict[str, str]:

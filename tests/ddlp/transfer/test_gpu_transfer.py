@@ -224,30 +224,6 @@ def test_a_way_that_fails_is_not_taken(tmp_path, stream):
     gpu_transfer.close()
 
 
-def test_what_a_comparison_has_prepared_is_forgotten_where_it_fails(tmp_path, stream):
-    file = write(tmp_path, (2, 30, 30, 3))
-    prepared = []
-
-    class Registering(PinnedReader):
-        def prepare(self, buffer):
-            prepared.append(buffer.data_ptr())
-
-        def forget(self, buffer):
-            prepared.remove(buffer.data_ptr())
-
-    class Short(Registering):
-        name = "short"
-
-        def read(self, *arguments):
-            raise MissingBatch("the file ended early")
-
-    gpu_transfer = GpuTransfer(stream, lambda *_: [Registering(stream, readers=1), Short(stream, readers=1)])
-    with pytest.raises(MissingBatch):
-        file.read(gpu_transfer.open(tmp_path, mapped=False), epilogue_for(file))
-    assert prepared == []
-    gpu_transfer.close()
-
-
 def test_each_file_system_has_its_way(tmp_path, stream):
     """Two devices' spools on different file systems. Then another directory on the first one, as after an engine's restart."""
     shared = Path("/dev/shm")

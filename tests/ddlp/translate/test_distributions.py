@@ -7,21 +7,14 @@ from torchvision import transforms as v1
 
 from csd_engine.keyed import Keyed
 from csd_engine.transforms.pipeline import Pipeline
+from tests.ddlp.translate.draws import P, same
 
 N = 3000
-P = 1e-3
 
 
 def plans(*ops, size=(120, 90), n=N):
     pipe = Pipeline.parse({"format": 1, "order": "pillow13", "mode": "RGB", "ops": list(ops)})
     return [pipe.draw(size, Keyed(3, 1, i, 0)) for i in range(n)]
-
-
-def same(ours, theirs):
-    from scipy import stats
-
-    for a, b in zip(np.array(ours, dtype=float).T, np.array(theirs, dtype=float).T, strict=True):
-        assert stats.ks_2samp(a, b).pvalue > P
 
 
 @pytest.mark.parametrize("size, scale, ratio", [

@@ -18,9 +18,9 @@ from ddlp import ImageArrays
 from ddlp.errors import Untranslatable
 from ddlp.translate.datasets import translate_dataset
 from ddlp.translate.transforms import translate
+from tests.ddlp.translate.draws import P, plans_of, same
 
 N = 3000
-P = 1e-3
 ERASES = [("pixel", 3), ("rand", 1)]
 
 
@@ -47,6 +47,7 @@ def made(image, canvas, order="pillow13"):
 
 
 @pytest.mark.parametrize("name", timm_policies.NAMES)
+@pytest.mark.some(8)
 def test_each_operators_pixels_and_strength(name, monkeypatch):
     rnd = random.Random(name)
     assert set(auto_augment.NAME_TO_OP) == set(timm_policies.NAMES)
@@ -135,6 +136,7 @@ CONFIGS = ["rand-m9-mstd0.5-inc1", "rand-m7-n3-p0.8", "rand-m12-mstd101-mmax20-n
 
 
 @pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.some(4)
 def test_policies_operators_magnitudes_and_orders(config, monkeypatch):
     from scipy import stats
 
@@ -190,6 +192,7 @@ TRAINING = [{}, {"auto_augment": "rand-m9-mstd0.5-inc1", "re_prob": 0.25}, {"aut
 
 
 @pytest.mark.parametrize("arguments", TRAINING)
+@pytest.mark.some(4)
 def test_training_gives_pillows_bits_by_the_kernel(arguments):
     transform = create_transform(**{"input_size": (3, 48, 40), "is_training": True, **arguments})
     pipeline = translate(transform).pipeline
@@ -204,18 +207,6 @@ def test_training_gives_pillows_bits_by_the_kernel(arguments):
         assert np.array_equal(out, expected)
 
 
-def same(ours, theirs):
-    from scipy import stats
-
-    for a, b in zip(np.array(ours, dtype=float).T, np.array(theirs, dtype=float).T, strict=True):
-        assert stats.ks_2samp(a, b).pvalue > P
-
-
-def plans(transform, size, n=N):
-    pipeline = translate(v1.Compose([transform, v1.ToTensor()])).pipeline
-    return [pipeline.draw(size, Keyed(3, 1, index, 0)) for index in range(n)]
-
-
 def test_random_crop_and_its_filter():
     from scipy import stats
 
@@ -223,7 +214,7 @@ def test_random_crop_and_its_filter():
     random.seed(0)
     image = Image.new("RGB", (120, 90))
     ours = []
-    for plan in plans(t, image.size):
+    for plan in plans_of(t, N, image.size):
         crop, resize = (None, *plan.primitives)[-2:]
         box = (0, 0, 90, 120) if crop is None else (crop.top, crop.left, crop.height, crop.width)
         ours.append((*box, resize.interpolation == "bilinear"))
@@ -239,7 +230,7 @@ def test_crops_that_pad(size):
     image = Image.effect_noise(size, 60).convert("RGB")
     resize = timm_transforms.ResizeKeepRatio((40, 50), 0.3, "bilinear", 0.5, (0.8, 1.0), True, 0.5, (0.9, 1 / 0.9))
     theirs = [resize.get_params(image, (40, 50), 0.3, 0.5, (0.8, 1.0), True, 0.5, (0.9, 1 / 0.9)) for _ in range(N)]
-    same([plan.shape[:2] for plan in plans(resize, size)], theirs)
+    same([plan.shape[:2] for plan in plans_of(resize, N, size)], theirs)
     for mode in ("constant", "reflect", "edge"):
         center = timm_transforms.CenterCropOrPad((40, 50), fill=7, padding_mode=mode)
         canvas = Canvas(size[1], size[0], 3, 0)

@@ -127,5 +127,5 @@ def test_a_part_of_less_than_a_pixel_is_no_error(found: Comparison, tmp_path: Pa
     for rate in (979.123, 1057.7, 1183.31):
         found.rows[3] = row("csd", 1, rate, 1.0)
         assert [part.by for part in parts(found.rows[3])] == ["engine"]
-        found.rows[4] = row("mte", 2, rate, 1 - 1e-9)
-        draw(found, tmp_path / "drawn.png")
+    found.rows[4] = row("mte", 2, rate, 1 - 1e-9)
+    draw(found, tmp_path / "drawn.png")

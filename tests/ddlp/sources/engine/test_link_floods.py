@@ -33,7 +33,7 @@ def limited(hard_limit: None) -> None:
         ("parts", "bytes from 0 of fetch 0"),
     ],
 )
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 def test_memory_stays_bounded(tmp_path: Path, kind: str, said: str) -> None:
     keys = make_keys(tmp_path / "keys")
     names = [f"{os.urandom(500).hex()}.jpg" for _ in range(17_000 if kind == "files" else 10)]  # hardly compressible

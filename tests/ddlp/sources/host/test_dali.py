@@ -23,7 +23,6 @@ from ddlp.transfer.choose_transfer import ways
 from ddlp.transfer.device_stream import PlainStream
 from ddlp.transfer.gpu_transfer import GpuTransfer
 from ddlp.translate.dali import DISTANCES, Stages
-from ddlp.translate.dali import stages as dali_stages
 from tests.both_sides import until_both
 from tests.jpegkinds import KINDS, encode_kind, picture
 
@@ -354,12 +353,6 @@ def test_what_lands_is_what_the_host_delivers_without_a_device(paths, tmp_path, 
     assert stream.within == 0
 
 
-def test_dali_on_the_cpu_for_a_device_is_a_choice(paths, stream, monkeypatch):
-    monkeypatch.setattr(dali, "_OnDevice", None)
-    found = samples(loader(paths, CROP, backend="dali_cpu", device="cpu"))
-    assert all(torch.equal(image, found[k]) for k, image in samples(loader(paths, CROP)).items())
-
-
 def test_a_run_that_fails_on_a_device_is_made_by_our_own_code_and_gives_all_memory_back(paths, stream, monkeypatch):
     """Half of a run's images have been copied already."""
     from nvidia.dali.plugin import pytorch
@@ -379,22 +372,3 @@ def test_a_run_that_fails_on_a_device_is_made_by_our_own_code_and_gives_all_memo
         found = samples(there)
     assert all(torch.equal(image, found[k]) for k, image in samples(loader(paths, CROP)).items())
     assert f"; {BATCH} of the host's 61 samples by ddlp's own code" in there.report().notes[0]
-
-
-@pytest.mark.parametrize("strategy", ["mte", "wrr"])
-def test_both_sides_land(paths, stream, strategy, tmp_path):
-    truth = samples(loader(paths, CROP))
-    both = loader(paths, CROP, strategy=strategy, spool=str(tmp_path), backend="dali", device="cpu", num_workers=1)
-    for batches in until_both(both):
-        found = samples(batches)
-        assert sorted(found) == sorted(truth) and all(torch.equal(found[k], truth[k]) for k in truth)
-
-
-def test_stages_are_worked_out_once_an_epoch(paths, monkeypatch):
-    asked = []
-    for module in ("ddlp.loader", "ddlp.begin.loader_parts"):
-        monkeypatch.setattr(f"{module}.stages", lambda found, stages=dali_stages: (asked.append(found), stages(found))[1])
-    one = loader(paths, CROP, backend="dali")
-    assert len(asked) == 1
-    list(one)
-    assert len(asked) == 2

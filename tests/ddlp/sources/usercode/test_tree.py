@@ -128,11 +128,6 @@ def test_dimensions_that_this_numpy_does_not_have(monkeypatch):
         decode(Encoded(f'["a","uint8",{[1] * 65}]'.encode(), [bytes_of(1)]))
 
 
-def test_an_integer_has_a_limit():
-    with pytest.raises(NotATree, match="the batch is an integer of 20001 bits"):
-        encode(1 << 20_000)
-
-
 def test_a_circle_is_refused():
     circle: list[Any] = []
     circle.append(circle)
@@ -142,6 +137,14 @@ def test_a_circle_is_refused():
 
 def bytes_of(count: int) -> torch.Tensor:
     return torch.full((count,), 2, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("levels", [0, 30])
+def test_what_is_nested_deep_is_refused_where_python_can_read_it_too(levels):
+    limit = sys.getrecursionlimit()
+    for depth in (*range(limit - 150, limit), 100_000):
+        with pytest.raises(DamagedTree):
+            decode(Encoded(b'["l",' * levels + b"[" * depth + b"]" * (depth + levels), []))
 
 
 @pytest.mark.parametrize(
@@ -164,14 +167,6 @@ def test_what_is_damaged_is_refused(header, sizes):
         decode(Encoded(header, [bytes_of(size) for size in sizes]))
 
 
-@pytest.mark.parametrize("levels", [0, 30])
-def test_what_is_nested_deep_is_refused_where_python_can_read_it_too(levels):
-    limit = sys.getrecursionlimit()
-    for depth in (*range(limit - 150, limit), 100_000):
-        with pytest.raises(DamagedTree):
-            decode(Encoded(b'["l",' * levels + b"[" * depth + b"]" * (depth + levels), []))
-
-
 pieces = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 1 << 70) | st.floats()
     | st.sampled_from(["i", "f", "c", "s", "b", "t", "a", "l", "u", "d", "uint8", "bool", "1", "-0", "0x1p0", "nan"]),
@@ -187,17 +182,6 @@ def test_the_decoder_makes_a_tree_of_any_bytes_or_refuses_them(header, sizes):
     except DamagedTree:
         return
     encode(made)  # whatever it made, is a tree
-
-
-@given(trees, st.data())
-def test_a_changed_header_is_refused_or_is_another_tree(tree, data):
-    encoded = encode(tree)
-    place = data.draw(st.integers(0, len(encoded.header) - 1))
-    header = encoded.header[:place] + data.draw(st.binary(max_size=2)) + encoded.header[place + data.draw(st.integers(0, 2)) :]
-    try:
-        encode(decode(encoded._replace(header=header)))
-    except DamagedTree:
-        pass
 
 
 # -- limits: both sides have the same, and what is within them comes back
@@ -308,10 +292,6 @@ def test_a_buffer_is_bytes_in_a_row_as_many_as_the_header_says(buffer):
         assert decode(Encoded(header, [bytes_of(3)])) is not None
         with pytest.raises(DamagedTree, match="another size than the header's 3 bytes"):
             decode(Encoded(header, [buffer]))
-
-
-def test_an_encoding_is_as_short_as_json_can_be():
-    assert encode({"a": (1, True)}).header == b'["d",["s","a"],["u",["i","1"],true]]'
 
 
 def test_two_encodings_are_the_same_if_all_their_bits_are():

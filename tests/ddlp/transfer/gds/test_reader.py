@@ -22,13 +22,9 @@ from ddlp.transfer.gds.reader import GdsReader, as_os_error
 need_kvikio = pytest.mark.skipif(importlib.util.find_spec("kvikio") is None, reason="kvikio is not installed")
 need_gpu = pytest.mark.skipif(why_not() is not None or not torch.cuda.is_available(), reason="needs a GPU and kvikio")
 
-# What kvikio 26.10 raises for a missing file, and without a driver.
+# What kvikio 26.10 raises for a missing file.
 MISSING = (
     "Unable to open file. Linux system/library function call error at: /__w/kvikio/kvikio/cpp/src/file_utils.cpp:160: "
-    "No such file or directory"
-)
-NO_DRIVER = (
-    "KvikIO failure at: /__w/kvikio/kvikio/cpp/src/shim/utils.cpp:21: libcuda.so.1: cannot open shared object file: "
     "No such file or directory"
 )
 
