@@ -1,25 +1,10 @@
-"""Some of all combinations, in which any two values of two arguments meet; the others are for the slow run."""
+"""Some of all combinations, in which any two values of two arguments meet."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
-
-import pytest
-
-__all__ = ["covering", "pairwise"]
-
-
-def covering(*axes: Iterable[Any], where: Callable[..., bool] = lambda *values: True) -> list[Any]:
-    """Return all combinations as parameters of a test. A quick run takes those that together have each pair of values.
-
-    ``where``: whether there is such a combination.
-    """
-    axes = tuple(map(list, axes))
-    quick = set(pairwise(*axes, where=where))
-    combinations = [values for values in itertools.product(*axes) if where(*values)]
-    return [pytest.param(*values, marks=[] if values in quick else [pytest.mark.slow]) for values in combinations]
 
 
 def pairwise(*axes: Iterable[Any], where: Callable[..., bool] = lambda *values: True) -> list[tuple[Any, ...]]:

@@ -20,7 +20,7 @@ from torch.utils.data import (
 
 from ddlp import DDLPLoader, ImageArrays
 from ddlp.sampling.checkpoint import sampler_of
-from tests.covering import covering
+from tests.covering import pairwise
 from tests.ddlp.dropin.small_sets import (
     RANDOM,
     SAMPLES,
@@ -98,40 +98,6 @@ def test_the_order_and_the_generators_are_dataloaders(paths, name, workers):
     assert seen[0] == seen[1]
 
 
-@pytest.mark.parametrize("user_code", [False, True])
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.some(2)
-def test_persistent_workers_draw_as_dataloaders(paths, workers, user_code):
-    seen = []
-    for kind in KINDS:
-        dataset = Draws() if user_code else numbered(paths)
-        loader = kind(dataset, 4, shuffle=True, num_workers=workers, persistent_workers=True)
-        torch.manual_seed(17)
-        seen.append([(targets(loader), torch.get_rng_state().numpy().tobytes()) for _ in range(3)])
-        loader._iterator._shutdown_workers()
-    assert seen[0] == seen[1]
-
-
-@pytest.mark.parametrize(
-    ("batch_size", "drop_last", "workers", "after"), covering([4, 41], [False, True], [0, 2], [1, 6, 9, 10, 11])
-)
-@pytest.mark.some(6)
-def test_a_broken_off_epoch_leaves_the_generator_where_dataloader_does(paths, after, workers, drop_last, batch_size):
-    """A quick run has each pair of these values, a slow one all combinations."""
-    seen = []
-    for kind in KINDS:
-        generator = seeded(3)
-        dataset = numbered(paths)
-        loader = kind(dataset, batch_size, shuffle=True, drop_last=drop_last, num_workers=workers, generator=generator)
-        iterator = iter(loader)
-        for _ in range(min(after, len(loader))):
-            next(iterator)
-        seen.append(generator.get_state().numpy().tobytes())
-        if hasattr(iterator, "_shutdown_workers"):
-            iterator._shutdown_workers()
-    assert seen[0] == seen[1]
-
-
 @pytest.mark.parametrize("sampler", [Counting, CountingBatches])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_sampler_of_the_users_is_read_no_further_than_dataloader_reads_it(paths, workers, sampler):
@@ -202,35 +168,8 @@ def test_manual_seed_alone_makes_an_epoch_repeatable(paths, engine):
             assert all(torch.equal(first[k], second[k]) for k in first)
 
 
-def test_an_index_drawn_twice_is_two_samples(paths):
-    first, second = (
-        [batch[0] for batch in DDLPLoader(numbered(paths, RANDOM), 4, sampler=[3, 3, 5, 3, 3], seed=1)]
-        for _ in range(2)
-    )
-    images = torch.cat(first)
-    assert torch.equal(images, torch.cat(second))
-    threes = [images[k] for k in (0, 1, 3, 4)]
-    assert not any(torch.equal(a, b) for k, a in enumerate(threes) for b in threes[:k])
-
-
-def test_set_epoch_goes_on_to_the_sampler(paths):
-    dataset = numbered(paths)
-    for given in (
-        dict(sampler=DistributedSampler(dataset, 2, 0)),
-        dict(batch_sampler=BatchSampler(DistributedSampler(dataset, 2, 0), 4, False)),
-    ):
-        loader = DDLPLoader(dataset, **given)
-        loader.set_epoch(7)
-        assert getattr(loader.batch_sampler, "sampler", loader.sampler).epoch == 7
-
-
-def test_an_index_out_of_range_raises_as_in_dataloader(paths):
-    for kind in KINDS:
-        with pytest.raises(IndexError):
-            list(kind(numbered(paths), sampler=[0, SAMPLES]))
-
-
-LONG = {
+BROKEN_OFF = {
+    "shuffled": lambda d, g: RandomSampler(d, generator=g),
     "replacement": lambda d, g: RandomSampler(d, replacement=True, num_samples=170, generator=g),
     "more than all": lambda d, g: RandomSampler(d, num_samples=3 * SAMPLES + 4, generator=g),
     "all, twice": lambda d, g: RandomSampler(d, num_samples=2 * SAMPLES, generator=g),
@@ -238,17 +177,20 @@ LONG = {
 
 
 @pytest.mark.parametrize(
-    ("name", "strategy", "workers", "after"), covering(LONG, ["cpu", "wrr"], [0, 2], [0, 1, 9, 12, 20, 21, 50])
+    ("name", "strategy", "drop_last", "workers", "after"),
+    pairwise(BROKEN_OFF, ["cpu", "wrr"], [False, True], [0, 2], [0, 1, 6, 9, 10, 11, 20, 21, 50]),
 )
-@pytest.mark.some(10)
-def test_a_long_sampler_broken_off_leaves_the_generator_where_dataloader_does(paths, engine, name, strategy, workers, after):
-    """A quick run has each pair of these values, a slow one all combinations."""
+@pytest.mark.some(12)
+def test_a_broken_off_epoch_leaves_the_generator_where_dataloader_does(
+    paths, engine, name, strategy, drop_last, workers, after
+):
+    """A slow run has each pair of these values."""
     seen = []
     for kind in KINDS:
         generator, dataset = seeded(3), numbered(paths)
         ours = dict(strategy=strategy, spool=None if strategy == "cpu" else engine) if kind is DDLPLoader else {}
-        sampler = LONG[name](dataset, generator)
-        loader = kind(dataset, 4, sampler=sampler, num_workers=workers, generator=generator, **ours)
+        ours |= dict(sampler=BROKEN_OFF[name](dataset, generator), drop_last=drop_last)
+        loader = kind(dataset, 4, num_workers=workers, generator=generator, **ours)
         iterator = iter(loader)
         got = [batch[1].tolist() for batch in itertools.islice(iterator, after)]
         seen.append((got if strategy == "cpu" else len(got), generator.get_state().numpy().tobytes()))
@@ -258,14 +200,12 @@ def test_a_long_sampler_broken_off_leaves_the_generator_where_dataloader_does(pa
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("given", [True, False], ids=["own generator", "torch's generator"])
-def test_a_sampler_as_long_as_a_training_begins_at_once(paths, given, workers):
+def test_a_sampler_as_long_as_a_training_begins_at_once(paths, workers):
     """A million million draws: DataLoader reads them a block at a time."""
     seen = []
     for kind in KINDS:
         dataset = numbered(paths)
-        torch.manual_seed(3)
-        sampler = RandomSampler(dataset, replacement=True, num_samples=10**12, generator=seeded(3) if given else None)
+        sampler = RandomSampler(dataset, replacement=True, num_samples=10**12, generator=seeded(3))
         loader = kind(dataset, 4, sampler=sampler, num_workers=workers)
         iterator = iter(loader)
         seen.append([next(iterator)[1].tolist() for _ in range(30)])

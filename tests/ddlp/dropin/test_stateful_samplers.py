@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ddlp import DDLPLoader
-from tests.covering import covering
+from tests.covering import pairwise
 from tests.ddlp.dropin.small_sets import SAMPLES, Draws, numbered, order
 
 
@@ -121,11 +121,11 @@ def as_saved(loader: DDLPLoader) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("user_code", "kind", "before", "taken"),
-    covering([False, True], SAMPLERS, ["nothing", "an epoch", "an epoch left early"], [(1, 0), (5, 2), (11, 0)]),
+    pairwise([False, True], SAMPLERS, ["nothing", "an epoch", "an epoch left early"], [(1, 0), (5, 2), (11, 0)]),
 )
 @pytest.mark.some(8)
 def test_the_order_goes_on(paths, taken, before, kind, user_code):
-    """Over two more processes, and with the epoch after it. A quick run has each pair of these values, a slow one all."""
+    """Over two more processes, and with the epoch after it. A slow run has each pair of these values."""
     take, workers = taken
     torch.manual_seed(7)
     loader = make(paths, user_code, kind, num_workers=workers)

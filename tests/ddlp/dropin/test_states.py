@@ -77,15 +77,6 @@ def test_other_ranks(paths, user_code):
     assert len(list(loader)) == 11 - 3
 
 
-@pytest.mark.parametrize("user_code", [False, True])
-def test_a_list_of_another_length(paths, user_code):
-    _, state = broken_off(make(paths, user_code, sampler=list(range(30))))
-    loader = make(paths, user_code, sampler=list(range(20)))
-    loader.load_state_dict(state)
-    with pytest.raises(ValueError, match=r"len\(sampler\)=30, this loader has len\(sampler\)=20"):
-        iter(loader)
-
-
 class Buckets:
     """A user's batch sampler whose length depends on the epoch."""
 
