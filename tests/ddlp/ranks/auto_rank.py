@@ -6,7 +6,6 @@ auto_rank.py OUT ADDRESS KEYS PHASE... ; torch.distributed's environment says wh
     host_s      seconds a batch of each rank's host; the engine's are in its own file
     step_s      of each rank's training step
     sync        whether a step ends with an all_reduce, as DistributedDataParallel's
-    remember    whether what was measured is kept for the next run
     until       a file; epochs go on until it is there. Without it, until all ranks have decided
 """
 
@@ -30,7 +29,6 @@ from torch.utils.data import DistributedSampler
 from torchvision import transforms
 
 from ddlp import DDLPLoader, Device, Goal, ImageArrays, load_operators
-from ddlp.planning.controller import HOST_LEAST, WARM_UP
 from tests.sleeping_engine import OPERATOR
 
 BATCHES = 150  # of an epoch of each rank
@@ -45,7 +43,6 @@ class Phase:
     host_s: list[float]
     step_s: list[float]
     sync: bool = True
-    remember: bool = False
     until: str = ""
 
 
@@ -66,10 +63,9 @@ def train(loader: DDLPLoader, phase: Phase, rank: int, decided: Path) -> dict[st
     history: list[str] = []
     measured: list[str] = []
     csd = 0
-    early: str | None = None
     for epoch in range(EPOCHS if not phase.until else 10**6):
         loader.set_epoch(epoch)
-        for number, _ in enumerate(loader):
+        for _ in loader:
             time.sleep(phase.step_s[rank])
             if phase.sync:
                 dist.all_reduce(torch.zeros(1))
@@ -79,15 +75,13 @@ def train(loader: DDLPLoader, phase: Phase, rank: int, decided: Path) -> dict[st
                 history.append(decision.why)
                 measured.append(loader.measured.to_json())
                 decided.write_text(decision.why)
-            if (epoch, number) == (0, WARM_UP + HOST_LEAST - 2):  # sooner than anything can be measured
-                early = None if decision is None else decision.why
             if over(phase, decision is not None):
                 break
         csd += loader.report().batches_csd
         if over(phase, False) if phase.until else all_decided(loader):
             break
     return {
-        "history": history, "measured": measured, "csd": csd, "early": early, "notes": loader.report().notes,
+        "history": history, "measured": measured, "csd": csd, "notes": loader.report().notes,
         "threads": [one.name for one in threading.enumerate() if one.name == "ddlp-ranks"],
     }  # fmt: skip
 
@@ -121,7 +115,7 @@ def main() -> None:
         sampler = DistributedSampler(data, seed=7)
         loader = DDLPLoader(
             data, 1, sampler=sampler, strategy="auto", csd=Device(address, keys, name="board"), seed=1,
-            goal=Goal(remember=phase.remember),
+            goal=Goal(remember=False),
         )  # fmt: skip
         result = train(loader, phase, rank, out / f"{phase.name}.{rank}.decided")
         (out / f"{phase.name}.{rank}.json").write_text(json.dumps({**result, "told": told}))

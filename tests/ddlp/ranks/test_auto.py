@@ -6,8 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -35,14 +33,11 @@ class Forked:
         if alive(self._pid):
             os.kill(self._pid, number)
 
-    def terminate(self) -> None:
-        self.kill(signal.SIGTERM)
-
 
 class Job:
-    """Ranks of auto_rank.py, started by torchrun, or forked each by itself, and an engine that takes 10 ms a batch."""
+    """Ranks of auto_rank.py, with torchrun's environment, and an engine that takes 10 ms a batch."""
 
-    def __init__(self, home: Path, zygote: Zygote, ranks: int, *phases: dict[str, Any], torchrun: bool = False) -> None:
+    def __init__(self, home: Path, zygote: Zygote, ranks: int, *phases: dict[str, Any]) -> None:
         self.home, self.ranks, self.out = home, ranks, home / "out"
         self.out.mkdir()
         self.engine = SleepingEngine(home / "engine", 0.010)
@@ -51,20 +46,12 @@ class Job:
         script = [str(SCRIPT), str(self.out), engine.address, str(engine.keys), *map(json.dumps, phases)]
         self._environment = {
             **os.environ, "PYTHONPATH": str(SCRIPT.parents[3]), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
-            "XDG_CACHE_HOME": str(home / "cache"), "TMPDIR": str(home),  # torchrun leaves directories there
+            "XDG_CACHE_HOME": str(home / "cache"), "TMPDIR": str(home),
         }  # fmt: skip
-        if torchrun:
-            command = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--rdzv-backend", "c10d"]
-            command += ["--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
-            with open(self.home / "log", "ab") as log:
-                self.processes: list[Any] = [subprocess.Popen(
-                    [sys.executable, *command, *script], env=self._environment, stdout=subprocess.DEVNULL, stderr=log
-                )]  # fmt: skip
-            return
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(ranks)}
-        self.processes = []
+        self.processes: list[Forked] = []
         for rank in range(ranks):
             own = home / f"rank{rank}.py"
             own.write_text(f"import runpy, sys\nsys.argv = {script}\nrunpy.run_path({script[0]!r}, run_name='__main__')\n")
@@ -72,8 +59,7 @@ class Job:
 
     @property
     def log(self) -> str:
-        files = (*self.home.glob("log"), *self.home.glob("*.stderr"))
-        return "".join(path.read_text(errors="replace")[-6000:] for path in files)
+        return "".join(path.read_text(errors="replace")[-6000:] for path in self.home.glob("*.stderr"))
 
     def said(self, phase: str) -> list[dict[str, Any]]:
         """What each rank has written, once all have ended."""
@@ -88,7 +74,7 @@ class Job:
 
     def close(self) -> None:
         for process in self.processes:
-            process.terminate()  # torchrun ends its ranks
+            process.kill(signal.SIGTERM)
             process.wait(300)
         self.engine.end()
 
@@ -97,8 +83,8 @@ class Job:
 def start(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> Iterator[Callable[..., Job]]:
     started: list[Job] = []
 
-    def one(*given: Any, **options: Any) -> Job:
-        started.append(Job(tmp_path_factory.mktemp("a"), zygote, *given, **options))
+    def one(*given: Any) -> Job:
+        started.append(Job(tmp_path_factory.mktemp("a"), zygote, *given))
         return started[-1]
 
     yield one
@@ -106,7 +92,7 @@ def start(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> Iterator[
         job.close()
 
 
-def agree(said: list[dict[str, Any]], rank: int | None) -> None:
+def agree(said: list[dict[str, Any]], rank: int) -> None:
     """The same decisions from the same figures, of this rank; the last one may not have come everywhere."""
     longest = max((one["history"] for one in said), key=len)
     figures = max((one["measured"] for one in said), key=len)
@@ -117,7 +103,7 @@ def agree(said: list[dict[str, Any]], rank: int | None) -> None:
         assert one["history"] == longest[:count] and one["measured"] == figures[:count]
         assert not one["threads"] and not any("rank" in text for text in one["told"]), one
         whose = f"All {len(said)} ranks go by the figures of the slowest, rank {rank}."
-        assert rank is None or any(whose in note for note in one["notes"]), one
+        assert any(whose in note for note in one["notes"]), one
 
 
 SLOW_HOST = {"name": "host", "host_s": [0.005, 0.040], "step_s": [0.010, 0.010]}
@@ -136,19 +122,6 @@ def test_two_ranks_take_one_decision(start):
     agree(said, rank=1)
     for one in said:  # rank 0 by itself waits for data
         assert "Training does not wait for data" in one["history"][0] and not one["csd"]
-
-
-@pytest.mark.slow
-def test_four_ranks_take_one_decision(start):
-    """The next training begins with it on all ranks."""
-    phase = {"name": "four", "host_s": [0.005, 0.005, 0.005, 0.040], "step_s": [0.010] * 4, "remember": True}
-    job = start(4, phase, {**phase, "name": "again"}, torchrun=True)
-    said = job.said("four")
-    agree(said, rank=3)
-    assert all("With board" in one["history"][0] and one["csd"] and one["early"] is None for one in said)
-    again = job.said("again")
-    agree(again, rank=None)
-    assert again[0]["early"] == again[3]["history"][0]
 
 
 @pytest.mark.slow

@@ -167,7 +167,7 @@ def gone(engine: int, workers: list[int]) -> None:
     until(lambda: not alive(engine) and not any(map(alive, workers)), 30, "the end of the engine")
 
 
-def test_both_start_at_once_and_share_one(spool, rank):
+def test_both_start_at_once_and_share_one_until_the_last_one_ends(spool, rank):
     first, second = rank(0), rank(1)
     first.tell("acquire")
     second.tell("acquire")
@@ -178,7 +178,8 @@ def test_both_start_at_once_and_share_one(spool, rank):
     workers = until(lambda: children(engine))
     first.end()
     assert alive(engine)
-    second.end()
+    second.ask("release")  # the last one waits for the engine's end
+    assert os.listdir(spool) == []
     gone(engine, workers)
 
 
@@ -187,25 +188,19 @@ def test_the_starters_sudden_end_is_nobody_elses(spool, rank):
     engine = first.ask("acquire")
     second = rank(1)
     assert second.ask("acquire") == engine
-    first.kill()
-    again = rank(0)  # like a restart by torchrun
-    assert again.ask("acquire") == engine
-    workers = until(lambda: children(engine))
-    second.kill()
-    assert alive(engine)
-    again.kill()
-    gone(engine, workers)
-
-
-def test_the_last_one_waits_for_its_end(spool, rank):
-    first, second = rank(0), rank(1)
-    engine = first.ask("acquire")
-    assert second.ask("acquire") == engine
-    first.ask("release")
-    assert alive(engine)
-    second.ask("release")
-    assert os.listdir(spool) == []
-    until(lambda: not alive(engine), 30)
+    child = first.ask("fork")  # it inherits the rank's descriptors, and is no rank
+    try:
+        first.kill()
+        again = rank(0)  # like a restart by torchrun
+        assert again.ask("acquire") == engine
+        workers = until(lambda: children(engine))
+        second.kill()
+        assert alive(engine)
+        again.kill()
+        gone(engine, workers)
+        assert alive(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
 
 
 def test_a_killed_engine_is_replaced_for_all(spool, rank):
@@ -231,18 +226,6 @@ def test_a_stopped_engine_does_not_stay(spool, rank):
     finally:
         if alive(engine):
             os.kill(engine, signal.SIGKILL)
-
-
-def test_a_forked_child_is_none_of_them(spool, rank):
-    only = rank(0)
-    engine = only.ask("acquire")
-    child = only.ask("fork")
-    try:
-        only.kill()
-        gone(engine, [])
-        assert alive(child)
-    finally:
-        os.kill(child, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("killed", [False, True])
@@ -391,11 +374,11 @@ def test_each_system_has_a_directory_of_its_own(spool, monkeypatch):
     options, ranks = EmbeddedOptions(spool=str(spool)).resolved(), Ranks(RUN, 0, 2, 0, 2)
     engines: dict[str, JointEngine] = {}
     try:
-        for system in ("01234567 pid:[1]", "01234567 pid:[2]", "89abcdef pid:[1]"):
+        for system in ("01234567 pid:[1]", "89abcdef pid:[1]"):
             monkeypatch.setattr(joint, "processes", lambda system=system: system)
             engines[system] = JointEngine(options, JointEngine.end, ranks)
         found = engines.values()
-        assert len({engine.directory.parent for engine in found}) == len({engine.pid for engine in found}) == 3
+        assert len({engine.directory.parent for engine in found}) == len({engine.pid for engine in found}) == 2
     finally:
         for system, engine in engines.items():
             monkeypatch.setattr(joint, "processes", lambda system=system: system)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +9,9 @@ from typing import Any
 import pytest
 
 from csd_engine.service.groups import CALIBRATION
-from ddlp import DDLPLoader
 from ddlp.observe import read_run
 from ddlp.recording.events import Joined
-from ddlp.sources.engine.connections import EMBEDDED
-from ddlp.sources.engine.joint import JointEngine
 from tests.ddlp.ranks.job import COUNT, Torchrun, check, steps, truth
-from tests.ddlp.ranks.train import BATCH, SEED, dataset
 from tests.engine_process import until
 from tests.small_images import make_images
 
@@ -66,24 +60,3 @@ def test_two_ranks_train_with_one_engine(torchrun, images):
         assert any(one["told"] for one in said) and all(one["told"] or one["measured"] >= CALIBRATION for one in said), said
     assert job.said("csd-again", 0)["engine"] != job.said("csd", 0)["engine"]
     job.nothing_left()
-
-
-@pytest.mark.slow  # test_joint.py: test_the_starters_sudden_end_is_nobody_elses
-def test_a_killed_rank_ends_the_job_and_leaves_nothing(torchrun, images):
-    job = torchrun("wrr-rank")
-    both = until(lambda: all(found := [job.said("wrr-rank", rank) for rank in (0, 1)]) and found, 300, "the ranks' start")
-    assert both[0]["engine"] == both[1]["engine"] and job.engines() == [both[0]["engine"]]
-    os.kill(both[1]["pid"], signal.SIGKILL)
-    assert job.process.wait(300) != 0
-    job.nothing_left()
-
-
-def test_one_process_alone_has_an_engine_of_its_own(images, tmp_path, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    loader = DDLPLoader(dataset(images), BATCH, strategy="csd", seed=SEED, spool=str(tmp_path))
-    iterator = iter(loader)
-    next(iterator)
-    engine = loader._parts.offload.connections._engines[EMBEDDED]
-    assert not isinstance(engine, JointEngine)
-    del iterator, loader
-    until(lambda: not os.listdir(tmp_path), 30)
