@@ -15,25 +15,18 @@ def main() -> None:
     parser.add_argument("folder")
     parser.add_argument("--aa")
     parser.add_argument("--reprob", type=float, default=0.0)
-    parser.add_argument("--mixup", type=float, default=0.0)
-    parser.add_argument("--mixup-mode", default="batch")
     parser.add_argument("--no-prefetcher", action="store_true")
-    parser.add_argument("--use-multi-epochs-loader", action="store_true")
-    parser.add_argument("--worker-seeding", default="all")
-    parser.add_argument("--workers", type=int, default=1)
     args = parser.parse_args()
     random_seed(42)
     shared = {
-        "input_size": (3, 32, 32), "batch_size": 8, "device": torch.device("cpu"), "num_workers": args.workers,
+        "input_size": (3, 32, 32), "batch_size": 8, "device": torch.device("cpu"), "num_workers": 2,
         "use_prefetcher": not args.no_prefetcher,
     }  # fmt: skip
-    mixing = {"mixup_alpha": args.mixup, "cutmix_alpha": 1.0, "mode": args.mixup_mode, "num_classes": 2}
-    on_batch = Mixup(**mixing) if args.mixup and args.no_prefetcher else None
+    mixing = {"mixup_alpha": 0.8, "cutmix_alpha": 1.0, "num_classes": 2}
+    on_batch = Mixup(**mixing) if args.no_prefetcher else None
     train = create_loader(
         create_dataset("", root=args.folder, split="train"), **shared, is_training=True, auto_augment=args.aa,
-        re_prob=args.reprob, interpolation="random", worker_seeding=args.worker_seeding,
-        collate_fn=FastCollateMixup(**mixing) if args.mixup and not args.no_prefetcher else None,
-        use_multi_epochs_loader=args.use_multi_epochs_loader,
+        re_prob=args.reprob, interpolation="random", collate_fn=None if args.no_prefetcher else FastCollateMixup(**mixing),
     )  # fmt: skip
     evaluation = create_loader(create_dataset("", root=args.folder, split="validation"), **shared, interpolation="bicubic")
     for _ in range(2):
