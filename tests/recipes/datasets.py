@@ -46,7 +46,7 @@ def _on_tensors(fixed: bool) -> Any:
 # -- torchvision -----------------------------------------------------------------------------------------------------
 
 
-def _tv(name: str, options: dict[str, Any], unchecked: bool, root: Path, transform: Any) -> Any:
+def open_torchvision(name: str, options: dict[str, Any], unchecked: bool, root: Path, transform: Any) -> Any:
     """Open torchvision's class of that name. `unchecked`: skip its comparison of the files' MD5 with the published ones."""
     kind: Any = getattr(tv, name)
     if not unchecked:
@@ -69,7 +69,7 @@ def _torchvision(
     way: Way = "whole",
     **options: Any,
 ) -> Recipe:
-    opened = partial(_tv, name, options, unchecked)
+    opened = partial(open_torchvision, name, options, unchecked)
     return Recipe(name, _TORCHVISION, files, opened, transform, way, draws=draws, needs=needs, batch=batch)
 
 

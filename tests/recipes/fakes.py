@@ -254,16 +254,17 @@ def celeba(root: Path, photos: Sequence[Path]) -> None:
     base, names = root / "celeba", [f"{number + 1:06d}.jpg" for number in range(len(photos))]
     for photo, name in zip(photos, names, strict=True):
         place(photo, base / "img_align_celeba" / name)
-    lists = {
+    lists = {  # the head, and the values of each image, of which {k} is the number
         "list_eval_partition.txt": ([], "0"),
-        "identity_CelebA.txt": ([], "7"),
-        "list_bbox_celeba.txt": (["image_id x_1 y_1 width height"], "95 71 226 313"),
-        "list_landmarks_align_celeba.txt": (["lefteye_x lefteye_y"], "69 109"),
-        "list_attr_celeba.txt": (["Bald Smiling Young"], "-1 1 -1"),
+        "identity_CelebA.txt": ([], "{k}"),
+        "list_bbox_celeba.txt": (["image_id x_1 y_1 width height"], "{k} 71 226 313"),
+        "list_landmarks_align_celeba.txt": (["lefteye_x lefteye_y"], "69 {k}"),
+        "list_attr_celeba.txt": (["Bald Smiling Young"], "-1 1 {k}"),
     }
     for file, (head, values) in lists.items():
         first = [str(len(names)), *head] if head else []
-        (base / file).write_text("".join(f"{line}\n" for line in [*first, *(f"{name} {values}" for name in names)]))
+        rows = [f"{name} {values.format(k=number)}" for number, name in enumerate(names)]
+        (base / file).write_text("".join(f"{line}\n" for line in [*first, *rows]))
 
 
 def gtsrb(root: Path, photos: Sequence[Path]) -> None:
