@@ -27,6 +27,7 @@ from torchvision.transforms import v2
 from ddlp import Cache, DDLPLoader, ImageArrays, ImageFiles
 from ddlp.errors import Untranslatable
 from ddlp.transforms import Views
+from tests.ddlp.dropin.small_sets import Listed
 
 Named = collections.namedtuple("Named", "x y")
 SIZED = (v1.Resize(20), v1.CenterCrop(16))
@@ -105,19 +106,6 @@ class OwnInBatches(Own):
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return [self[index] for index in indices]
-
-
-class Listed:
-    """A user's sampler, or batch sampler."""
-
-    def __init__(self, items: list[Any]) -> None:
-        self.items = items
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __iter__(self) -> Any:
-        return iter(self.items)
 
 
 @dataclass

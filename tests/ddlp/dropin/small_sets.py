@@ -210,3 +210,16 @@ class CountingBatches(Counting):
             self.drawn += 1
             yield [(k * 7) % self.count for k in range(at, at + size)]
             at += size
+
+
+class Listed:
+    """A user's sampler, or batch sampler."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __iter__(self) -> Any:
+        return iter(self.items)

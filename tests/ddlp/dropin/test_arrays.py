@@ -8,7 +8,6 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, WeightedRandomSampler
 from torch.utils.data._utils.collate import default_collate_fn_map
 from torchvision import transforms
-from torchvision.datasets import MNIST
 
 from csd_engine.kernels.pixels import PixelSamples
 from csd_engine.transforms.bulk import Bulk
@@ -131,13 +130,3 @@ def test_samples_that_come_again_are_drawn_anew(images, fills, monkeypatch):
     for (ours, targets), (theirs, same) in zip(found, expected, strict=True):
         assert torch.equal(targets, same) and torch.equal(ours, theirs)
     assert len(torch.unique(torch.cat([batch for batch, _ in found]), dim=0)) > SAMPLES
-
-
-def test_targets_are_dataloaders_own(tmp_path):
-    digits = MNIST.__new__(MNIST)
-    digits.data = torch.arange(20 * 28 * 28, dtype=torch.uint8).reshape(20, 28, 28)
-    digits.targets = torch.arange(20) % 7
-    digits.transform, digits.target_transform = transforms.ToTensor(), None
-    for (ours, targets), (theirs, same) in zip(DDLPLoader(digits, 6), DataLoader(digits, 6), strict=True):
-        assert torch.equal(ours, theirs)
-        assert torch.equal(targets, same) and targets.dtype == same.dtype

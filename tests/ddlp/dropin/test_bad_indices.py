@@ -23,7 +23,7 @@ from torchvision import transforms as v1
 
 from ddlp import DDLPLoader
 from tests.ddlp.dropin.beside import epochs
-from tests.ddlp.dropin.small_sets import DETERMINISTIC, numbered
+from tests.ddlp.dropin.small_sets import DETERMINISTIC, Listed, numbered
 
 SIZED = (v1.Resize(20), v1.CenterCrop(16))
 TRANSFORMS = {
@@ -34,19 +34,6 @@ TRANSFORMS = {
 BAD = [99, -13, None, 1.5, "1", "x", slice(0, 2), slice(3, 4), 2**70, (1, 2), [1], b"1", {}, np.float64(1), np.array([1, 2]),
        torch.tensor(1.5)]  # fmt: skip
 ODD = [-1, np.int8(2), True, torch.tensor(2), torch.tensor([2])]  # indices that a list takes
-
-
-class Given:
-    """A user's sampler, or batch sampler."""
-
-    def __init__(self, items: list[Any]) -> None:
-        self.items = items
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __iter__(self) -> Any:
-        return iter(self.items)
 
 
 class Numbers(Dataset):
@@ -60,11 +47,11 @@ class Numbers(Dataset):
 
 
 SAMPLERS: dict[str, Callable[[Any], dict[str, Any]]] = {
-    "sampler": lambda bad: dict(sampler=Given([3, bad, 4, 5])),
-    "sampler, two at a time": lambda bad: dict(sampler=Given([3, 5, bad, 4, 5, 6]), batch_size=2),
-    "without batches": lambda bad: dict(sampler=Given([3, bad, 4]), batch_size=None),
-    "batch sampler": lambda bad: dict(batch_sampler=Given([[3, 4], bad, [5]])),
-    "within a batch": lambda bad: dict(batch_sampler=Given([[3, 4], [1, bad], [5]])),
+    "sampler": lambda bad: dict(sampler=Listed([3, bad, 4, 5])),
+    "sampler, two at a time": lambda bad: dict(sampler=Listed([3, 5, bad, 4, 5, 6]), batch_size=2),
+    "without batches": lambda bad: dict(sampler=Listed([3, bad, 4]), batch_size=None),
+    "batch sampler": lambda bad: dict(batch_sampler=Listed([[3, 4], bad, [5]])),
+    "within a batch": lambda bad: dict(batch_sampler=Listed([[3, 4], [1, bad], [5]])),
     "SubsetRandomSampler": lambda bad: dict(sampler=SubsetRandomSampler([3, bad, 4, 5])),
 }
 
@@ -96,8 +83,8 @@ def test_one_bad_index(paths, transform, kind):
 @pytest.mark.some(1)
 def test_in_workers(paths, transform):
     for dataset in sets(paths, transform):
-        assert check(dataset, lambda: dict(sampler=Given([3, 99, 4])), 2) == ["batch", "IndexError", "batch"]
-        assert check(dataset, lambda: dict(batch_sampler=Given([[3], None, [4]])), 2) == ["batch", "TypeError", "batch"]
+        assert check(dataset, lambda: dict(sampler=Listed([3, 99, 4])), 2) == ["batch", "IndexError", "batch"]
+        assert check(dataset, lambda: dict(batch_sampler=Listed([[3], None, [4]])), 2) == ["batch", "TypeError", "batch"]
 
 
 SUBSETS = [[3, 99, 4], [3, None, 4], [3, "1", 4], [3, 1.5, 4], ["1", "2"], [True, False], [[1], [2]], [-1, -13], [], [2**70],
@@ -138,7 +125,7 @@ def test_beside_a_device(paths, engine, strategy, first):
     """The device is never asked for such a batch, and makes the others."""
     order = [99, *range(12)] if first else [*range(6), 99, *range(6, 12), 1.5]
     dataset = numbered(paths[:12])
-    kind: Any = SubsetRandomSampler if strategy == "mte" else Given  # mte must know the whole order
+    kind: Any = SubsetRandomSampler if strategy == "mte" else Listed  # mte must know the whole order
     loader = DDLPLoader(dataset, 1, sampler=kind(order), num_workers=2, strategy=strategy, spool=engine)
     steps, targets = [], []
     iterator = iter(loader)

@@ -21,9 +21,9 @@ from csd_engine.transforms.pipeline import Pipeline
 from csd_engine.transforms.resample import native_order
 from ddlp import DDLPLoader, ImageFiles
 from ddlp.epoch.iterator import EpochIterator
-from ddlp.errors import Untranslatable
 from ddlp.translate.datasets import translate_dataset
 from tests.both_sides import until_both
+from tests.ddlp.dropin.beside import equal
 
 FLOATS = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
 SIZE = (40, 36)
@@ -53,25 +53,6 @@ def detection(paths, *operators):
 
 def together(samples):
     return tuple(zip(*samples))
-
-
-def leaves(batches):
-    """All parts of all batches; of boxes with their format and canvas."""
-    found = []
-    for one in torch.utils._pytree.tree_flatten(list(batches))[0]:
-        what = F.pil_to_tensor(one) if isinstance(one, Image.Image) else one
-        what = what.as_subclass(torch.Tensor) if isinstance(what, torch.Tensor) else what
-        boxes = isinstance(one, tv_tensors.BoundingBoxes)
-        found.append((type(one), what, one.format if boxes else None, getattr(one, "canvas_size", None)))
-    return found
-
-
-def equal(ours, theirs):
-    ours, theirs = leaves(ours), leaves(theirs)
-    assert len(ours) == len(theirs) > 0
-    for a, b in zip(ours, theirs, strict=True):
-        assert (a[0], *a[2:]) == (b[0], *b[2:])
-        assert torch.equal(a[1], b[1]) and a[1].dtype == b[1].dtype if isinstance(a[1], torch.Tensor) else a[1] == b[1]
 
 
 def cut(loader):
@@ -298,11 +279,3 @@ def test_coco_as_torchvision_wraps_it(paths, engine, tmp_path):
     for transforms in (None, v2.Compose([v2.RandomIoUCrop(), *FLOATS])):
         other = coco(tmp_path, paths[:4], transforms)
         assert not isinstance(iter(DDLPLoader(other, 1, collate_fn=together)), EpochIterator)
-
-
-def test_other_wrapped_data_sets_stay_the_users_code(paths):
-    from torchvision.datasets import ImageFolder, wrap_dataset_for_transforms_v2
-
-    folder = ImageFolder(str(Path(paths[0]).parents[1]), v2.Compose([v2.Resize(SIZE), *FLOATS]))
-    with pytest.raises(Untranslatable, match="from a CocoDetection alone"):
-        translate_dataset(wrap_dataset_for_transforms_v2(folder))

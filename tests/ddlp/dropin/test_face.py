@@ -249,11 +249,6 @@ def test_what_frameworks_touch_is_there(paths):
     iterator._shutdown_workers()
 
 
-def test_too_many_workers_are_warned_of(paths):
-    with pytest.warns(UserWarning, match="will create 500 worker"):
-        DDLPLoader(numbered(paths), num_workers=500)
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("own", [False, True])
 def test_pin_memory_without_an_accelerator_warns_at_the_users_line(paths, own, workers):

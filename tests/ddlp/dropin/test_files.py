@@ -118,3 +118,20 @@ def test_a_batch_that_is_not_wanted_any_more_is_left(paths, monkeypatch, need_ke
     with pytest.raises(Unwanted):
         prepare_batch(resources, 0, wanted)
     assert len(asked) == 5
+
+
+def test_fast_decoding_is_the_same_on_either_side(paths, engine):
+    small = transforms.Compose([transforms.RandomResizedCrop(8), transforms.ToTensor()])
+
+    def made(**options):
+        loader = DDLPLoader(numbered(paths, small), 6, seed=11, spool=engine, **options)
+        samples = by_target(list(loader))
+        return samples, loader.report()
+
+    exact, _ = made()
+    fast, _ = made(decode="fast")
+    theirs, report = made(decode="fast", strategy="csd")
+    assert report.batches_csd > 0
+    assert all(torch.equal(fast[k], theirs[k]) for k in fast)
+    assert sum(not torch.equal(fast[k], exact[k]) for k in fast) > SAMPLES // 4
+    assert max(float((fast[k] - exact[k]).abs().mean()) for k in fast) < 0.1

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader, Subset, default_convert
 from torchvision import transforms
@@ -16,6 +15,7 @@ from torchvision import transforms
 from ddlp import DDLPLoader, HuggingFaceImages
 from ddlp.observe import checked
 from ddlp.observe.verdict import BITS, LABELS
+from tests.ddlp.dropin.beside import plain
 from tests.ddlp.dropin.small_sets import DETERMINISTIC, RANDOM, numbered, write_images
 
 COUNT = 23
@@ -72,31 +72,16 @@ def arrow(contents, tmp_path):
     return datasets.load_from_disk(str(tmp_path / "saved"))
 
 
-def same(ours: Any, theirs: Any) -> None:
-    assert type(ours) is type(theirs)
-    if isinstance(theirs, dict):
-        assert list(ours) == list(theirs)
-        for key in theirs:
-            same(ours[key], theirs[key])
-    elif isinstance(theirs, torch.Tensor):
-        assert ours.dtype == theirs.dtype and torch.equal(ours, theirs)
-    elif isinstance(theirs, (list, tuple)):
-        for a, b in zip(ours, theirs, strict=True):
-            same(a, b)
-    else:
-        assert ours == theirs
-
-
 def compare(dataset: Any, spool: str | None = None) -> None:
     strategy = "cpu" if spool is None else "csd"
     loader = DDLPLoader(dataset, 4, strategy=strategy, spool=spool)
     assert "travels    Resize" in loader.explain()
     for ours, theirs in zip(loader, DataLoader(dataset, 4), strict=True):
-        same(ours, theirs)
+        assert plain(ours) == plain(theirs)
     if spool is not None:
         assert loader.report().batches_csd == len(loader)
     for k, ours in enumerate(DDLPLoader(dataset, None, strategy=strategy, spool=spool)):
-        same(ours, default_convert(dataset[k]))
+        assert plain(ours) == plain(default_convert(dataset[k]))
 
 
 def test_bytes_in_mapped_arrow_files(arrow, engine):
@@ -107,7 +92,7 @@ def test_bytes_in_mapped_arrow_files(arrow, engine):
         return {**rows, "image": [DETERMINISTIC(image.convert("RGB")) for image in rows["image"]]}
 
     for ours, theirs in zip(DDLPLoader(dataset, 5), DataLoader(arrow.with_transform(own), 5), strict=True):
-        same(ours, theirs)
+        assert plain(ours) == plain(theirs)
     compare(dataset)
     compare(dataset, engine)
 
@@ -155,7 +140,7 @@ def test_without_a_kernel_the_same(arrow, monkeypatch):
     monkeypatch.setattr("csd_engine.prepare.batch_maker.kernel", lambda: None)
     monkeypatch.setattr("csd_engine.prepare.sample.kernel", lambda: None)
     for ours, theirs in zip(DDLPLoader(HuggingFaceImages(arrow, RANDOM), 4, seed=5), expected, strict=True):
-        same(ours, theirs)
+        assert plain(ours) == plain(theirs)
 
 
 def test_what_of_it_stays_on_the_host(arrow, contents):
@@ -163,7 +148,7 @@ def test_what_of_it_stays_on_the_host(arrow, contents):
         loader = DDLPLoader(dataset, 4)
         assert "travels    nothing" in loader.explain() and words in loader.explain()
         for ours, theirs in zip(loader, DataLoader(dataset, 4), strict=True):
-            same(ours, theirs)
+            assert plain(ours) == plain(theirs)
 
     features = datasets.Features({"image": datasets.Image()})
     memory = datasets.Dataset.from_dict({"image": [{"bytes": data, "path": None} for data in contents]}, features)

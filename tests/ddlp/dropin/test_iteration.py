@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import gc
 import os
 import resource
@@ -18,11 +17,11 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.transforms import v2
 
-from ddlp import DDLPLoader, ImageArrays, ImageFiles
+from ddlp import DDLPLoader, ImageArrays
 from ddlp.epoch.monitor import Monitor
 from ddlp.sources.engine import connections
 from ddlp.sources.engine.connections import EMBEDDED
-from tests.ddlp.dropin.small_sets import DETERMINISTIC, RANDOM, SAMPLES, by_target, numbered, order
+from tests.ddlp.dropin.small_sets import DETERMINISTIC, SAMPLES, by_target, numbered, order
 
 KINDS = (DataLoader, DDLPLoader)
 STRATEGIES = ("cpu", "csd", "mte", "wrr", "ordered")
@@ -70,25 +69,6 @@ def test_two_iterators_at_once(paths, engine, strategy):
     assert [a for a, _ in got] == [b for _, b in got] == expected
 
 
-def test_nested_loops_and_zip(paths):
-    loader = DDLPLoader(numbered(paths), 20)
-    assert [(len(a[1]), len(b[1])) for a in loader for b in loader] == [(a, b) for a in (20, 20, 1) for b in (20, 20, 1)]
-
-
-def test_persistent_workers(paths):
-    loader = DDLPLoader(numbered(paths, RANDOM), 4, num_workers=2, persistent_workers=True, seed=1)
-    plain = DDLPLoader(numbered(paths, RANDOM), 4, seed=1)
-    for _ in range(2):
-        ours, theirs = by_target(list(loader)), by_target(list(plain))
-        assert all(torch.equal(ours[k], theirs[k]) for k in theirs)
-    assert loader._iterator is not None
-
-
-def test_prefetch_factor_and_timeout(paths):
-    for given in (dict(prefetch_factor=1), dict(prefetch_factor=5, timeout=30), dict(timeout=30)):
-        assert len(by_target(list(DDLPLoader(numbered(paths), 4, num_workers=2, **given)))) == SAMPLES
-
-
 @pytest.mark.parametrize("strategy", ["cpu", "csd", "wrr"])
 def test_batches_belong_to_the_caller(paths, engine, strategy):
     dataset = numbered(paths, DETERMINISTIC)
@@ -118,57 +98,6 @@ def test_what_may_grow_in_place(paths):
         images, _ = next(iter(kind(dataset, 4, num_workers=2)))
         with pytest.raises(RuntimeError, match="not resizable"):
             images.resize_(numbers)
-
-
-Point = collections.namedtuple("Point", "x y")
-TARGETS = {
-    "int": lambda k: k,
-    "float": lambda k: k / 2,
-    "str": lambda k: f"number {k}",
-    "bool": lambda k: k % 2 == 0,
-    "tuple": lambda k: (k, float(k)),
-    "list": lambda k: [k, k + 1],
-    "named tuple": lambda k: Point(k, str(k)),
-    "dict": lambda k: {"label": k, "box": torch.full((4,), k), "name": str(k)},
-    "tensor": lambda k: torch.full((2, 3), k, dtype=torch.int16),
-    "array": lambda k: np.full(3, k, dtype=np.float32),
-    "numpy scalar": lambda k: np.int32(k),
-}
-
-
-@pytest.mark.parametrize("name", TARGETS)
-@pytest.mark.parametrize("batch_size", [6, None])
-@pytest.mark.some(12)
-def test_targets_of_any_type(paths, name, batch_size):
-    targets = [TARGETS[name](k) for k in range(SAMPLES)]
-    dataset = ImageFiles(paths, targets, DETERMINISTIC)
-    theirs, ours = (list(kind(dataset, batch_size)) for kind in KINDS)
-    assert type(ours[0]) is type(theirs[0]) and type(ours[0][1]) is type(theirs[0][1])
-    torch.testing.assert_close(
-        [b for b in ours if name not in ("str", "named tuple", "dict")],
-        [b for b in theirs if name not in ("str", "named tuple", "dict")], rtol=0, atol=0,
-    )
-    assert all(torch.equal(our[0], their[0]) for our, their in zip(ours, theirs, strict=True))
-    assert repr([our[1] for our in ours]) == repr([their[1] for their in theirs])  # of images it would take a second
-
-
-def test_targets_that_cant_be_collated_raise_as_in_dataloader(paths):
-    for kind in KINDS:
-        with pytest.raises(TypeError, match="default_collate"):
-            next(iter(kind(ImageFiles(paths, [object()] * SAMPLES, DETERMINISTIC), 4)))
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_target_transform(paths, workers):
-    dataset = numbered(paths, target_transform=lambda k: {"twice": 2 * k, "noise": torch.rand(())})
-    loader = DDLPLoader(dataset, 4, num_workers=workers, seed=4)
-    state = torch.get_rng_state()
-    iterator = iter(DDLPLoader(dataset, 4, seed=4, generator=torch.Generator()))
-    first = next(iterator)[1]
-    assert torch.equal(torch.get_rng_state(), state)
-    again = list(loader)
-    assert torch.equal(again[0][1]["noise"], first["noise"])
-    assert [k for b in again for k in b[1]["twice"].tolist()] == [2 * k for k in range(SAMPLES)]
 
 
 def test_the_data_set_is_read_again_at_each_epoch(paths, engine):
@@ -206,54 +135,6 @@ def test_arrays_changed_between_epochs(engine):
         assert all(torch.equal(found[k], dataset[k][0]) for k in range(20))
         assert loader.report().batches_csd > 0
         images[:] = 255 - images
-
-
-@pytest.mark.parametrize("strategy", ["cpu", "wrr"])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_unreadable_file_raises_once_in_its_place(paths, tmp_path, engine, strategy, workers):
-    bad = tmp_path / "bad.jpg"
-    bad.write_bytes(b"no image at all")
-    files = [*paths[:5], str(bad), str(tmp_path / "gone.jpg"), *paths[5:10]]
-    dataset = ImageFiles(files, list(range(12)), DETERMINISTIC)
-    plain = iter(DataLoader(dataset, 1))
-    kinds = {}
-    for k in range(12):
-        try:
-            next(plain)
-        except Exception as error:
-            kinds[k] = type(error)
-    assert sorted(kinds) == [5, 6]
-    loader = DDLPLoader(dataset, 1, num_workers=workers, strategy=strategy, spool=None if strategy == "cpu" else engine)
-    iterator = iter(loader)
-    got, raised = [], []
-    for _ in range(12):
-        try:
-            got.append(next(iterator)[1].item())
-        except Exception as error:
-            raised.append(type(error))
-            assert str(bad) in str(error) or "gone.jpg" in str(error)
-    with pytest.raises(StopIteration):
-        next(iterator)
-    assert sorted(got) == [k for k in range(12) if k not in kinds]
-    assert sorted(map(repr, raised)) == sorted(map(repr, kinds.values()))
-    if strategy == "cpu":
-        assert got == sorted(got)
-
-
-@pytest.mark.parametrize("output", ["float32", "uint8", "float16", "bfloat16", torch.float16, None])
-@pytest.mark.parametrize("memory_format", [None, torch.channels_last])
-@pytest.mark.some(6)
-def test_output_and_memory_format(paths, output, memory_format):
-    plain = by_target(list(DataLoader(numbered(paths, RANDOM), 4)))
-    wanted = getattr(torch, output) if isinstance(output, str) else output or torch.float32
-    batches = list(DDLPLoader(numbered(paths, DETERMINISTIC), 4, output=output, memory_format=memory_format))
-    reference = by_target(list(DataLoader(numbered(paths, DETERMINISTIC), 4)))
-    found = by_target(batches)
-    for images, _ in batches:
-        assert images.dtype == wanted and images.shape[1:] == (3, 16, 16)
-        assert images.is_contiguous(memory_format=memory_format or torch.contiguous_format)
-    if wanted != torch.uint8:
-        assert all(torch.equal(found[k], reference[k].to(wanted)) for k in plain)
 
 
 @pytest.mark.parametrize("mix", [v2.MixUp, v2.CutMix])

@@ -304,3 +304,19 @@ def test_a_full_batch_is_the_users_batch_samplers(paths, engine, workers):
     assert sum(1 for _ in loader) == 5 and loader._parts.life.rates.full_batch == 8
     host = loader._parts.life.rates.host
     assert loader.report().rate_cpu == pytest.approx(8 * host.parallel / host.seconds)
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_mte_with_a_ratio_has_one_order(paths, engine, ratio, workers):
+    def epoch(loader: DataLoader) -> list[Any]:
+        torch.manual_seed(5)
+        return list(loader)
+
+    loader = DDLPLoader(
+        numbered(paths), batch_size=4, shuffle=True, num_workers=workers, strategy="mte", ratio=ratio, spool=engine
+    )
+    expected = order(epoch(DataLoader(numbered(paths), batch_size=4, shuffle=True)))
+    split = round(len(expected) * ratio)
+    for _ in range(2):
+        assert order(epoch(loader)) == expected[:split] + expected[split:][::-1]

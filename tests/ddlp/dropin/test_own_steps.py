@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import os
 import pickle
@@ -25,6 +24,7 @@ from ddlp.observe import checked, read_run
 from ddlp.recording.events import HostBatch
 from ddlp.transforms import Views
 from tests.both_sides import until_both
+from tests.ddlp.dropin.beside import equal
 from tests.ddlp.dropin.own_steps import (
     Album,
     Burn,
@@ -52,19 +52,6 @@ def cut(loader):
     iterator = iter(loader)
     assert isinstance(iterator, EpochIterator)
     return iterator
-
-
-def flat(batches):
-    leaves = torch.utils._pytree.tree_flatten(list(batches))[0]
-    return [one.as_subclass(torch.Tensor) if isinstance(one, torch.Tensor) else one for one in leaves]
-
-
-def equal(ours, theirs):
-    ours, theirs = flat(ours), flat(theirs)
-    assert len(ours) == len(theirs) > 0
-    for a, b in zip(ours, theirs, strict=True):
-        assert type(a) is type(b)
-        assert torch.equal(a, b) and a.dtype == b.dtype if isinstance(a, torch.Tensor) else a == b
 
 
 def stacked(crops):
@@ -164,17 +151,6 @@ def test_every_form_of_a_batch(paths, way):
     equal(cut(DDLPLoader(arrays, 6, **way)), DataLoader(arrays, 6))
 
 
-@pytest.mark.parametrize("way", WORKERS, ids=str)
-def test_a_known_transform_with_a_collate_fn_of_ones_own(paths, way):
-    for transform in (v1.Compose([v1.Resize((20, 24)), v1.ToTensor()]), v1.Resize((20, 24))):
-        data = numbered(paths, transform)
-
-        def collate(samples):
-            return [np.asarray(image).tolist() for image, _ in samples], [target for _, target in samples]
-
-        assert list(cut(DDLPLoader(data, 6, collate_fn=collate, **way))) == list(DataLoader(data, 6, collate_fn=collate))
-
-
 def test_results_of_a_collate_fn_lie_in_memory_that_is_used_again(paths):
     """Also after epochs that were left while a worker made a batch. What is delivered stays as it is."""
     data = numbered(paths, v1.Compose([v1.Resize((40, 40)), v1.ToTensor()]))
@@ -241,31 +217,6 @@ def test_a_device_and_the_host_give_the_same_samples_each_once(paths, engine, na
         assert sorted(found) == list(range(SAMPLES)) and all(torch.equal(found[k], alone[k]) for k in alone)
     every = checked(DDLPLoader(data, 4, seed=5, strategy="wrr", shuffle=True, num_workers=1, spool=engine))
     assert sum(len(targets) for _, targets in every) == SAMPLES and every.verdict.over
-
-
-def test_a_device_alone(paths, engine):
-    data = numbered(paths, v1.Compose([*KNOWN, Shift(), v1.ToTensor()]))
-    loader = DDLPLoader(data, 4, seed=5, strategy="csd", num_workers=1, spool=engine)
-    equal(cut(loader), DDLPLoader(data, 4, seed=5))
-    assert loader.report().batches_csd == len(loader)
-
-
-@pytest.mark.parametrize("way", WORKERS, ids=str)
-def test_it_goes_on_where_it_was_left(paths, way):
-    def loader():
-        return DDLPLoader(numbered(paths, v1.Compose([*KNOWN, Noise()])), 4, shuffle=True, **way)
-
-    torch.manual_seed(3)
-    whole = list(loader())
-    torch.manual_seed(3)
-    left, first = loader(), []
-    for batch in left:
-        first.append(batch)
-        if len(first) == 4:
-            break
-    again = loader()
-    again.load_state_dict(left.state_dict())
-    equal([*first, *again], whole)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
@@ -463,21 +414,6 @@ def test_threads_take_no_steps_that_would_share_their_draws(paths):
     data = numbered(paths, v1.Compose([*KNOWN, closed_over()]))
     with pytest.raises(ValueError, match="a function of the transform uses Compose"):
         iter(DDLPLoader(data, 6, num_workers=2, own_steps="threads"))
-
-
-def test_draws_of_albumentations_in_a_data_set_that_is_not_known(paths):
-    class Mine(torch.utils.data.Dataset):
-        def __init__(self):
-            self.augment = functools.partial(closed_over())
-
-        def __len__(self):
-            return 12
-
-        def __getitem__(self, index):
-            return self.augment(Image.open(paths[index]).convert("RGB").resize((20, 24))), index
-
-    found = [by_target(list(DDLPLoader(Mine(), 4, seed=5, num_workers=workers))) for workers in (0, 2)]
-    assert all(torch.equal(found[0][k], found[1][k]) for k in range(12))
 
 
 @pytest.mark.parametrize("options", WAYS[1:], ids=["processes", "threads"])

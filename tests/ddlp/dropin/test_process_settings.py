@@ -49,32 +49,16 @@ TRANSFORMS = {
 
 
 @contextlib.contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
+def during(set_value: Callable[[Any], None], value: Any, before: Any) -> Iterator[None]:
+    set_value(value)
     try:
         yield
     finally:
-        torch.set_default_dtype(before)
+        set_value(before)
 
 
-@contextlib.contextmanager
-def deterministic() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
-@contextlib.contextmanager
-def threads(number: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+def default_dtype(dtype: torch.dtype) -> contextlib.AbstractContextManager[None]:
+    return during(torch.set_default_dtype, dtype, torch.get_default_dtype())
 
 
 SETTINGS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
@@ -82,8 +66,8 @@ SETTINGS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "bfloat16": lambda: default_dtype(torch.bfloat16),
     "no_grad": torch.no_grad,
     "inference_mode": torch.inference_mode,
-    "deterministic": deterministic,
-    "one thread": lambda: threads(1),
+    "deterministic": lambda: during(torch.use_deterministic_algorithms, True, False),
+    "one thread": lambda: during(torch.set_num_threads, 1, torch.get_num_threads()),
     "default device": lambda: torch.device("cpu"),
 }
 

@@ -8,13 +8,11 @@ import random
 import warnings
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from torch.utils.data import DataLoader
 
 from ddlp import DDLPLoader
-from tests.ddlp.dropin.beside import generators, plain
+from tests.ddlp.dropin.beside import MOST_STEPS, epoch, generators, seed_all
 from tests.ddlp.dropin.random_loaders import Combination, combination
 from tests.ddlp.dropin.small_sets import write_images
 
@@ -30,27 +28,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], str]:
     return paths, damaged
 
 
-def epoch(loader: DataLoader, steps: int) -> list[Any]:
-    """At most so many steps of an epoch: batches, or the types of errors."""
-    found: list[Any] = []
-    try:
-        iterator = iter(loader)
-        while len(found) < steps:
-            try:
-                found.append(plain(next(iterator)))
-            except StopIteration:
-                break
-            except Exception as error:
-                found.append(type(error).__name__)
-    except Exception as error:
-        found.append(f"{type(error).__name__} at iter()")
-    return found
-
-
 def outcome(given: Combination, kind: type[DataLoader]) -> list[Any]:
-    torch.manual_seed(3)
-    np.random.seed(3)
-    random.seed(3)
+    seed_all(3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -60,7 +39,7 @@ def outcome(given: Combination, kind: type[DataLoader]) -> list[Any]:
         found: list[Any] = []
         for steps in given.steps:
             batches = epoch(loader, steps)
-            found += [batches if given.ordered or steps < 200 else sorted(map(str, batches)), generators()]
+            found += [batches if given.ordered or steps < MOST_STEPS else sorted(map(str, batches)), generators()]
             own = getattr(loader, "generator", None)
             found.append(None if own is None else own.get_state().tolist())
         return found
@@ -69,7 +48,7 @@ def outcome(given: Combination, kind: type[DataLoader]) -> list[Any]:
 def hold_beside_dataloader(seed: int, files: tuple[list[str], str], spool: str, cache: str) -> None:
     given = combination(seed, *files, spool, cache)
     if not given.ordered:  # which batches come first is left to the strategy
-        given.steps = (200, 200)
+        given.steps = (MOST_STEPS, MOST_STEPS)
     theirs, ours = outcome(given, DataLoader), outcome(given, DDLPLoader)
     for k, (his, our) in enumerate(itertools.zip_longest(theirs, ours)):
         if his != our:

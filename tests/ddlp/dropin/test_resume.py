@@ -15,6 +15,7 @@ from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, We
 
 from ddlp import DDLPLoader
 from tests.covering import pairwise
+from tests.ddlp.dropin.beside import seed_all
 from tests.ddlp.dropin.small_sets import (
     RANDOM,
     SAMPLES,
@@ -85,12 +86,6 @@ ORDERS = {
     "repeating": lambda d: dict(batch_size=4, sampler=[3, 5, 3, 3, 7, 5, 1, 3, 3, 9, 5] * 2),
     "one by one": lambda d: dict(batch_size=None, shuffle=True),
 }
-
-
-def seed_all(seed: int) -> None:
-    torch.manual_seed(seed)
-    np.random.seed(seed)
-    random.seed(seed)
 
 
 def samples(batches: list[Any]) -> Counter:

@@ -15,6 +15,7 @@ from torchvision import transforms
 
 from ddlp import DDLPLoader
 from tests.covering import pairwise
+from tests.ddlp.dropin.beside import plain, seed_all
 from tests.ddlp.dropin.small_sets import RANDOM, SAMPLES, Draws, numbered
 
 BATCH = 8
@@ -71,24 +72,11 @@ PLACES = {  # (epochs before, batches of the epoch that is broken off; None: it 
 }  # fmt: skip
 
 
-def seed_all(seed: int) -> None:
-    torch.manual_seed(seed)
-    np.random.seed(seed)
-    random.seed(seed)
-
-
-def content(batch: Any) -> Any:
-    """All bits of a batch as values that can be compared."""
-    if isinstance(batch, torch.Tensor):
-        return batch.dtype, tuple(batch.shape), batch.numpy().tobytes()
-    return [content(part) for part in batch]
-
-
 def trained(batches: Any, count: int | None = None) -> list[Any]:
     """The batches; the model draws after each."""
     got = []
     for batch in batches if count is None else (next(batches) for _ in range(count)):
-        got.append(content(batch))
+        got.append(plain(batch))
         torch.rand(3)
     return got
 

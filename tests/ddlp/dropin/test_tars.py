@@ -267,6 +267,7 @@ def shard(path: Path, extension: str, targets: list[bytes], image: bytes) -> str
         ("txt", [b"a", b"\xff"], ValueError, "utf-8"),
     ],
 )
+@pytest.mark.some(6)
 def test_a_target_that_does_not_go_with_its_batch(tmp_path, paths, extension, targets, kind, what, own_step, workers):
     """The error has DataLoader's type and text, and names the shard and the member."""
     path = shard(tmp_path / "x.tar", extension, targets, Path(paths[0]).read_bytes())

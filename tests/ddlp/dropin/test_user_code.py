@@ -13,16 +13,13 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Subset, get_worker_info
-from torchvision import transforms
+from torch.utils.data import DataLoader, get_worker_info
 
 from ddlp import DDLPLoader, ImageFiles, Untranslatable
 from tests.ddlp.dropin.small_sets import (
-    DETERMINISTIC,
     SAMPLES,
     Draws,
     DrawsInBatches,
-    Fails,
     Invert,
     Seen,
     Stream,
@@ -61,11 +58,6 @@ def test_content_does_not_depend_on_the_workers(kind):
         assert len(numbers.unique()) == 3 * SAMPLES
 
 
-def test_content_does_not_depend_on_the_batches():
-    found = [by_target(list(DDLPLoader(Draws(), size, num_workers=w, seed=5))) for size, w in ((4, 0), (7, 2), (1, 1))]
-    assert same(found[0], found[1]) and same(found[0], found[2])
-
-
 def test_without_a_seed_torchs_decides():
     found = []
     for _ in range(2):
@@ -92,39 +84,6 @@ class Named(Draws):
 def test_a_key_that_is_no_number_changes_nothing_for_those_that_are():
     plain, mixed = (by_target(list(DDLPLoader(Named(), 1, sampler=s, seed=1))) for s in ([1, 2, 3], ["last", 1, 2, 3]))
     assert set(mixed) == {40, *plain} and all(torch.equal(plain[k], mixed[k]) for k in plain)
-
-
-@pytest.mark.parametrize("kind", [Draws, DrawsInBatches])
-def test_the_training_process_keeps_its_generators(kind):
-    loader = DDLPLoader(kind(), 4, seed=2)
-    iterator = iter(loader)
-    before = states()
-    next(iterator)
-    assert states() == before
-
-
-def test_subset_of_a_data_set_with_getitems():
-    subset = Subset(DrawsInBatches(), range(5, 20))
-    assert order(list(DDLPLoader(subset, 4))) == order(list(DataLoader(subset, 4)))
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize(
-    "given",
-    [
-        dict(transform=transforms.Compose([transforms.Resize((9, 9)), lambda image: torch.tensor(image.size)])),
-        dict(transform=Invert()),
-        dict(transform=DETERMINISTIC, collate_fn=pairs),
-        dict(transform=DETERMINISTIC, collate_fn=lambda samples: samples),
-    ],
-)
-@pytest.mark.some(3)
-def test_what_is_delivered_is_dataloaders(paths, given, workers):
-    given = dict(given)
-    dataset = numbered(paths, given.pop("transform"))
-    theirs, ours = (list(kind(dataset, 8, num_workers=workers, **given)) for kind in KINDS)
-    assert repr(ours) == repr(theirs)
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -158,22 +117,6 @@ def test_worker_info_and_worker_init_fn():
     assert begun == []  # only in the workers
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_errors_keep_their_type_and_traceback(workers):
-    caught = []
-    for kind in KINDS:
-        iterator = iter(kind(Fails(5), 2, num_workers=workers))
-        assert next(iterator)[1].tolist() == [0, 1]
-        assert next(iterator)[1].tolist() == [2, 3]
-        with pytest.raises(KeyError, match="sample 5 is not well") as info:
-            next(iterator)
-        caught.append(info)
-        assert next(iterator)[1].tolist() == [6, 7]
-    if workers:
-        assert "Caught KeyError in DataLoader worker process" in str(caught[1].value)
-        assert "in __getitem__" in str(caught[1].value)
-
-
 def test_workers_that_are_not_forked(not_forked):
     loader = DDLPLoader(Draws(), 8, num_workers=1, multiprocessing_context=not_forked, seed=5)
     assert same(by_target(list(loader)), by_target(list(DDLPLoader(Draws(), 8, seed=5))))
@@ -202,11 +145,6 @@ def test_persistent_workers_and_their_epochs():
 def test_results_in_any_order():
     loader = DDLPLoader(Draws(), 4, num_workers=2, in_order=False, seed=5)
     assert same(by_target(list(loader)), by_target(list(DDLPLoader(Draws(), 4, seed=5))))
-
-
-def test_batch_transform_and_device():
-    loader = DDLPLoader(Draws(), 4, device="cpu", batch_transform=lambda batch: {"x": batch[0], "n": len(batch[1])})
-    assert [b["n"] for b in loader] == [4] * 10 + [1]
 
 
 class Fields(dict):
