@@ -18,11 +18,11 @@ import benchmarks.standin
 from csd_engine.prepare.operator_file import content_hash
 from ddlp import DDLPLoader, Device, Goal, ImageArrays, Power, load_operators
 from ddlp.observe import read_run
-from ddlp.planning.controller import HOST_LEAST, WARM_UP, WINDOW
+from ddlp.planning.controller import WINDOW
 from ddlp.recording.events import Decided
 from tests.engine_process import EngineProcess
 
-BATCHES = 300
+BATCHES = 200
 HOST_S = 0.01
 
 
@@ -49,10 +49,10 @@ def operators(home: Path) -> Path:
     return home / "operators"
 
 
-def train_until_decided(loader: DDLPLoader, step_s: float = 0.0) -> None:
+def train_until_decided(loader: DDLPLoader) -> None:
     """Train until the engine has joined and a decision is made. On a busy computer that takes several epochs."""
     for _ in range(8):
-        train(loader, step_s)
+        train(loader)
         if loader.measured is not None and loader.measured.paths:
             return
 
@@ -73,14 +73,13 @@ def make_loader(engine: EngineProcess | None, device_s: float, own: tuple[Any, .
     return DDLPLoader(data, 1, shuffle=True, csd=device, seed=1, **{"strategy": "auto", **options})
 
 
-def train(loader: DDLPLoader, step_s: float = 0.0) -> None:
+def train(loader: DDLPLoader) -> None:
     """Train one epoch, and check that each sample comes once and is right."""
     seen = []
     for images, targets in loader:
         number = int(targets[0])
         assert torch.equal(images.flatten(), (torch.arange(3) + 3 * number).to(torch.uint8))
         seen.append(number)
-        time.sleep(step_s)
     assert sorted(seen) == list(range(BATCHES))
 
 
@@ -110,7 +109,10 @@ def test_in_front_of_steps_of_ones_own_a_device_makes_a_prefix(engine: EnginePro
 
 def test_it_rests_where_training_does_not_wait(engine: EngineProcess, tmp_path: Path) -> None:
     loader = make_loader(engine, 0.01, record=tmp_path / "run")
-    train(loader, 8 * HOST_S)  # long, also for a host that other work slows down
+    for _ in loader:
+        time.sleep(8 * HOST_S)  # long, also for a host that other work slows down
+        if loader.decision is not None:
+            break
     (trace,) = read_run(tmp_path / "run")
     first, last = (one for one in trace.of(Decided) if one.about == "devices")
     assert first.text.startswith("auto measures the host alone") and "Training does not wait for data" in last.text
@@ -129,15 +131,6 @@ def test_a_device_that_is_far_too_slow_rests(engine: EngineProcess) -> None:
     assert not loader._parts.life.rates.resting and loader.decision is not None, "another strategy must give it leases again"
 
 
-def test_the_first_batches_are_the_hosts(engine: EngineProcess) -> None:
-    loader = make_loader(engine, 0.001)
-    for number, _ in enumerate(loader):
-        if number == WARM_UP + HOST_LEAST - 1:
-            break
-    report = loader.report()
-    assert report.batches_csd == 0 and any("auto measures the host alone" in note for note in report.notes)
-
-
 def test_without_a_source_given_it_starts_the_embedded_engine() -> None:
     loader = make_loader(None, 0.001)
     for _ in range(3):
@@ -150,7 +143,7 @@ def test_without_a_source_given_it_starts_the_embedded_engine() -> None:
 def test_an_epoch_goes_on_after_a_resume_and_a_pickle(engine: EngineProcess) -> None:
     loader = make_loader(engine, 0.01)
     batches = iter(loader)
-    seen = [int(next(batches)[1]) for _ in range(2 * WINDOW)]
+    seen = [int(next(batches)[1]) for _ in range(WINDOW + 50)]
     state = loader.state_dict()
     batches._shutdown_workers()
     other = pickle.loads(pickle.dumps(loader))

@@ -12,32 +12,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch.utils.data import IterableDataset
 
 from ddlp import DDLPLoader
 from tests.ddlp.dropin.small_sets import SAMPLES, Counting, Draws, numbered
+from tests.ddlp.dropin.test_stateful import Numbers
 from tests.mutations import mutated, places
 
 BATCHES = 11  # of four
-
-
-class Numbers(IterableDataset):
-    """A stream with a state."""
-
-    def __init__(self) -> None:
-        self.at = 0
-
-    def __iter__(self) -> Any:
-        while self.at < SAMPLES:
-            self.at += 1
-            yield torch.tensor(self.at)
-        self.at = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.at = state["at"]
 
 
 def make(paths: list[str], kind: str) -> DDLPLoader:

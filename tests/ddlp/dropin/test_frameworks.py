@@ -163,37 +163,9 @@ def test_lightning_rebuilds_it_with_a_distributed_sampler(paths, engine):
         assert getattr(rebuilt, name) == getattr(loader, name), name
 
 
-def test_lightning_trains_and_picks_the_state_up(paths, engine, tmp_path):
-    lightning = need("lightning")
-    seen: list[torch.Tensor] = []
-
-    class Module(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = Net()
-
-        def training_step(self, batch: Any, _: int) -> torch.Tensor:
-            images, labels = batch
-            seen.append(images)
-            return self.net(images, labels)["loss"]
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), 0.1)
-
-    loader = DDLPLoader(classes(paths), 4, shuffle=True, strategy="ordered", spool=engine, seed=1)
-    trainer = lightning.Trainer(
-        max_epochs=2, accelerator="cpu", devices=1, logger=False, enable_progress_bar=False, enable_model_summary=False,
-        enable_checkpointing=False, default_root_dir=str(tmp_path),
-    )
-    trainer.fit(Module(), loader)
-    assert len(seen) == 22
-    assert trainer.train_dataloader is loader
-    trainer.save_checkpoint(tmp_path / "end.ckpt")
-
-
-@pytest.mark.parametrize("user_code", [False, True])
-@pytest.mark.parametrize(("steps", "left"), [(4, 18), (11, 11)])  # in mid-epoch, and at an epoch's last batch
-def test_lightning_goes_on_from_its_checkpoints(paths, tmp_path, user_code, steps, left):
+@pytest.fixture
+def fit(tmp_path):
+    """Has Lightning train a module for two epochs, in so many processes. The module keeps the targets that it has seen."""
     lightning = need("lightning")
 
     class Module(lightning.LightningModule):
@@ -201,33 +173,47 @@ def test_lightning_goes_on_from_its_checkpoints(paths, tmp_path, user_code, step
             super().__init__()
             self.layer = nn.Linear(1, 1)
             self.seen: list[int] = []
-            self.steps = 0
 
         def training_step(self, batch: Any, _: int) -> torch.Tensor:
+            assert type(self.trainer.train_dataloader) is DDLPLoader
             self.seen += batch[1].tolist()
-            self.steps += 1
             return self.layer(torch.ones(1)).sum()
+
+        def on_train_epoch_end(self) -> None:
+            last = self.seen[-(SAMPLES + 1) // self.trainer.world_size :]
+            (tmp_path / f"{self.global_rank} {self.current_epoch}").write_text(" ".join(map(str, last)))
 
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), 0.1)
 
-    def fit(checkpoint: str | None = None) -> Module:
-        keep = lightning.pytorch.callbacks.ModelCheckpoint(
-            tmp_path, filename="{step}", every_n_train_steps=steps, save_top_k=-1
-        )
+    def fit(loader: DDLPLoader, processes: int = 1, checkpoint: str | None = None, callbacks: Any = ()) -> Module:
         trainer = lightning.Trainer(
-            max_epochs=2, accelerator="cpu", devices=1, logger=False, enable_progress_bar=False,
-            enable_model_summary=False, callbacks=[keep], default_root_dir=str(tmp_path),
-        )
+            max_epochs=2, accelerator="cpu", devices=processes, strategy="ddp_fork" if processes > 1 else "auto", logger=False,
+            enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=bool(callbacks),
+            callbacks=list(callbacks), default_root_dir=str(tmp_path),
+        )  # fmt: skip
         module = Module()
-        dataset = Draws() if user_code else numbered(paths)
-        trainer.fit(module, DDLPLoader(dataset, 4, shuffle=True), ckpt_path=checkpoint)
+        trainer.fit(module, loader, ckpt_path=checkpoint)
         return module
 
-    whole, rest = fit(), fit(str(tmp_path / f"step={steps}.ckpt"))
-    assert whole.steps == 22 and rest.steps == left
-    first = whole.seen[: min(4 * steps, SAMPLES)] + rest.seen[:-SAMPLES]
-    assert sorted(first) == sorted(rest.seen[-SAMPLES:]) == list(range(SAMPLES))
+    return fit
+
+
+@pytest.mark.parametrize("user_code", [False, True])
+@pytest.mark.parametrize("steps", [4, 11])  # in mid-epoch, and at an epoch's last batch
+@pytest.mark.some(2)
+def test_lightning_goes_on_from_its_checkpoints(paths, tmp_path, fit, user_code, steps):
+    callback = need("lightning").pytorch.callbacks.ModelCheckpoint
+
+    def seen(checkpoint: str | None = None) -> list[int]:
+        keep = callback(tmp_path, filename="{step}", every_n_train_steps=steps, save_top_k=-1)
+        loader = DDLPLoader(Draws() if user_code else numbered(paths), 4, shuffle=True)
+        return fit(loader, checkpoint=checkpoint, callbacks=[keep]).seen
+
+    whole, rest = seen(), seen(str(tmp_path / f"step={steps}.ckpt"))
+    done = min(4 * steps, SAMPLES)
+    assert len(whole) == 2 * SAMPLES and len(rest) == 2 * SAMPLES - done
+    assert sorted(whole[:done] + rest[:-SAMPLES]) == sorted(rest[-SAMPLES:]) == list(range(SAMPLES))
 
 
 def test_plain_loaders_of_the_same_program_are_left_alone(paths, accelerator):
@@ -235,33 +221,8 @@ def test_plain_loaders_of_the_same_program_are_left_alone(paths, accelerator):
     assert len(by_target(list(DDLPLoader(numbered(paths), 4)))) == SAMPLES
 
 
-def test_lightning_shares_the_samples_among_its_processes(paths, tmp_path):
-    lightning = need("lightning")
-
-    class Module(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = Net()
-            self.seen: list[int] = []
-
-        def training_step(self, batch: Any, _: int) -> torch.Tensor:
-            assert type(self.trainer.train_dataloader) is DDLPLoader
-            assert self.trainer.train_dataloader.seed == 5
-            self.seen += batch[1].tolist()
-            return self.net(batch[0], batch[1] % 3)["loss"]
-
-        def on_train_epoch_end(self) -> None:
-            (tmp_path / f"{self.global_rank} {self.current_epoch}").write_text(" ".join(map(str, self.seen)))
-            self.seen = []
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), 0.1)
-
-    trainer = lightning.Trainer(
-        max_epochs=2, accelerator="cpu", devices=2, strategy="ddp_fork", logger=False, enable_progress_bar=False,
-        enable_model_summary=False, enable_checkpointing=False, default_root_dir=str(tmp_path),
-    )
-    trainer.fit(Module(), DDLPLoader(numbered(paths, SMALL), 4, shuffle=True, num_workers=1, seed=5))
+def test_lightning_shares_the_samples_among_its_processes(paths, tmp_path, fit):
+    fit(DDLPLoader(numbered(paths, SMALL), 4, shuffle=True, num_workers=1, seed=5), processes=2)
     orders = []
     for epoch in range(2):
         parts = [list(map(int, (tmp_path / f"{rank} {epoch}").read_text().split())) for rank in range(2)]
@@ -271,6 +232,7 @@ def test_lightning_shares_the_samples_among_its_processes(paths, tmp_path):
     assert orders[0] != orders[1]  # set_epoch reached the sampler
 
 
+@pytest.mark.slow  # the test below sees it, without an import that takes seconds
 def test_keras_leaves_the_report_of_the_last_epoch(paths, monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "torch")
     keras = need("keras")

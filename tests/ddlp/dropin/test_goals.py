@@ -17,7 +17,7 @@ from ddlp.observe.measured_run import measured_run
 from ddlp.planning.described import setup_of
 from tests.sleeping_engine import OPERATOR, SleepingEngine
 
-BATCHES = 250
+BATCHES = 200
 
 
 @pytest.fixture

@@ -19,9 +19,11 @@ from torch.utils.data import ConcatDataset, DataLoader
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import Compose, Lambda
 
-from ddlp import DDLPError, DDLPLoader, ImageObjects
+from ddlp import DDLPLoader, ImageObjects, TarImages, TarObjects
+from tests.ddlp.dropin.beside import equal
 from tests.ddlp.dropin.small_sets import DETERMINISTIC, RANDOM, SAMPLES, numbered, write_images
 from tests.ddlp.dropin.test_data_sets import compare
+from tests.ddlp.dropin.test_tars import write_shards
 from tests.object_server import BUCKET, ObjectServer, files_below, index_of
 
 pytest.importorskip("obstore")
@@ -63,12 +65,6 @@ def batches(dataset: Any, **options: Any) -> list[Any]:
     return list(DDLPLoader(dataset, 4, shuffle=True, seed=3, generator=torch.Generator().manual_seed(1), **options))
 
 
-def check(found: list[Any], expected: list[Any]) -> None:
-    assert len(found) == len(expected) > 0
-    for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
-
-
 def content(batch: list[torch.Tensor]) -> tuple[list[int], bytes]:
     return batch[1].tolist(), batch[0].numpy().tobytes()
 
@@ -78,24 +74,36 @@ def test_the_samples_are_an_image_folders(served, root):
     theirs = ImageFolder(str(root), RANDOM)
     for dataset in (objects(served), ImageObjects(f"{served.url}/{BUCKET}", RANDOM)):
         assert dataset.classes == theirs.classes and dataset.class_to_idx == theirs.class_to_idx
-        check(batches(dataset, num_workers=2), batches(theirs))
-        check(batches(dataset), batches(theirs))
+        equal(batches(dataset, num_workers=2), batches(theirs))
+        equal(batches(dataset), batches(theirs))
 
 
 @pytest.mark.parametrize("strategy", ["csd", "wrr"])
 def test_an_engine_gets_the_bytes_from_the_host(served, root, engine, strategy):
     loader = DDLPLoader(objects(served), 4, strategy=strategy, spool=engine, seed=3)
     theirs = list(DDLPLoader(ImageFolder(str(root), RANDOM), 4, seed=3))
-    check(sorted(loader, key=content), sorted(theirs, key=content))  # wrr's order is its own
+    equal(sorted(loader, key=content), sorted(theirs, key=content))  # wrr's order is its own
     assert strategy != "csd" or loader.report().batches_csd == len(loader)
+
+
+@pytest.mark.parametrize("strategy", ["csd", "wrr"])
+def test_an_engine_gets_the_bytes_of_members_of_shards(tmp_path, engine, strategy):
+    """All else of ``ddlp.TarObjects`` is in tests/ddlp/objects."""
+    shards = write_shards(tmp_path)
+    expected = list(DDLPLoader(TarImages(shards, RANDOM), 4, seed=3))
+    with ObjectServer({Path(path).name: Path(path).read_bytes() for path in shards}) as server:
+        dataset = TarObjects(f"s3://{BUCKET}/train-{{000..002}}.tar", RANDOM, config=server.config(), index_dir=tmp_path)
+        loader = DDLPLoader(dataset, 4, strategy=strategy, spool=engine, seed=3)
+        equal(sorted(loader, key=content), sorted(expected, key=content))
+        assert strategy != "csd" or loader.report().batches_csd == len(loader)
 
 
 def test_own_steps_and_other_parts(served, root, tmp_path):
     ours, theirs = objects(served), ImageFolder(str(root), RANDOM)
     own = Compose([RANDOM, Lambda(lambda image: image * 2)])
-    check(batches(objects(served, own), num_workers=1), batches(ImageFolder(str(root), own), num_workers=1))
+    equal(batches(objects(served, own), num_workers=1), batches(ImageFolder(str(root), own), num_workers=1))
     more = numbered(write_images(tmp_path / "more", 9), RANDOM)
-    check(batches(ConcatDataset([more, ours]), num_workers=2), batches(ConcatDataset([more, theirs])))
+    equal(batches(ConcatDataset([more, ours]), num_workers=2), batches(ConcatDataset([more, theirs])))
 
 
 def test_user_code_gets_a_batch_at_once(served, root):
@@ -103,7 +111,7 @@ def test_user_code_gets_a_batch_at_once(served, root):
     served.requests.clear()
     served.latency_s = 0.02
     found = list(DataLoader(dataset, 20))
-    check(found, list(DataLoader(ImageFolder(str(root), dataset.transform), 20)))
+    equal(found, list(DataLoader(ImageFolder(str(root), dataset.transform), 20)))
     assert served.most >= 8 and len(served.requests) == SAMPLES
 
 
@@ -123,12 +131,6 @@ def test_the_requests_go_ahead_of_the_batches(served):
     assert len(list(DDLPLoader(dataset, 2, num_workers=1))) == 21
     assert served.most > 4  # more than those of a batch at once
     assert time.monotonic() - began < 10
-
-
-def test_faults_of_the_storage_cost_no_error(served, root):
-    dataset = objects(served)
-    served.busy, served.reset = 0.05, 0.05
-    check(batches(dataset, num_workers=2), batches(ImageFolder(str(root), RANDOM)))
 
 
 def test_bad_objects_are_errors_in_their_place(served):
@@ -159,16 +161,9 @@ def test_nothing_shows_the_credentials(served, engine, caplog, capfd):
         assert "not to be seen" not in text and "AKIAFORTHETEST" not in text
 
 
-def test_an_epoch_that_is_broken_off(served):
-    dataset = objects(served)
-    served.latency_s = 0.2
-    for _ in DDLPLoader(dataset, 4, num_workers=2):
-        break
-
-
 SCRIPT = """
 import os, signal, threading
-from ddlp import DDLPLoader, ImageObjects
+from ddlp import DDLPLoader, ImageObjects, TarImages, TarObjects
 from tests.ddlp.dropin.small_sets import RANDOM
 dataset = ImageObjects(os.environ["URL"], RANDOM)
 it = iter(DDLPLoader(dataset, 2, num_workers=1))
@@ -194,17 +189,10 @@ def test_the_interpreter_ends_though_requests_hang(served, forks, how, hard_limi
     assert any("class0/024" in one for one in served.requests)  # some were in flight
 
 
-def test_a_forked_worker_says_what_to_do(served):
-    it = iter(DataLoader(objects(served, DETERMINISTIC), 4, num_workers=1, multiprocessing_context="fork"))
-    with pytest.raises(DDLPError, match=r'multiprocessing_context="forkserver"'):
-        next(it)
-    it._shutdown_workers()  # type: ignore[union-attr]
-
-
 @pytest.mark.slow
 def test_a_spawned_worker_reads_with_its_environments_credentials(served, root, monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
     dataset = objects(served, DETERMINISTIC)
     found = list(DataLoader(dataset, 4, num_workers=1, multiprocessing_context="spawn"))
-    check(found, list(DataLoader(ImageFolder(str(root), DETERMINISTIC), 4)))
+    equal(found, list(DataLoader(ImageFolder(str(root), DETERMINISTIC), 4)))

@@ -1,10 +1,8 @@
-"""Loaders of timm's create_loader: in a `DDLPLoader`, and in an unedited script that `ddlp run` runs."""
+"""timm's data sets and its create_loader's loaders as a `DDLPLoader`. Under `ddlp run`: test_run.py, a script like timm's."""
 
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,22 +13,19 @@ import torch
 from torch.utils.data import DataLoader
 from torchvision import transforms
 
-from benchmarks.common import user_environment
 from ddlp import DDLPLoader
 from ddlp.observe import checked
-from tests.forks import Forks
+from tests.ddlp.dropin.small_sets import DETERMINISTIC, write_images
+from tests.ddlp.dropin.test_data_sets import compare
 from tests.small_images import make_images
-
-HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("timm.data")  # here: collecting these tests costs no import
     root = tmp_path_factory.mktemp("folder")
-    for split in ("train", "validation"):
-        for name in ("cats", "dogs"):
-            make_images(root / split / name, 13)
+    for name in ("cats", "dogs"):
+        make_images(root / "train" / name, 13)
     return root
 
 
@@ -57,9 +52,6 @@ def facts(batches: Any) -> list[Any]:
         assert type(batch) is tuple and len(batch) == 2
         found.append([(one.dtype, one.shape, one.stride(), one.tolist()) for one in batch])
     return found
-
-
-# -- in a DDLPLoader -----------------------------------------------------------------------------------------------------
 
 
 def _same(target: int) -> int:
@@ -161,43 +153,30 @@ def test_timms_samplers(folder: Path, kind: str) -> None:
     assert not any(torch.equal(images[first], images[second]) for first, second in again)
 
 
-# -- under `ddlp run` ----------------------------------------------------------------------------------------------------
+GREY = transforms.Compose([transforms.Resize((20, 24)), transforms.ToTensor()])
 
 
-def by_name(done: subprocess.CompletedProcess[str]) -> dict[str, list[str]]:
-    """The lines that the script has printed for training and evaluation."""
-    assert done.returncode == 0, done.stderr
-    return {name: [line for line in done.stdout.splitlines() if line.startswith(name)] for name in ("train", "evaluation")}
+def made(root: Any, transform: Any = DETERMINISTIC, **options: Any) -> Any:
+    dataset = pytest.importorskip("timm.data").create_dataset("", str(root), **options)
+    dataset.transform = transform
+    return dataset
 
 
-def run(folder: Path, *options: str) -> tuple[dict[str, list[str]], list[str]]:
-    """Run the script by `ddlp run`. Return its lines, and what `ddlp run` said."""
-    words = [sys.executable, "-m", "ddlp", "run", "--no-compare", "--", "with_timm.py", folder, *options]
-    environment = {**user_environment(), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, cwd=HERE, env=environment, capture_output=True, text=True, timeout=300)
-    return by_name(done), [line for line in done.stderr.splitlines() if line.startswith("ddlp run: ")]
+def test_a_data_set_on_a_folder(tmp_path, engine):
+    write_images(tmp_path, 20)
+    compare(made(tmp_path), engine)
+    dataset = made(tmp_path, GREY, input_img_mode="L", class_map={"class0": 5, "class1": 6, "class2": 9})
+    dataset.target_transform = lambda target: -target
+    compare(dataset, engine)
+    dataset.reader.samples[3] = (dataset.reader.samples[3][0], None)
+    compare(dataset, engine)
+    assert dataset[3][1] == -1
 
 
-DRAWN = "random crops, flips and colours are drawn by ddlp"
-MIXES = "the collate_fn FastCollateMixup runs as it is, with random numbers of a seed for each sample"
-OPTIONS = {
-    "recipe": (("--aa", "rand-m9-mstd0.5-inc1", "--reprob", "0.25"), f"{DRAWN}, {MIXES}"),
-    "without the prefetcher": (("--no-prefetcher", "--reprob", "0.25"), DRAWN),
-}
-
-
-@pytest.mark.slow  # test_run.py: test_a_script_like_timms
-@pytest.mark.parametrize("name", OPTIONS)
-def test_a_script_with_timms_loaders(folder: Path, forks: Forks, name: str) -> None:
-    """Both loaders are swapped. Evaluation is the script's to the bit; of training shapes, strides and dtypes are."""
-    options, changes = OPTIONS[name]
-    arguments = [str(folder), *options]
-    plain = by_name(forks.run(module="with_timm", arguments=arguments, cwd=HERE, environment=user_environment()))
-    swapped, told = run(folder, *options)
-    assert swapped["evaluation"] == plain["evaluation"] and plain["evaluation"]
-    without_sums = [[line.rsplit(" ", 2)[0] for line in lines["train"]] for lines in (swapped, plain)]
-    assert without_sums[0] == without_sums[1] and swapped["train"] != plain["train"]
-    of_training, of_evaluation, *gains = told
-    assert of_training.endswith(f"): swapped, cpu: this host alone, in the sampler's order; {changes}"), told
-    assert of_evaluation.endswith("): swapped, cpu: this host alone, in the sampler's order"), told
-    assert gains and all("samples in" in gain for gain in gains)
+@pytest.mark.parametrize(
+    ("options", "words"), [({"load_bytes": True}, "load_bytes"), ({"input_img_mode": None}, "input_img_mode is None")]
+)
+def test_which_data_set_stays_on_the_host(tmp_path, options, words):
+    write_images(tmp_path, 20)
+    said = DDLPLoader(made(tmp_path, **options), 4).explain()
+    assert "travels    nothing" in said and words in said

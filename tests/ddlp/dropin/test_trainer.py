@@ -21,37 +21,45 @@ from tests.ddlp.dropin.frameworks import SMALL, EveryOther, Net, classes, need
 from tests.ddlp.dropin.small_sets import SAMPLES, numbered
 
 
-def test_the_trainer_of_hugging_face(paths, engine, tmp_path):
+@pytest.fixture
+def make_trainer(tmp_path):
+    """Makes a Trainer: its model, its data set, ``ddlp_options``, and TrainingArguments. ``base``: Trainer or a subclass."""
     need("accelerate")
     transformers = need("transformers")
     from ddlp.integrations.transformers import DDLPTrainerMixin
 
-    class ImageTrainer(DDLPTrainerMixin, transformers.Trainer):
-        ddlp_options = dict(strategy="wrr", spool=engine, seed=3)
+    def make(model: Any, options: dict[str, Any], *, base: Any = transformers.Trainer, **arguments: Any) -> Any:
+        class ImageTrainer(DDLPTrainerMixin, base):
+            ddlp_options = options
 
-    arguments = dict(
-        output_dir=str(tmp_path), per_device_train_batch_size=4, num_train_epochs=2, use_cpu=True, report_to=[],
-        save_strategy="epoch", disable_tqdm=True, logging_strategy="no", gradient_accumulation_steps=2,
-        remove_unused_columns=False,
-    )
+        data = {name: arguments.pop(name) for name in ("train_dataset", "eval_dataset") if name in arguments}
+        given = transformers.TrainingArguments(
+            output_dir=str(tmp_path), use_cpu=True, report_to=[], disable_tqdm=True, logging_strategy="no",
+            remove_unused_columns=False, **arguments,
+        )  # fmt: skip
+        return ImageTrainer(model=model, args=given, **data)
 
-    def trainer(**more: Any) -> Any:
-        return ImageTrainer(
-            model=Net(), args=transformers.TrainingArguments(**arguments, **more), train_dataset=classes(paths)
-        )
+    return make
 
-    first = trainer()
+
+def test_the_trainer_of_hugging_face(paths, engine, tmp_path, make_trainer):
+    arguments = dict(per_device_train_batch_size=4, save_strategy="epoch", gradient_accumulation_steps=2)
+
+    def trainer(epochs: int, **more: Any) -> Any:
+        options = dict(strategy="wrr", spool=engine, seed=3)
+        return make_trainer(Net(), options, train_dataset=classes(paths), num_train_epochs=epochs, **arguments, **more)
+
+    first = trainer(2)
     loader = first.get_train_dataloader()
     assert type(loader) is DDLPLoader and loader.strategy == "wrr" and loader.batch_size == 4
     batch = next(iter(loader))
     assert batch["pixel_values"].shape == (4, 3, 8, 8) and batch["labels"].shape == (4,)
     result = first.train()
     assert result.global_step == 12  # 11 batches an epoch, two a step, two epochs
-    arguments["num_train_epochs"] = 3
     checkpoint = str(tmp_path / "checkpoint-6")
     with pytest.raises(ValueError, match="ignore_data_skip=True"):
-        trainer().train(resume_from_checkpoint=checkpoint)
-    assert trainer(ignore_data_skip=True).train(resume_from_checkpoint=checkpoint).global_step == 18
+        trainer(3).train(resume_from_checkpoint=checkpoint)
+    assert trainer(3, ignore_data_skip=True).train(resume_from_checkpoint=checkpoint).global_step == 18
 
 
 class Remembers(Net):
@@ -66,22 +74,14 @@ class Remembers(Net):
         return super().forward(pixel_values, labels % 3)
 
 
-def test_the_trainer_resumes_with_the_epochs_own_order(paths, tmp_path):
-    need("accelerate")
-    transformers = need("transformers")
-    from ddlp.integrations.transformers import DDLPTrainerMixin
-
-    class ImageTrainer(DDLPTrainerMixin, transformers.Trainer):
-        pass
-
+def test_the_trainer_resumes_with_the_epochs_own_order(paths, tmp_path, make_trainer):
     def trained(checkpoint: str | None = None) -> list[list[int]]:
-        arguments = transformers.TrainingArguments(
-            output_dir=str(tmp_path), per_device_train_batch_size=4, num_train_epochs=3, use_cpu=True, report_to=[],
-            save_strategy="epoch", disable_tqdm=True, logging_strategy="no", remove_unused_columns=False,
-            ignore_data_skip=True, seed=7,
-        )
         net = Remembers()
-        ImageTrainer(model=net, args=arguments, train_dataset=numbered(paths, SMALL)).train(resume_from_checkpoint=checkpoint)
+        trainer = make_trainer(
+            net, {}, train_dataset=numbered(paths, SMALL), per_device_train_batch_size=4, num_train_epochs=3,
+            save_strategy="epoch", ignore_data_skip=True, seed=7,
+        )  # fmt: skip
+        trainer.train(resume_from_checkpoint=checkpoint)
         return net.seen
 
     whole = trained()
@@ -91,21 +91,16 @@ def test_the_trainer_resumes_with_the_epochs_own_order(paths, tmp_path):
     assert trained(str(tmp_path / "checkpoint-11")) == epochs[1] + epochs[2]
 
 
-def test_the_trainers_own_sampling_stays(paths, tmp_path):
-    need("accelerate")
+def test_the_trainers_own_sampling_stays(paths, make_trainer):
     transformers = need("transformers")
-    from ddlp.integrations.transformers import DDLPTrainerMixin
 
     class Balanced(transformers.Trainer):
         def _get_train_sampler(self, train_dataset: Any = None) -> Any:
             return WeightedRandomSampler([1.0] * SAMPLES, 8)
 
-    def sampler(trainer: Any, given: dict[str, Any], **arguments: Any) -> Any:
-        class ImageTrainer(DDLPTrainerMixin, trainer):
-            ddlp_options = given
-
-        args = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[], **arguments)
-        return ImageTrainer(model=Net(), args=args, train_dataset=classes(paths)).get_train_dataloader().sampler
+    def sampler(base: Any, options: dict[str, Any], **arguments: Any) -> Any:
+        trainer = make_trainer(Net(), options, base=base, train_dataset=classes(paths), **arguments)
+        return trainer.get_train_dataloader().sampler
 
     own = EveryOther()
     assert type(sampler(transformers.Trainer, {})) is DistributedSampler  # instead of the plain shuffle
@@ -148,20 +143,10 @@ def test_fields_get_the_names_that_models_know():
     assert name_fields(images) is images
 
 
-def test_the_trainer_evaluates_and_predicts_an_image_folder(paths, engine, tmp_path):
-    need("accelerate")
-    transformers = need("transformers")
-    from ddlp.integrations.transformers import DDLPTrainerMixin
-
-    class ImageTrainer(DDLPTrainerMixin, transformers.Trainer):
-        ddlp_options = dict(strategy="wrr", spool=engine, batch_size=2, batch_transform=print)
-
+def test_the_trainer_evaluates_and_predicts_an_image_folder(paths, engine, make_trainer):
     folder = ImageFolder(str(Path(paths[0]).parents[1]), SMALL)
-    args = transformers.TrainingArguments(
-        output_dir=str(tmp_path), per_device_eval_batch_size=4, use_cpu=True, report_to=[], disable_tqdm=True,
-        remove_unused_columns=False,
-    )  # fmt: skip
-    trainer = ImageTrainer(model=Net(), args=args, eval_dataset=folder)
+    options = dict(strategy="wrr", spool=engine, batch_size=2, batch_transform=print)
+    trainer = make_trainer(Net(), options, eval_dataset=folder, per_device_eval_batch_size=4)
     loader = trainer.get_eval_dataloader()
     assert type(loader) is DDLPLoader and loader is trainer.get_eval_dataloader() and loader.strategy == "ordered"
     assert trainer.evaluate()["eval_loss"] > 0 and loader.report().samples == SAMPLES

@@ -141,22 +141,6 @@ def test_all_ranks_go_by_the_one_whose_host_is_slowest(slow, look):
     assert "Training does not wait" in by_itself.history[0] and not by_itself.works, "it sees no reason"
 
 
-@pytest.mark.parametrize("late", [20, 40, 45])
-def test_a_rank_whose_device_comes_later_does_not_spoil_what_the_others_measure(late):
-    """Until then it slows them all, so rank 0's window is the slowest, and shows no waiting for data."""
-    team = Team((0.002, 0.006), (0.060, 0.006))
-    team.ranks[1].leave()
-    while not team.ranks[0].works:
-        team.train(1)
-    team.train(late)
-    team.ranks[1].join()
-    team.train(600)
-    assert "With d" in agree(team.histories)[0] and all(one.works for one in team.ranks)
-    assert team.ranks[0].measured[0].host_batches_per_s == pytest.approx(1 / 0.060)
-    shared = next(one for one in team.agreed() if one.window is not None and one.window.shared)
-    assert shared.rank == 1 and shared.window is not None and shared.window.trial, "it was measured again as what it was"
-
-
 def test_they_follow_each_change_together():
     team = Team((0.002, 0.006), (0.018, 0.006), look=0.2).train(400)
     team.ranks[1].host_s = 0.002
@@ -211,17 +195,6 @@ def test_without_rank_0_each_rank_goes_on_from_where_it_was():
     team.train(RETRY)
     assert [one.works for one in team.ranks] == [True, True, False], "the third one never waits for data"
     assert all(one.history[: len(before)] == before for one in team.ranks)
-
-
-def test_a_rank_that_is_silent_does_not_hold_up_the_others():
-    team = Team((0.018, 0.006), (0.018, 0.006), (0.002, 0.006))
-    team.train(50 + LATE, silent=(2,))
-    team.train(300, silent=(2,))
-    assert "With d" in agree(team.histories[:2])[0]
-    assert team.ranks[0].told == ["Which devices take part is decided without the measurements of rank 2."]
-    assert not team.ranks[1].told
-    team.train(200)
-    assert team.ranks[2].history == team.ranks[0].history, "it catches up"
 
 
 def test_the_store_does_not_grow():

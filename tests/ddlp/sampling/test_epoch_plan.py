@@ -68,6 +68,7 @@ def generator():
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("size", [1, 4, 100])
 @pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.some(80)
 def test_batches_and_draws_are_torchs_own(name, given, drop_last, size, at_once):
     def after(run):
         torch.manual_seed(9)
@@ -103,6 +104,7 @@ def test_no_draw_comes_before_torch_makes_it(name):
 @pytest.mark.parametrize("name", [name for name in SAMPLERS if not name.startswith("replacement")])
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("size", [1, 4, 100])
+@pytest.mark.some(30)
 def test_batches_as_lists_are_torchs_own_at_each_step(name, drop_last, size):
     """Also after each batch. The generator's state is the same too, as other code may draw from it in between."""
 
@@ -114,23 +116,6 @@ def test_batches_as_lists_are_torchs_own_at_each_step(name, drop_last, size):
         yield own.get_state().numpy().tobytes()
 
     assert list(steps(order.in_batches)) == list(steps(iter))
-
-
-@pytest.mark.parametrize("name", SAMPLERS)
-@pytest.mark.parametrize("block", [8, 1 << 16])
-@pytest.mark.parametrize("at_once", [True, False])
-def test_occurrences_count_what_came_before(name, block, at_once, monkeypatch):
-    monkeypatch.setattr("ddlp.sampling.epoch_plan._BLOCK", block)
-    sampler = SAMPLERS[name](generator())
-    batches = BatchSampler(sampler, 4, False)
-    drawn = EpochPlan(batches, translate_dataset(DATA), whole=True, batched=True, at_once=at_once)
-    seen: Counter[int] = Counter()
-    for position in range(len(drawn)):
-        for source, occurrence in drawn.items(position):
-            assert occurrence == seen[source]
-            seen[source] += 1
-    if order.gives_each_once(sampler):
-        assert max(seen.values()) == 1
 
 
 def test_a_subset_that_holds_a_sample_twice_counts_it():
