@@ -67,22 +67,23 @@ def imagefolder(root: Path, photos: Sequence[Path]) -> None:
         place(photo, root / "train" / name / f"{number:05d}.jpg")
 
 
-def _converted(root: Path, photos: Sequence[Path], ending: str, **options: Any) -> None:
-    for number, photo, _, name in labelled(photos):
-        path = root / "train" / name / f"{number:05d}.{ending}"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with Image.open(photo) as image:
-            image.save(path, **options)
+def converted(photo: Path, path: Path, size: tuple[int, int] | None = None, mode: str = "", **options: Any) -> None:
+    """Write the photograph in the format of the path's ending, of another size and mode if they are given."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with Image.open(photo) as image:
+        image.resize(size or image.size).convert(mode or image.mode).save(path, **options)
 
 
 def pngs(root: Path, photos: Sequence[Path]) -> None:
     """An image folder of PNG files."""
-    _converted(root, photos, "png", compress_level=6)
+    for number, photo, _, name in labelled(photos):
+        converted(photo, root / "train" / name / f"{number:05d}.png", compress_level=6)
 
 
 def webps(root: Path, photos: Sequence[Path]) -> None:
     """An image folder of WebP files."""
-    _converted(root, photos, "webp", quality=90)
+    for number, photo, _, name in labelled(photos):
+        converted(photo, root / "train" / name / f"{number:05d}.webp", quality=90)
 
 
 def imagenet(root: Path, photos: Sequence[Path]) -> None:
@@ -108,10 +109,7 @@ def country211(root: Path, photos: Sequence[Path]) -> None:
 def eurosat(root: Path, photos: Sequence[Path]) -> None:
     """eurosat/2750/CLASS/CLASS_*.jpg of 64 x 64 pixels."""
     for number, photo, _, name in labelled([*photos] * 4, ("AnnualCrop", "Forest", "Highway", "River")):
-        path = root / "eurosat" / "2750" / name / f"{name}_{number}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with Image.open(photo) as image:
-            image.resize((64, 64)).save(path, quality=90)
+        converted(photo, root / "eurosat" / "2750" / name / f"{name}_{number}.jpg", (64, 64), quality=90)
 
 
 def food101(root: Path, photos: Sequence[Path]) -> None:
@@ -271,9 +269,7 @@ def gtsrb(root: Path, photos: Sequence[Path]) -> None:
     """gtsrb/GTSRB/Training/00000/00000_00000.ppm ..."""
     for number, photo, _, name in labelled([*photos] * 4, ("00000", "00001", "00002", "00003")):
         path = root / "gtsrb" / "GTSRB" / "Training" / name / f"{number:05d}_00000.ppm"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with Image.open(photo) as image:
-            image.resize((40 + number % 20, 44)).save(path)
+        converted(photo, path, (40 + number % 20, 44))
 
 
 # -- small images in arrays ------------------------------------------------------------------------------------------
@@ -491,11 +487,9 @@ def coco(root: Path, photos: Sequence[Path]) -> None:
 def penn_fudan(root: Path, photos: Sequence[Path]) -> None:
     """PennFudanPed: PNGImages/*.png and PedMasks/*_mask.png, where each person has a number."""
     base = root / "PennFudanPed"
-    (base / "PNGImages").mkdir(parents=True)
-    (base / "PedMasks").mkdir()
+    (base / "PedMasks").mkdir(parents=True)
     for number, photo in enumerate(photos[:16]):
-        with Image.open(photo) as image:
-            image.save(base / "PNGImages" / f"FudanPed{number:05d}.png", compress_level=1)
+        converted(photo, base / "PNGImages" / f"FudanPed{number:05d}.png", compress_level=1)
         mask = np.asarray(trimap(photo, number))
         people = np.where(mask == 1, 1 + (np.arange(mask.shape[1]) > mask.shape[1] // 2), 0).astype(np.uint8)
         Image.fromarray(people).save(base / "PedMasks" / f"FudanPed{number:05d}_mask.png")

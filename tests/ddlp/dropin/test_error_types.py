@@ -254,6 +254,16 @@ def test_from_a_worker_as_from_dataloaders(odd, function):
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_an_image_that_an_operator_refuses_is_replaced_where_asked(odd, way):
+    transform = transforms.Compose([transforms.RandomCrop(12), transforms.ToTensor()])
+    dataset = ImageFiles([path for path, _ in odd.samples], range(len(odd)), transform)
+    small = [min(Image.open(path).size) < 12 for path in dataset.paths]
+    loader = DDLPLoader(dataset, len(dataset), seed=1, on_error="replace", max_replaced=1.0, **WAYS[way])
+    ((images, _),) = loader
+    assert len(images) == len(dataset) and loader.report().replaced == sum(small) > 0
+
+
 def test_warnings_as_errors_end_no_training(tmp_path, forks):
     """Advice is a line on stderr, once, where the user has set up no logging, and a log record where there is some."""
     for number in range(4):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Iterator
 from functools import partial
 
@@ -15,13 +14,7 @@ from torchvision import transforms
 
 import ddlp.epoch.monitor
 from ddlp import DDLPLoader, ImageArrays
-from ddlp.epoch.hooks import EpochHooks
-from ddlp.epoch.monitor import Monitor
 from ddlp.schedule.claim_chunks import ClaimChunker
-from ddlp.schedule.ledger import Ledger
-from ddlp.schedule.rates import Rates
-from ddlp.schedule.strategies import STRATEGIES
-from ddlp.stats.report import Counts
 from tests.ddlp.dropin.small_sets import by_target, numbered
 
 SAMPLES = 600
@@ -84,30 +77,3 @@ def test_an_unreadable_file_raises_in_its_place(paths, tmp_path, lengths, worker
 
     assert list(told(DDLPLoader(data, 1, num_workers=workers))) == list(told(DataLoader(data, 1)))
     assert max(lengths) > 1
-
-
-def test_a_worker_is_woken_for_a_whole_run_or_where_training_waits():
-    ledger, rates = Ledger(1000, host_slots=8), Rates()
-    strategy = STRATEGIES["cpu"](ledger, rates)
-    monitor = Monitor(strategy, Counts(ledger), EpochHooks())
-    woken, rests = threading.Event(), threading.Event()
-
-    def worker() -> None:
-        with monitor.lock:
-            rests.set()
-            monitor.wait(monitor.workers, 60)
-            woken.set()
-
-    thread = threading.Thread(target=worker)
-    thread.start()
-    rests.wait()
-    with monitor.lock:
-        monitor.chunks.length = 4
-        for position in range(5):
-            ledger.claim(position)
-        monitor.wake()  # 3 slots are free
-    assert not woken.wait(0.2)
-    with monitor.lock:
-        monitor.wait(monitor.training, 0.2)
-    assert woken.wait(20), "while training waits, a worker must wake for less than a whole run"
-    thread.join()

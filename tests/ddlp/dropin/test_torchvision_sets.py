@@ -39,27 +39,21 @@ def plus(target: Any) -> Any:
     return target + 1000
 
 
-def saved(photo: Path, path: Path, mode: str = "") -> None:
-    """Write the photograph in the format of the path's ending."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with Image.open(photo) as image:
-        image.convert(mode or image.mode).save(path)
-
-
 def rendered_sst2(root: Path, photos: Sequence[Path]) -> None:
     for k, photo in enumerate(photos):
-        saved(photo, root / "rendered-sst2" / "valid" / ("negative", "positive")[k % 2] / f"{k}.png")
+        fakes.converted(photo, root / "rendered-sst2" / "valid" / ("negative", "positive")[k % 2] / f"{k}.png")
 
 
 def omniglot(root: Path, photos: Sequence[Path]) -> None:
+    base = root / "omniglot-py" / "images_evaluation"
     for k, photo in enumerate(photos):
-        saved(photo, root / "omniglot-py" / "images_evaluation" / f"alphabet{k % 2}" / f"c{k % 3}" / f"{k}.png", "1")
+        fakes.converted(photo, base / f"alphabet{k % 2}" / f"c{k % 3}" / f"{k}.png", mode="1")
 
 
 def clevr(root: Path, photos: Sequence[Path]) -> None:
     base = root / "clevr" / "CLEVR_v1.0"
     for k, photo in enumerate(photos):
-        saved(photo, base / "images" / "val" / f"CLEVR_val_{k}.png")
+        fakes.converted(photo, base / "images" / "val" / f"CLEVR_val_{k}.png")
     scenes = [{"image_filename": f"CLEVR_val_{k}.png", "objects": [0] * k} for k in range(len(photos))]
     (base / "scenes").mkdir()
     (base / "scenes" / "CLEVR_val_scenes.json").write_text(json.dumps({"scenes": scenes}))
