@@ -167,7 +167,7 @@ def flowers102(root: Path, photos: Sequence[Path]) -> None:
         place(photo, base / "jpg" / f"image_{number:05d}.jpg")
     numbers = np.arange(1, len(photos) + 1)
     scipy.io.savemat(base / "imagelabels.mat", {"labels": numbers % 102 + 1})
-    scipy.io.savemat(base / "setid.mat", {"trnid": numbers, "valid": numbers[:1], "tstid": numbers[:1]})
+    scipy.io.savemat(base / "setid.mat", {"trnid": numbers[::-1], "valid": numbers[:2], "tstid": numbers[:2]})
 
 
 def places365(root: Path, photos: Sequence[Path]) -> None:

@@ -327,7 +327,8 @@ def test_a_stream_that_knows_its_epochs_goes_on_with_the_next(kind, options, siz
 
     first = make()
     expected = [plain(epoch(first, number)) for number in range(4)]
-    assert expected[1] == [[number + 1000 for number in batch] for batch in expected[0]]
+    if kind is Epochs or counted:
+        assert expected[1] == [[number + 1000 for number in batch] for batch in expected[0]]
     first = make()
     plain(epoch(first, 0))
     states = [first.state_dict()]
