@@ -40,7 +40,7 @@ KINDS = ["files", "own files", "code", "own code", "stream"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 @pytest.mark.some(2)
 def test_one_value_is_another(paths, kind, data):

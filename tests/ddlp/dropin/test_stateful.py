@@ -310,8 +310,7 @@ class ByNumber(IterableDataset):
 @pytest.mark.parametrize(("kind", "options", "size", "counted"), [
     (ByNumber, {}, 3, False), (ByNumber, dict(num_workers=2), 3, True),
     (ByNumber, dict(num_workers=2, persistent_workers=True), 3, False), (Epochs, {}, 3, False),
-    (Epochs, dict(num_workers=2, persistent_workers=True), 1, False),
-    (Epochs, dict(num_workers=2, persistent_workers=True), 3, True),
+    (Epochs, dict(num_workers=2, persistent_workers=True), 3, False),
 ])  # fmt: skip
 @pytest.mark.some(3)
 def test_a_stream_that_knows_its_epochs_goes_on_with_the_next(kind, options, size, counted):

@@ -20,42 +20,28 @@ from tests.sleeping_engine import SleepingEngine
 SCRIPT = Path(__file__).with_name("auto_rank.py")
 
 
-class Forked:
-    """A script's process, which knows what a Popen does."""
-
-    def __init__(self, zygote: Zygote, script: Path, environment: dict[str, str]) -> None:
-        self._zygote, self._pid = zygote, zygote.start(script, environment)
-
-    def wait(self, _: float) -> int:
-        return self._zygote.status(self._pid)
-
-    def kill(self, number: int = signal.SIGKILL) -> None:
-        if alive(self._pid):
-            os.kill(self._pid, number)
-
-
 class Job:
     """Ranks of auto_rank.py, with torchrun's environment, and an engine that takes 10 ms a batch."""
 
     def __init__(self, home: Path, zygote: Zygote, ranks: int, *phases: dict[str, Any]) -> None:
-        self.home, self.ranks, self.out = home, ranks, home / "out"
+        self.home, self.out, self._zygote = home, home / "out", zygote
         self.out.mkdir()
         self.engine = SleepingEngine(home / "engine", 0.010)
         phases = tuple({**phase, "until": str(self.out / phase["until"]) if "until" in phase else ""} for phase in phases)
         engine = self.engine.process
         script = [str(SCRIPT), str(self.out), engine.address, str(engine.keys), *map(json.dumps, phases)]
-        self._environment = {
+        environment = {
             **os.environ, "PYTHONPATH": str(SCRIPT.parents[3]), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
             "XDG_CACHE_HOME": str(home / "cache"), "TMPDIR": str(home),
         }  # fmt: skip
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(ranks)}
-        self.processes: list[Forked] = []
+        self.pids: list[int] = []
         for rank in range(ranks):
             own = home / f"rank{rank}.py"
             own.write_text(f"import runpy, sys\nsys.argv = {script}\nrunpy.run_path({script[0]!r}, run_name='__main__')\n")
-            self.processes.append(Forked(zygote, own, {**self._environment, **meeting, "RANK": str(rank)}))
+            self.pids.append(zygote.start(own, {**environment, **meeting, "RANK": str(rank)}))
 
     @property
     def log(self) -> str:
@@ -63,9 +49,17 @@ class Job:
 
     def said(self, phase: str) -> list[dict[str, Any]]:
         """What each rank has written, once all have ended."""
-        for process in self.processes:
-            assert process.wait(180) == 0, self.log
-        return [json.loads((self.out / f"{phase}.{rank}.json").read_text()) for rank in range(self.ranks)]
+        for rank in range(len(self.pids)):
+            assert self.status(rank) == 0, self.log
+        return [json.loads((self.out / f"{phase}.{rank}.json").read_text()) for rank in range(len(self.pids))]
+
+    def status(self, rank: int) -> int:
+        """Wait for the rank's end."""
+        return self._zygote.status(self.pids[rank])
+
+    def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
+        if alive(self.pids[rank]):
+            os.kill(self.pids[rank], number)
 
     def until_text(self, name: str, text: str) -> None:
         """Wait until a file has a text."""
@@ -73,9 +67,9 @@ class Job:
         until(lambda: path.exists() and text in path.read_text(), 180, f"{text!r} in {name}")
 
     def close(self) -> None:
-        for process in self.processes:
-            process.kill(signal.SIGTERM)
-            process.wait(300)
+        for rank in range(len(self.pids)):
+            self.kill(rank, signal.SIGTERM)
+            self.status(rank)
         self.engine.end()
 
 
@@ -131,11 +125,11 @@ def test_ranks_that_are_killed_hold_nobody_up(start):
     job = start(3, phase)
     for rank in range(3):
         job.until_text(f"kill.{rank}.decided", "With board")
-    job.processes[2].kill()
+    job.kill(2)
     job.until_text("0.told", "decided without the measurements of rank 2")
-    job.processes[0].kill()
+    job.kill(0)
     job.until_text("1.told", "rank 1 decides by itself from now on which devices take part: the ranks' store does not answer")
     (job.out / "stop").touch()
-    assert job.processes[1].wait(300) == 0, job.log
+    assert job.status(1) == 0, job.log
     said = json.loads((job.out / "kill.1.json").read_text())
     assert len(said["told"]) == 1 and not said["threads"]
