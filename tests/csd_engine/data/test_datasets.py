@@ -218,32 +218,6 @@ def test_where_the_files_of_a_batch_lie(jpegs, tmp_path):
             one.paths([0, index])
 
 
-def test_no_descriptor_stays_open(jpegs, tmp_path):
-    write_manifest(tmp_path / "m", jpegs[1])
-    reader = open_reader(FileSet(str(jpegs[0]), HEX, len(jpegs[1])), str, lambda _: tmp_path / "m")
-    before = open_files()
-    images = [reader.image(index) for index in range(24)]
-    out = np.zeros((32, 32, 3), np.uint8)
-    for index in range(24):
-        prepare_sample(reader, pipeline(), (index, 0), 1, 2, out)
-    assert opened_since(before) == []
-    assert images[0].size[0] > 32
-
-
-def test_what_a_sample_becomes_depends_on_its_key_alone(jpegs, tmp_path):
-    write_manifest(tmp_path / "m", jpegs[1])
-    reader = open_reader(FileSet(str(jpegs[0]), HEX, len(jpegs[1])), str, lambda _: tmp_path / "m")
-
-    def sample(*key):
-        out = np.zeros((32, 32, 3), np.uint8)
-        prepare_sample(reader, pipeline(), key[2:], key[0], key[1], out)
-        return out.tobytes()
-
-    keys = [(1, 2, 3, 0), (2, 2, 3, 0), (1, 3, 3, 0), (1, 2, 4, 0), (1, 2, 3, 1)]
-    assert len({sample(*key) for key in keys}) == 5
-    assert sample(*keys[0]) == sample(*keys[0])
-
-
 def test_bad_samples_name_their_file(jpegs, tmp_path, capfd, monkeypatch):
     good = (jpegs[0] / jpegs[1][0]).read_bytes()
     (tmp_path / "cut.jpg").write_bytes(good[: len(good) // 2])

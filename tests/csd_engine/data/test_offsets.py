@@ -130,35 +130,3 @@ def test_a_kind_in_the_table_is_parsed(scene):
         parse_dataset({**scene.joined.to_data(), "sizes": [-1]})
     with pytest.raises(DatasetError, match="expected type files, array, concat, parts, objects, carried or joined"):
         parse_dataset({"type": "tar"})
-
-
-def test_an_engines_worker_makes_batches_of_it(scene):
-    """The worker's loop runs in a thread here: only this process's table knows the test's kind of data set."""
-    to_worker, from_worker = os.pipe(), os.pipe()
-    worker = Worker(WorkerChannel(to_worker[0], from_worker[1]), 1.0, LargeImageLock("", 0, 1 << 30))
-    thread = threading.Thread(target=worker.run)
-    thread.start()
-    layout, items = Layout(8, 32, 32, 3, 0), [(index, 0) for index in (23, 5, 0, 7, 7, 1, 12, 2)]
-    job = {
-        "do": "job", "job": "j", "pipeline": pipeline().to_data(), "dataset": ConcatSet((scene.joined, scene.files)).to_data(),
-        "layout": layout.to_data(), "directory": str(scene.path.parent),
-        "place": Directory(str(scene.path.parent)).place, "roots": Roots((), trust=True).to_data(),
-        "operators": None, "manifests": str(scene.manifests), "most_pixels": None,
-    }  # fmt: skip
-    lease = {
-        "do": "lease", "job": "j", "lease": 1, "identity": "0" * 32, "begun": False, "seed": SEED, "epoch": EPOCH, "items": items,
-        "parcel": None,
-    }  # fmt: skip
-    try:
-        os.write(to_worker[1], b"".join(json.dumps(one).encode() + b"\n" for one in (job, lease)))
-        buffer, reports = LineBuffer(), []
-        while not reports or reports[-1]["say"] not in ("published", "failed"):
-            reports += buffer.feed(os.read(from_worker[0], 1 << 16))
-    finally:
-        os.close(to_worker[1])
-        thread.join(10)
-        for descriptor in (to_worker[0], *from_worker):
-            os.close(descriptor)
-    assert reports[-1]["say"] == "published", reports
-    batch = read_batch(scene.path.parent / reports[-1]["name"], "0" * 32, 1, layout)
-    assert np.array_equal(batch.images, scene.expected(scene.files, items))

@@ -185,43 +185,6 @@ def test_a_file_that_breaks_off_is_never_taken_for_whole(context):
             assert context.refusal
 
 
-def mutated(rng: random.Random, jpeg: bytes) -> bytes:
-    """Change a few bytes; sometimes remove, repeat or cut off a part."""
-    data = bytearray(jpeg)
-    for _ in range(rng.choice((1, 1, 2, 5))):
-        start = rng.choice((0, 0, len(data) // 2))
-        at = rng.randrange(start, len(data))
-        data[at] = rng.choice((0, 0xFF, 0xD9, 0xD0, rng.randrange(256), data[at] ^ 1 << rng.randrange(8)))
-    if rng.random() < 0.2:
-        at, count = rng.randrange(len(data)), rng.randrange(1, 40)
-        data[at : at + count] = rng.choice((b"", data[at : at + count] * 2))
-    return bytes(data)
-
-
-def test_damage_is_refused_or_has_pillows_bits(context):
-    """If the kernel takes a damaged file, so does Pillow, and both decode the same pixels."""
-    rng, generator = random.Random(10), np.random.default_rng(10)
-    files = [KINDS[kind](generator, rng.randint(8, 60), rng.randint(8, 60)) for kind in KINDS]
-    taken = refused = 0
-    for count in range(2500):
-        jpeg = mutated(rng, files[count % len(files)])
-        size = context.take(jpeg)
-        # Decode only a region. The kernel skips what lies behind it, but Pillow must not fail on that part either.
-        if size is None or size[0] * size[1] > 1 << 20:
-            refused += 1
-            continue
-        left, top = rng.randrange(size[0]), rng.randrange(size[1])
-        out = np.empty((rng.randint(1, size[1] - top), rng.randint(1, size[0] - left), 3), dtype=np.uint8)
-        if not context.sample(region(left, top, out.shape[1], out.shape[0]), out):
-            refused += 1
-            continue
-        taken += 1
-        pixels = by_pillow(jpeg)
-        assert pixels is not None, f"mutation {count}: Pillow raises"
-        assert np.array_equal(out, pixels[top : top + out.shape[0], left : left + out.shape[1]]), f"mutation {count}"
-    assert taken > 300 and refused > 300
-
-
 def test_reading_a_file(context, tmp_path):
     jpeg = KINDS["4:2:2"](np.random.default_rng(11), 70, 90)
     path = tmp_path / "a.jpg"

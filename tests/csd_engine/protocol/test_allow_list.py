@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import zmq.auth
 
 from csd_engine.directory import Directory
 from csd_engine.errors import EngineError
@@ -190,13 +189,6 @@ def test_a_key_file_that_cannot_be_used_says_so(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="host.key_secret exists: keys are never overwritten. Choose another directory"):
         make_pair(tmp_path / "new" / "keys", "host")
     assert load_public(make_pair(tmp_path / "new" / "keys", "server")) != pair.public, "a directory holds several pairs"
-
-
-def test_without_curve_no_keys_are_made(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(zmq, "has", lambda what: what != "curve")
-    with pytest.raises(EngineError, match="built without CURVE: install pyzmq's wheel"):
-        make_pair(tmp_path / "keys", "host")
-    assert not (tmp_path / "keys").exists()
 
 
 def _given_away(path: Path) -> None:

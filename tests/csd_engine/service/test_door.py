@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from csd_engine.protocol import codec as say
-from csd_engine.protocol.allow_list import AllowList
 from csd_engine.protocol.keys import make_keys
 from csd_engine.service.auth_socket import AuthSocket
 from tests.engine_process import EngineProcess, Recipe, until
@@ -177,42 +175,6 @@ def test_a_withdrawn_hosts_jobs_end(recipe: Recipe, start: Callable[..., EngineP
         assert list(engine.spool.glob("job-*"))
         withdraw_client(engine.keys, "second")
         until(lambda: not list(engine.spool.glob("job-*")))
-
-
-def test_the_allow_list_holds_while_its_files_can_not_be_read(home: Path) -> None:
-    keys = make_keys(home / "keys")
-    script = """
-import os, resource, sys
-from csd_engine.protocol.allow_list import AllowList
-allowed = AllowList(sys.argv[1])
-before = set(allowed.keys)
-resource.setrlimit(resource.RLIMIT_NOFILE, (3, 9))
-os.unlink(sys.argv[1] + "/clients/host.key")
-allowed.refresh()
-assert len(before) == 1 and set(allowed.keys) == before
-resource.setrlimit(resource.RLIMIT_NOFILE, (9, 9))
-allowed.refresh()
-assert not allowed.keys
-"""
-    subprocess.run([sys.executable, "-c", script, str(keys)], check=True, close_fds=True)
-
-
-def test_the_allow_list_follows_its_files(home: Path) -> None:
-    keys = make_keys(home / "keys")
-    allowed = AllowList(keys)
-    first = set(allowed.keys)
-    pair = list_client(keys, "second")
-    allowed.refresh()
-    assert len(first) == 1 and len(allowed.keys) == 2 and first < set(allowed.keys)
-    (keys / "clients" / "second.key").write_text("no key any more")  # overwritten, not replaced
-    allowed.refresh()
-    assert set(allowed.keys) == first
-    (keys / "clients" / "second.key").write_bytes(pair.read_bytes())
-    allowed.refresh()
-    assert len(allowed.keys) == 2
-    (keys / "clients").rename(keys / "elsewhere")
-    allowed.refresh()
-    assert not allowed.keys
 
 
 WITH_MISTAKES = """

@@ -180,24 +180,6 @@ def test_hosts_share_what_both_may_read_alone(scene, start, tmp_path):
         link.close()
 
 
-def test_flipped_bits_are_found(scene, start, tmp_path):
-    cache = tmp_path / "cache"
-    engine = start("--root", str(scene.root), "--cache", str(cache))
-    link = engine.link()
-    assert epoch(scene, link) == (0, 24)
-    until_flushed(cache)
-    for path in segments(cache):
-        raw = bytearray(path.read_bytes())
-        raw[5000] ^= 4
-        path.write_bytes(raw)
-    kill_workers(engine)
-    assert epoch(scene, link) == (0, 24)
-    assert "a sample's checksum is another one" in engine.log
-    until_flushed(cache)
-    assert epoch(scene, link) == (24, 0)
-    link.close()
-
-
 def test_a_full_disk_fails_no_lease(scene, start, tmp_path):
     # A limit of the process takes the place of a full disk: a batch fits, a segment does not.
     engine = start("--root", str(scene.root), "--cache", str(tmp_path / "cache"), within=("prlimit", "--fsize=1000000"))
@@ -205,41 +187,6 @@ def test_a_full_disk_fails_no_lease(scene, start, tmp_path):
     assert [epoch(scene, link) for _ in range(2)] == [(0, 24)] * 2
     assert "takes no more samples: File too large" in engine.log
     link.close()
-
-
-@pytest.mark.slow
-def test_a_small_quota_keeps_a_part(scene, start, tmp_path):
-    quota = 4096 + 8 + 6 * (32 * 32 * 3 + 56)
-    link = start("--root", str(scene.root), "--cache", f"{tmp_path / 'cache'}:{quota}").link()
-    assert [epoch(scene, link) for _ in range(3)] == [(0, 24), (6, 18), (6, 18)]
-    link.close()
-
-
-def test_two_engines_write_and_one_loses_its_workers(scene, start, tmp_path, home, request):
-    cache = tmp_path / "cache"
-    options = ("--root", str(scene.root), "--cache", str(cache))
-    engine, other = start(*options, workers=2), EngineProcess(tmp_path, *options, listen=f"ipc://{home}/t")
-    request.addfinalizer(other.end)
-    link, second = engine.link(), other.link()
-    events = SimpleQueue(), SimpleQueue()
-    jobs = scene.open(link, events[0]), scene.open(second, events[1])
-    items = {number: scene.lease(job, number, 8 * number) for number in range(3) for job in jobs}
-    for queue in events:
-        for _ in range(3):
-            done = wait_for(queue, LeasePublished)
-            scene.check(done.path, done.lease, items[done.lease])
-    assert list(cache.rglob("*.part"))
-    kill_workers(engine)  # with files half written
-    for job in jobs:
-        job.close(5)
-    until(lambda: segments(cache), what="the other engine's files")
-    assert epoch(scene, second) == (24, 0)
-    assert epoch(scene, link) == (0, 24)  # hosts of this engine may read another spool's files
-    until_flushed(cache)  # and what the killed ones had begun is gone
-    assert epoch(scene, link) == (24, 0)
-    link.close()
-    second.close()
-    assert other.end() == 0
 
 
 @pytest.mark.parametrize("where", ["data/cache", "spool/cache", "data"])

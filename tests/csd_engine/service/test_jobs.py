@@ -33,22 +33,6 @@ def test_hosts_get_equal_time(hosts, workers):
 
 
 @FEW
-@given(st.integers(1, 4), st.integers(1, 4))
-def test_jobs_of_a_host_take_turns(jobs, others):
-    scene = Scene(LARGE)
-    own = [scene.job("a") for _ in range(jobs)]
-    rest = [scene.job("b") for _ in range(others)]
-    served = dict.fromkeys((job.key for job in own), 0)
-    for _ in range(20 * jobs):
-        backlog(scene, own + rest)
-        job = scene.step()
-        assert job is not None
-        if job.host == "a":
-            served[job.key] += 1
-    assert max(served.values()) - min(served.values()) <= 1
-
-
-@FEW
 @given(st.lists(st.tuples(st.integers(1, 8), st.floats(0.1, 4.0), st.booleans()), min_size=2, max_size=4), st.integers(1, 3))
 def test_the_jobs_of_a_host_get_equal_time_however_large_their_batches_are(costs, workers):
     """All of them take each batch as soon as it is made; whose training waits at the moment does not matter then."""

@@ -61,6 +61,9 @@ def test_what_is_begun_is_finished_and_fetched_and_nothing_else_is_begun(recipe,
     assert "retires" in link.status().note
     with pytest.raises(EngineRefused, match="the engine retires"):
         recipe.open(link, SimpleQueue())
+    late = engine.link()
+    assert "the engine retires" in late.status().note
+    late.close()
     nothing_more(events)  # it waits until the batch was fetched
     assert engine.process.poll() is None
     job.release(0)
@@ -77,18 +80,13 @@ def test_an_idle_engine_ends_at_once(recipe, start):
     link.close()
 
 
-def test_ctrl_c_ends_it_at_once(begun):
+@pytest.mark.parametrize("ends", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_a_second_sigterm_end_it_at_once(begun, ends):
     engine, _, events, *_ = begun
-    engine.process.send_signal(signal.SIGINT)
-    assert engine.process.wait(10) == 0
-    next_of(events, EngineLost)
-
-
-def test_a_second_sigterm_ends_it_at_once(begun):
-    engine, _, events, *_ = begun
-    engine.process.send_signal(signal.SIGTERM)
-    next_of(events, EngineRetires)
-    engine.process.send_signal(signal.SIGTERM)
+    if ends == signal.SIGTERM:
+        engine.process.send_signal(signal.SIGTERM)
+        next_of(events, EngineRetires)
+    engine.process.send_signal(ends)
     assert engine.process.wait(10) == 0
     next_of(events, EngineLost)
 
@@ -102,15 +100,6 @@ def test_it_waits_no_longer_than_it_may(recipe, start):
     next_of(events, EngineLost)  # nobody has fetched the batch
     assert engine.process.wait(10) == 0 and "have not fetched all batches within 0.5 s" in engine.log
     link.close()
-
-
-def test_a_job_that_opens_meanwhile_is_refused_and_a_host_that_comes_late_is_told(begun):
-    engine, _, events, *_ = begun
-    engine.process.send_signal(signal.SIGTERM)
-    next_of(events, EngineRetires)
-    another = engine.link()
-    assert "the engine retires" in another.status().note
-    another.close()
 
 
 def test_a_host_that_does_not_know_of_it_loses_the_job_once_what_was_begun_is_fetched(recipe, start, monkeypatch):

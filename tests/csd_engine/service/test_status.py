@@ -25,6 +25,7 @@ def test_jobs_memory_and_spool(start, recipe, tmp_path):
     pair = load_pair(stranger / "host.key_secret")
     link = engine.link()
     other = EngineLink(engine.address, load_public(engine.keys / "server.key"), pair.public, pair.secret)
+    assert all(at_once(lambda _: link.status(), 8)) and not link._asking
     empty = link.status()
     assert (empty.jobs, empty.images, empty.images_per_s, empty.spool_batches) == ((), 0, 0.0, 0)
     assert empty.workers == 2 and empty.quota_batches == 3 and link.cache() is None
@@ -73,14 +74,6 @@ def test_one_that_is_not_told_is_an_error(start, recipe):
     engine.kill()
     thread.join(10)
     assert "broken off" in str(waiting[0])
-    link.close()
-
-
-def test_many_threads_ask_at_once(start, recipe):
-    engine = start("--root", str(recipe.root))
-    link = engine.link()
-    answers = at_once(lambda _: link.status(), 8)
-    assert all(answers) and not link._asking
     link.close()
 
 

@@ -104,14 +104,6 @@ def test_usual_pipelines_are_one_call():
     assert compile_plan(SamplePlan((), (47, 61, 1), ()), SIZE, grey).job.channels == 1
 
 
-def test_the_order_of_passes_is_the_pipelines():
-    for order in ("pillow12", "pillow13"):
-        for width, vertical in ((60, True), (42, False)):
-            plan = SamplePlan((Resize(10, width, "bilinear"),), (10, width, 3), ())
-            job = compile_plan(plan, SIZE, pipeline(order=order)).job
-            assert job.vertical_first == (vertical and order == "pillow13")
-
-
 def test_an_image_decoded_smaller():
     plan = SamplePlan((Resize(10, 12, "bilinear"), FLIP), (10, 12, 3), (), 4)
     job = compile_plan(plan, SIZE, pipeline()).job
