@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes on this machine, for tests and `tests/chaos/ray_churn.py`: real raylets, on loopback alone.
+"""A Ray cluster of several nodes on this machine, real raylets, on loopback alone.
 
 It runs in a process of its own, so that the process that trains never imports ray. All its files are in one directory, which it
 removes. Nothing is reported to anybody: Ray's usage statistics are off.
@@ -73,10 +73,6 @@ class RayCluster:
     def add(self) -> str:
         """Add a node with one CPU, and wait for it; return its name."""
         return str(self._ask("add"))
-
-    def add_soon(self) -> None:
-        """Begin to add a node with one CPU."""
-        self._ask("add soon")
 
     def nodes(self) -> list[str]:
         """Return the names of the nodes that were added and not removed."""
@@ -232,9 +228,6 @@ def main() -> None:
             match json.loads(line):
                 case ["add"]:
                     answer(add())
-                case ["add soon"]:
-                    threading.Thread(target=add, daemon=True).start()
-                    answer(None)
                 case ["nodes"]:
                     answer(sorted(nodes))
                 case ["running"]:

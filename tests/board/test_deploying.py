@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +17,6 @@ from ddlp import DDLPLoader, ImageFiles, cli
 from ddlp.deploy.install import make_bundle
 from ddlp.deploy.survey import modules
 from ddlp.devices import address_book as book
-from tests.ddlp.deploy.local_device import QUICK_DDLP
 from tests.engine_process import make_jpegs, until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -117,62 +113,6 @@ def test_from_nothing_to_nothing(board: Any, images: list[Path], ddlp: Callable[
     ddlp("deploy", "--name", "csd0", "--uninstall")
     assert not board.engines() and board.files() == before
     assert not book.directory("csd0").exists() and not list(board.spool.iterdir())
-
-
-@pytest.mark.slow  # tests/ddlp/deploy/test_deploy.py: test_an_upgrade_replaces_another_build
-def test_an_older_build_is_replaced(board: Any, images: list[Path], ddlp: Callable[..., str], tmp_path: Path) -> None:
-    for name in ("csd_engine", "ddlp"):
-        shutil.copytree(REPOSITORY / name, tmp_path / "older" / name, ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "older" / "csd_engine" / "old.py").write_text("OLD = 1\n")
-    done = subprocess.run(
-        [sys.executable, "-c", QUICK_DDLP, *arguments(board, "--kernel", "auto")], cwd=tmp_path / "older",
-        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path / "older")},
-    )  # fmt: skip
-    assert done.returncode == 0 and 'csd0 is ready. Use it with csd="csd0".' in done.stdout, done.stdout + done.stderr
-    old, first = book.load("csd0"), engine(board)
-    assert f"build {old.build[:12]} is there" in ddlp("deploy", "--name", "csd0") and engine(board) == first
-    assert "unpacked beside" in ddlp("deploy", "--name", "csd0", "--upgrade")
-    record = book.load("csd0")
-    assert record.build == own.build() and board.run("ls ~ddlp/.ddlp/csd0/engines").stdout.split() == [own.build()]
-    expected, _ = epoch(images, strategy="cpu")
-    got, report = epoch(images, csd="csd0", strategy="csd")
-    assert report.batches_csd and all(torch.equal(got[k], expected[k]) for k in expected)
-    ddlp("deploy", "--name", "csd0", "--uninstall")
-
-
-@pytest.mark.slow  # test_shell.py, test_checks.py and test_deploy.py in tests/ddlp/deploy test each of these on this machine
-def test_faults_and_their_ways_out(board: Any, ddlp: Callable[..., str], tmp_path: Path, images: list[Path]) -> None:
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "key")], check=True)
-    wrong = " ".join((tmp_path / "key.pub").read_text().split()[:2])
-    hosts = tmp_path / "known_hosts"
-    names = ",".join((board.name, board.ip, f"[{board.ip}]:{board.port}"))
-    hosts.write_text(f"{names} {wrong}\n")
-    told = ddlp(*arguments(board, "-o", f"UserKnownHostsFile={hosts}", "-o", "StrictHostKeyChecking=ask"), status=1)
-    assert "host key is not the one that this host knows" in told and "ssh-keygen" in told
-    hosts.write_text("")
-    told = ddlp(*arguments(board, "-o", f"UserKnownHostsFile={hosts}", "-o", "StrictHostKeyChecking=ask"), status=1)
-    assert "never met it" in told and "compare the fingerprint" in told
-    told = ddlp(*arguments(board, "-o", "PubkeyAuthentication=no"), status=1)
-    assert "does not let this user in" in told and "ssh-add" in told and "ssh-copy-id" in told
-    told = ddlp(*arguments(board, "-o", "Port=9"), status=1)
-    assert "no SSH server does (Connection refused)" in told and "-p PORT" in told
-    told = ddlp(*arguments(board, "--reserve-bytes", "9999G"), status=1)
-    assert "so it would make no batch" in told and "--reserve-bytes" in told
-    told = ddlp(*arguments(board, "--root", "/nowhere", "--host-root", str(board.data)), status=1)
-    assert "/nowhere is not there" in told and "correct --root" in told
-    assert not board.engines() and not book.directory("csd0").exists(), "a failed check may change nothing"
-    told = ddlp(*arguments(board, "--address", f"tcp://{board.ip}:9"), status=1)
-    assert "port 9 of" in told and "--listen-port" in told and "--address HOST" in told
-    ddlp("deploy", "--name", "csd0", "--uninstall")
-
-
-@pytest.mark.slow  # test_doctor.py removes a board's Pillow too; tests/ddlp/deploy/test_checks.py has the messages
-def test_no_pillow(make_board: Callable[..., Any], ddlp: Callable[..., str]) -> None:
-    board = make_board()
-    board.run("mv /usr/lib/python3/dist-packages/PIL /root/")
-    told = ddlp(*arguments(board), status=1)
-    assert "no Pillow" in told and "sudo apt-get install -y python3-pil (there; --install apt does it for you)" in told
-    assert "no numpy" not in told and "no pyzmq" not in told
 
 
 @pytest.mark.slow
