@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.engine import IMAGES, Result, table
+from benchmarks.engine import IMAGES
 from csd_engine.kernels import kernel
 from ddlp.devices import address_book as book
 from tests.benchmarks.bench import bench
@@ -90,11 +90,3 @@ def test_what_is_missing_is_said(tmp_path, capsys):
     assert "--local" in capsys.readouterr().err
     assert bench(["engine", "--local", "--images", str(tmp_path / "none")]) == 1
     assert "--images" in capsys.readouterr().err
-
-
-def test_the_table_gives_medians_spreads_and_ratios():
-    text = table(Result("csd0", 1, 64, 32, {"machine": "armv7l"}, [9.0, 18.0, 10.0], [10.0, 20.0, 40.0]))
-    assert "engine (kernel: none)" in text and "with Pillow /" not in text
-    measured = table(Result("here", 1, 64, 32, {}, [30.0], [10.0], "neon", [8.0]))
-    assert "engine (kernel: neon)" in measured and "3.000 (" in measured and "0.800 (" in measured and "3.750 (" in measured
-    assert "10.0 (9.0 .. 18.0)" in text and "20.0 (10.0 .. 40.0)" in text and "0.900 (0.250 .. 0.900)" in text

@@ -41,28 +41,6 @@ def test_each_way_beside_its_bound(capsys, tmp_path):
     assert "cpu; batches of 4, 0.1 MB each, in the page cache; GB/s" in out and "pinned: read: of a copy from" in out
 
 
-def test_the_pinned_way_with_other_blocks_beside_its_own(capsys, tmp_path, monkeypatch):
-    made, begin = set(), PinnedReader.__init__
-
-    def seen(self, lane, *sizes):
-        made.add(sizes)
-        begin(self, lane, *sizes)
-
-    monkeypatch.setattr(PinnedReader, "__init__", seen)
-    small = ["--batch", "4", "--size", "64", "--rounds", "1", "--reads", "3", "--files", "2", "--spool", str(tmp_path)]
-    command = ["gpu", "--device", "cpu", *small, "--ways", "pinned", "--pinned", "3x1", "8x16", "--json"]
-    assert bench(command) == 0
-    figures = json.loads(capsys.readouterr().out)
-    names = ("pinned", "pinned, 3 x 1 MiB", "pinned, 8 x 16 MiB")
-    assert list(figures["rates"])[2:] == [f"{one}: {what}" for one in names for what in ("read", "read, verified, finished")]
-    assert made == {(), (3, 1 << 20), (8, 16 << 20)}
-    assert len(figures["aims"]) == 1  # only the sizes that a loader uses have an aim
-    for wrong in ("3", "0x4", "4x0", "axb"):
-        with pytest.raises(SystemExit):
-            bench(["gpu", "--pinned", wrong])
-        assert "READERSxMIB" in capsys.readouterr().err
-
-
 def test_cold_each_read_is_of_a_file_that_was_forgotten(capsys, tmp_path, monkeypatch):
     """Five reads of two files: a file is dropped from the page cache before each of its reads, and at no other time."""
     files, forget, read = [], gpu._forget, PinnedReader.read

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from torchvision import transforms as T
 
 from benchmarks import bits, contenders, operators
@@ -29,10 +28,9 @@ from benchmarks.contenders import (
     TURBOLOADER,
     Work,
 )
-from benchmarks.data import PRESETS, cycle, loader, stream
+from benchmarks.data import cycle, stream
 from benchmarks.host import Result, Table, aims, table
 from csd_engine.keyed import Keyed
-from ddlp.translate.portable import portable
 from ddlp.translate.transforms import translate
 from tests.benchmarks.bench import bench
 
@@ -65,22 +63,6 @@ def test_contender(small_sets, name):
             side = 32 if pipeline == "cifar10" else 224
             assert tuple(images.shape) == (4, 3, side, side)
             assert str(images.dtype) == ("torch.uint8" if name == OURS_UINT8 else "torch.float32")
-
-
-@pytest.mark.slow  # test_contender and test_a_short_run prepare with the first presets
-@pytest.mark.parametrize("pipeline", PRESETS)
-def test_presets(small_sets, pipeline):
-    if pipeline == "timm":
-        pytest.importorskip("timm", reason="pip install timm")
-    for name in (OURS, BASELINES[0], BARE, DALI):
-        if pipeline in CONTENDERS[name].pipelines and not CONTENDERS[name].missing():
-            work = Work(name, pipeline, str(small_sets / "110kb"), 4, 8)
-            made = next(CONTENDERS[name].make(work))
-            images = made[0]["images"] if name == DALI else made if name == BARE else made[0]
-            for view in images if pipeline == "simclr" else [images]:
-                assert tuple(view.shape) == (4, 3, 224, 224) and view.dtype == torch.float32
-            assert not pipeline == "simclr" or len(images) == 2
-    assert portable(loader(small_sets / "110kb", pipeline, 4), torch.float32, None).views == 1 + (pipeline == "simclr")
 
 
 def test_turboloader_gets_the_same_files_in_the_same_order(small_sets):
@@ -148,13 +130,6 @@ def test_ratios_are_taken_round_by_round():
     assert "0.750" in next(row for row in table(result).splitlines() if row.startswith(OURS_TWO))
     found = {aim.what.partition(": ")[2]: aim for aim in aims(result)}
     assert found["two cores / one (the bare loops: 1.800)"].measured == 1.8
-
-
-def test_the_columns_hold_the_fastest():
-    rates = {name: [719847.0, 862643.0, 889100.0] for name in (OURS, BARE)} | dict.fromkeys(BASELINES, [6262.0, 6484.0, 6621.0])
-    text = table(Result(3, "wall", {}, [Table("cifar10", 110.0, 256, 0, rates, speeds={OURS: [896.0]})]))
-    row = next(line for line in text.splitlines() if line.startswith(OURS))
-    assert "(719847 .. 889100)  133.04 (114.95 .. 134.28)  " in re.sub(" {2,}", "  ", row)
 
 
 def test_rates_are_those_of_a_core_of_the_median_speed():

@@ -1,27 +1,24 @@
 """`python -m benchmarks --all`: all parts of the benches, one document; finished parts are kept."""
 
-import argparse
 import contextlib
-import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks.__main__ import BENCHES, Part, _path, document, planned
-from benchmarks.common import machine_line, user_environment
-from ddlp.process.machine import machine
+from benchmarks.__main__ import BENCHES, _path, planned
+from benchmarks.common import user_environment
 from tests.benchmarks.bench import bench
 from tests.ddlp.faults.scene import processes
 from tests.engine_process import until
 
 
 def test_every_bench_has_parts_that_its_own_options_take():
+    """And `--all` has each save its figures."""
     for quick in (False, True):
         found = planned(BENCHES, quick)
         want_a_gpu = set() if torch.cuda.is_available() else {"gpu", "train"}
@@ -29,16 +26,8 @@ def test_every_bench_has_parts_that_its_own_options_take():
         assert len({title for title, _, _ in found}) == len(found)
         for _, name, arguments in found:
             with pytest.raises(SystemExit) as ended:
-                bench([name, *arguments, "-h"])
+                bench([name, *arguments, "--save", "figures.json", "-h"])
             assert ended.value.code == 0, (name, arguments)
-
-
-@pytest.mark.parametrize("name", BENCHES)
-def test_every_bench_saves_its_figures(name):
-    """`--all` uses this option of each."""
-    parser = argparse.ArgumentParser()
-    importlib.import_module(f"benchmarks.{name}").add_arguments(parser)
-    assert parser.parse_args(["--save", "figures.json"]).save == Path("figures.json")
 
 
 @pytest.mark.slow
@@ -89,22 +78,6 @@ def test_ended_by_a_signal_it_leaves_nothing_running_and_no_file(small_sets, tmp
         assert process.stderr is not None and process.stderr.read().decode().count("Traceback") == 0
 
 
-def test_a_part_that_failed_stands_in_the_document():
-    part = Part("A part", "host", ["--rounds", "1"], "failed with status 1", [], 1, 60.0, "today")
-    text = document([part], False)
-    assert "## A part" in text and "failed with status 1" in text and "`python -m benchmarks.host --rounds 1`" in text
-
-
 def test_without_all_it_lists_them(capsys):
     assert bench(["__main__"]) == 0
     assert [line.split()[2] for line in capsys.readouterr().out.splitlines()] == [f"benchmarks.{name}" for name in BENCHES]
-
-
-def test_a_part_of_another_machine_names_it():
-    """A part of this machine, which is described at the top, names none, whatever its date."""
-    found = machine()
-    here, other = machine_line({**found, "date": "earlier"}), machine_line({**found, "versions": {"torch": "2.1"}})
-    both = (("a", here), ("b", other))
-    parts = [Part(title, "host", [], f"{line}\n{title}'s table", [], 0, 1.0, "2026") for title, line in both]
-    text = document(parts, False)
-    assert here not in text and f"```\n{other}\nb's table" in text and "```\na's table" in text

@@ -1,14 +1,13 @@
 """`python -m benchmarks.overhead`, run small; every strategy delivers every batch."""
 
 import json
-import re
 import sys
 from argparse import Namespace
 
 import pytest
 
 from benchmarks import overhead
-from benchmarks.overhead import Line, Result, aims, rules, run, table
+from benchmarks.overhead import Line, Result, aims, rules, run
 from ddlp.schedule.strategies import STRATEGIES
 from tests.benchmarks.bench import bench
 
@@ -54,13 +53,6 @@ def _calls(name: str, n: int) -> float:
 def test_an_unknown_strategy_is_said(capsys):
     assert run(Namespace(strategies=["wrr"], loaders=["fastest"], batches=[1000], rounds=5)) == 2
     assert "ordered" in capsys.readouterr().err
-
-
-def test_the_table_gives_median_and_spread():
-    text = table(Result(100.0, [(80.0, 150.0)], [0.002], [Line("rules", "wrr", 1000, [2.0, 1.0, 4.0], [0.0, 0.5, 1.0])]))
-    assert "80.0 (80.0 .. 80.0) us a host batch, 150.0" in text
-    assert "medians of 3 rounds" in text and re.search(r"2\.0 \(1\.0 \.\. 4\.0\) +0\.5", text), "memory: half a MiB"
-    assert "0.20 (0.20 .. 0.20) % of a core" in text
 
 
 def test_the_aims_are_below_the_bound_flat_and_no_more_memory():

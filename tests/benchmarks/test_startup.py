@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from benchmarks.data import MEANS_KB, set_directory
-from benchmarks.startup import Line, Result, _around, table
+from benchmarks.startup import _around
 from tests.benchmarks.bench import bench
 
 
@@ -32,10 +32,3 @@ def test_a_short_run(tmp_path, capsys, forked):
 def test_a_large_set_repeats_its_files_class_by_class():
     there = [("a/1", 0), ("a/2", 0), ("b/1", 1)]
     assert _around(there, 7) == [("a/1", 0)] * 3 + [("a/2", 0)] * 3 + [("b/1", 1)]
-
-
-def test_the_table_gives_median_and_spread():
-    ours = Line("small", 2, "DDLPLoader, cpu", [0.5, 1.0, 0.25], [9.0])
-    lines = [Line("small", 2, "DataLoader", [1.0, 3.0, 2.0], [5.0]), ours]
-    text = table(Result(8, lines))
-    assert "2000 (1000 .. 3000)" in text and "500 (250 .. 1000)" in text and "3.00 (2.00 .. 8.00)" in text

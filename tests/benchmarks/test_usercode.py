@@ -3,7 +3,7 @@
 import json
 
 from benchmarks.user_images import IMAGE_SETS, missing
-from benchmarks.usercode import SETS, Line, Result, table
+from benchmarks.usercode import SETS
 from tests.benchmarks.bench import bench
 
 
@@ -29,8 +29,3 @@ def test_sets_of_images(small_sets, capsys):
     result = json.loads(capsys.readouterr().out)
     assert [(line["data"], line["workers"]) for line in result["lines"]] == [(name, 1) for name in sets]
     assert all(line["theirs"][0] > 0 and line["ours"][0] > 0 for line in result["lines"])
-
-
-def test_the_table_gives_median_and_spread():
-    text = table(Result(64, [Line("trivial", 2, [100.0, 200.0, 400.0], [50.0, 200.0, 800.0])]))
-    assert "200 (100 .. 400)" in text and "200 (50 .. 800)" in text and "1.00 (0.50 .. 2.00)" in text

@@ -144,6 +144,7 @@ def test_two_boards_with_their_own_addresses_disks_and_processes(
     assert f"{board.name}: up" in status and f"{other.name}: up" in status
 
 
+@pytest.mark.slow
 def test_limits_hold(make_board: Callable[..., Board]) -> None:
     small = make_board("--cores", "1", "--cpu-share", "20", "--memory", "256M", "--disk", "64M")
     notes = (state() / small.name / "notes").read_text()
@@ -212,6 +213,7 @@ def test_nothing_is_left_of_a_board_that_was_killed_from_outside(make_board: Cal
     gone(board.name, own)
 
 
+@pytest.mark.slow  # test_two_boards.py pulls a cable
 def test_a_board_whose_cable_or_plug_is_pulled_comes_back_with_its_disk_and_keys(make_board: Callable[..., Board]) -> None:
     board = make_board("--bare")
     own = namespaces_of(board)

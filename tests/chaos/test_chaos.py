@@ -27,6 +27,7 @@ def chaos(capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., tuple[int
     signal.signal(signal.SIGTERM, before)
 
 
+@pytest.mark.slow  # tests/ddlp/faults has a test for each fault
 def test_a_short_run_finds_nothing(chaos: Callable[..., tuple[int, str]]) -> None:
     """A busy computer is slow, so only an epoch of ten minutes counts as hanging."""
     status, told = chaos("--seed", "5", "--minutes", "0.1", "--patience", "600")

@@ -36,12 +36,6 @@ def test_no_file_names_a_registrys_host() -> None:
     assert not found
 
 
-# In parts, so that this file names none.
-@pytest.mark.parametrize("host", ("pypi" ".org", "deb.debian" ".org", "files.python" "hosted.org", "registry.npm" "js.org"))
-def test_what_counts_as_one(host: str) -> None:
-    assert HOSTS.search(f"from https://{host}/x")
-
-
 @pytest.mark.parametrize(
     "listed, debootstrap, given, wanted",
     [

@@ -115,14 +115,6 @@ def test_without_the_paper_s_tables_it_says_where_to_run_it(tmp_path: Path) -> N
     assert "is missing: run paper_tables.py where it lies in ddlp's own directory" in done.stderr
 
 
-@pytest.mark.parametrize("many", [10, 16, 20])
-def test_headings_tell_the_paper_s_processes_and_the_own_ones(many: int) -> None:
-    measured = paper_tables.Measured([{"accelerator": None, "runs": [one("wrr", many, 1.0)]}])
-    both = "16" if many == 16 else f"16 (own: {many})"
-    columns = ["CPU_0", f"CPU_{both}", "CSD", "MTE_0", "WRR_0", f"MTE_{both}", f"WRR_{both}"]
-    assert paper_tables.head(measured)[3:] == columns
-
-
 def rows_of(tmp_path: Path, title: str, runs: list[dict[str, Any]]) -> dict[str, list[list[str]]]:
     """All lines of a table by whose they are, the paper's too."""
     (text,) = (part for part in text_of(tmp_path, runs).split("## ") if part.startswith(f"{title}:"))
@@ -143,19 +135,6 @@ def test_what_the_paper_saves_at_most_is_its_headline(tmp_path: Path, title: str
     of_all = [float(line[4].split()[0]) for line in lines["paper, saved"] if line[4]]
     assert float(mean[4].split()[0]) == pytest.approx(sum(of_all) / len(of_all), abs=0.1)
     assert "own, saved, mean" not in lines  # nothing to compare it with was measured
-
-
-def test_own_lines_have_up_to_and_mean(tmp_path: Path) -> None:
-    vit = {"paper_model": "ViT", "model": "vit_b_16", "batch_size": 512}
-    runs = [one("cpu", 0, 4.0), one("wrr", 0, 3.0), one("cpu", 0, 4.0, **vit), one("wrr", 0, 1.0, **vit)]
-    for title in ("Table VI", "Table VIII", "Table IX"):
-        lines = rows_of(tmp_path, title, runs)
-        single = [line[4] for line in lines["own, saved"]]
-        values = [float(text.split()[0]) for text in single]
-        assert len(values) == 2
-        assert lines["own, saved, up to"][0][4] == f"{max(values):.1f} %"
-        assert float(lines["own, saved, mean"][0][4].split()[0]) == pytest.approx(sum(values) / 2, abs=0.1)
-    assert rows_of(tmp_path, "Table VI", runs)["own, saved"][0][4] == "25.0 %"
 
 
 def test_table_9_has_wall_time_and_processor_seconds(tmp_path: Path) -> None:

@@ -277,6 +277,7 @@ def test_train_ddp(home: Path, printed: str) -> None:
     assert 0 < sum(epoch["batches_csd"] for epoch in one["epochs"]) < 2 * IMAGES / 4
 
 
+@pytest.mark.slow  # the next test sees one rank's
 def test_train_ddp_reports_the_runs_before_a_device_failed(forks: Forks, tmp_path: Path) -> None:
     how = ["--small", "--workers", "1", "--strategy", "cpu", "wrr", "--csd", "tcp://127.0.0.1:1"]  # nothing listens there
     printed = run(forks, tmp_path, [("train_ddp", how, 2)], DDLP_KEYS=str(make_keys(tmp_path / "keys")))

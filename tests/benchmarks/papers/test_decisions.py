@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.papers.decisions import RULES, compare, measure, oracle, play, random_workload, table
+from benchmarks.papers.decisions import RULES, compare, measure, oracle, play, random_workload
 from ddlp.planning.decide import decide, estimate
 
 WORKLOADS = 1000
@@ -48,13 +48,6 @@ def test_no_other_rule_is_as_fast_in_the_mean_or_at_worst(compared):
             assert all(our <= their * 1.001 for our, their in no_stall)
 
 
-def test_the_table_has_a_row_for_each_rule(compared):
-    rows = [row for rows in compared.values() for row in rows]
-    lines = table(rows).splitlines()
-    assert [line.split("|")[1].strip() for line in lines[2:]] == list(RULES)
-    assert lines[2].split("|")[4].strip() == "0"
-
-
 def test_measurements_scatter_by_their_error():
     rng = random.Random(1)
     truth = random_workload(rng)
@@ -71,10 +64,6 @@ def test_a_loader_that_need_not_wait_shows_the_steps_rate():
     measured = measure(truth, rng)
     assert measured.loader_batches_per_s == pytest.approx(1 / measured.step_s)
     assert not decide(measured).offloads
-
-
-def test_the_same_seed_draws_the_same():
-    assert list(compare(random.Random(7), 5)) == list(compare(random.Random(7), 5))
 
 
 def test_the_estimate_is_what_the_simulator_plays():

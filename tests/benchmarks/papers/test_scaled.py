@@ -6,7 +6,6 @@ import statistics
 import pytest
 
 from benchmarks.papers.events import paper_epoch
-from benchmarks.papers.scaled import Line, Result, table
 from benchmarks.papers.table6 import clean_cells
 from ddlp.planning.simulate import Simulation, World
 from ddlp.schedule.ledger import Ledger
@@ -46,10 +45,3 @@ def test_a_short_run(capsys, forked):
     lines = json.loads(capsys.readouterr().out)["lines"]
     assert [(line["cell"], line["processes"]) for line in lines] == [("WRN ImageNet1", 0)]
     assert all(line["seconds"][0] > line["limit_s"] and 0 < line["csd_batches"][0] < 30 for line in lines)
-
-
-def test_the_table_gives_median_and_spread():
-    line = Line("WRN ImageNet1", 0, 2.0, 2.7, 2.7, 2.8, [2.0, 2.25, 2.5], [1.0, 0.889, 0.8], [5, 6, 7])
-    text = table(Result("wrr", 300, 0.03, [line]))
-    assert "0.889 (0.800 .. 1.000)" in text and "1.20x" in text
-    assert "in simulated time" in text

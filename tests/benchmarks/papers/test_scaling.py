@@ -8,16 +8,13 @@ from statistics import fmean
 
 import pytest
 
-from benchmarks.papers.scaling import RULES, WINDOWS, compare, least_engines, table
-from ddlp.planning.controller import Controller, Goal
+from benchmarks.papers.scaling import RULES, compare, least_engines, table
+from ddlp.planning.controller import Controller
 from ddlp.planning.measured import Measured, OffloadPath
-from ddlp.planning.play import play_epoch
-from ddlp.planning.scaling import Scaler
 from ddlp.planning.simulate import Simulation, World
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.rates import Rates
 from ddlp.schedule.strategies import STRATEGIES
-from ddlp.schedule.strategies.auto import Auto
 
 
 @pytest.mark.parametrize("workloads", [12, pytest.param(300, marks=pytest.mark.slow)])
@@ -45,49 +42,6 @@ def test_every_rule_decides_and_the_table_has_a_row_for_each():
     assert [line.split("|")[1].strip() for line in table(rows).splitlines()[2:]] == list(RULES)
     again = list(compare(random.Random(3), 2, first=1, batches=400))
     assert again == rows[len(RULES) :]
-
-
-def controlled(scaler: Scaler | None, truth: Measured, batches: int = 600) -> tuple[Controller, list[int]]:
-    """Play an epoch. Returns the controller, and what it asked the pool for."""
-    rng, wanted = random.Random(1), []
-
-    class Noted(Controller):
-        def __setattr__(self, name, value):
-            asked = (lambda n: (wanted.append(n), value(n))) if name == "want" else value
-            super().__setattr__(name, asked)
-
-    controller = Noted(Rates(), Goal(), truth.host_processors, scaler=scaler)
-    wanted.clear()
-    play_epoch(
-        truth, truth.paths, Auto, batches=2 * batches, about=lambda seconds: seconds * rng.gauss(1.0, 0.05), room=4,
-        scales=controller, starts_s=5.0, stop_after=batches,
-    )  # fmt: skip
-    return controller, wanted
-
-
-def truth_of(engine: float, host: float = 0.4, ratio: float = 0.1) -> Measured:
-    path = OffloadPath("", alone_batches_per_s=engine, host_cpu_s_per_batch=ratio / host, bytes_per_batch=1.0)
-    return Measured(1.0, host, 1 / host, 2.0, paths=tuple(replace(path, source=f"e{number:02}") for number in range(8)))
-
-
-def test_the_controller_asks_the_pool_for_what_the_scaler_wants():
-    truth = truth_of(0.21)
-    controller, wanted = controlled(Scaler(0, 8), truth)
-    assert wanted[0] == 1 and wanted[-1] == controller.engines and abs(wanted[-1] - least_engines(truth)[0]) <= 1
-    assert len(wanted) < WINDOWS
-    assert controller.decision is not None and controller.decision.offloads and not controller.rates.resting
-
-
-def test_engines_that_cost_more_than_they_bring_rest_or_leave():
-    controller, wanted = controlled(Scaler(0, 8), truth_of(0.3, ratio=1.3))
-    assert wanted == [1, 0]
-    controller, wanted = controlled(Scaler(2, 8), truth_of(0.3, ratio=1.3))
-    assert not wanted and controller.rates.resting == {"e00", "e01"}
-
-
-def test_a_pool_without_a_range_is_asked_for_nothing():
-    controller, wanted = controlled(None, truth_of(0.3))
-    assert not wanted and controller.engines == 0
 
 
 def test_an_engine_that_comes_before_the_host_was_measured_alone_rests_until_then():

@@ -180,7 +180,7 @@ class _Web:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}/train/"
-        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))  # seconds until it ends
 
     def __enter__(self) -> _Web:
         self._thread.start()

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import io
-import json
 import os
-import threading
 
 import numpy as np
 import pytest
 from tests.engine_process import EPOCH, SEED, pipeline
 from PIL import Image
 
-from csd_engine.batchfile.reader import Layout, read_batch
 from csd_engine.data.base import open_reader
 from csd_engine.data.concat import ConcatSet
 from csd_engine.data.files import FileSet
@@ -20,14 +17,9 @@ from csd_engine.data.image_files import SampleStream, content, open_sample
 from csd_engine.data.kinds import KINDS, parse_dataset
 from csd_engine.data.manifest import write_manifest
 from csd_engine.data.readahead import ReadAhead
-from csd_engine.data.roots import Roots
-from csd_engine.directory import Directory
 from csd_engine.errors import DatasetError, SampleError
 from csd_engine.prepare import sample as samples
-from csd_engine.prepare.large_image_lock import LargeImageLock
 from csd_engine.prepare.sample import prepare_sample
-from csd_engine.service.channel import LineBuffer, WorkerChannel
-from csd_engine.service.worker import Worker
 from tests.joined_files import JoinedSet
 from tests.open_files import open_files, opened_since
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from csd_engine.kernels.library import Context, Job, Kernel
 from tests.at_once import at_once
-from tests.fuzz.pixels import KINDS, Tally, check, encoded, noise, random_size, sampled, segment, segments
+from tests.fuzz.pixels import KINDS, Tally, check, encoded, noise, random_size, segment, segments
 
 PLAIN, KIND, HEADER, DAMAGED, JOB = 0, 3, 2, 4, 5  # ddlp_refusal of src/ddlp.h
 
@@ -217,13 +217,6 @@ def test_a_context_for_each_thread(kernel):
 
     contexts, wrong = zip(*at_once(work, 4))
     assert len({id(context) for context in contexts}) == 4 and not any(wrong)
-
-
-def test_all_scan_kinds_of_the_generator_are_what_they_say():
-    """The generator makes unusual samplings by rewriting headers: check that Pillow reads them so."""
-    jpeg = sampled(np.random.default_rng(1), 50, 40, ((4, 2), (1, 1), (1, 1)))
-    image = Image.open(io.BytesIO(jpeg))
-    assert [layer[1:3] for layer in image.layer] == [(4, 2), (1, 1), (1, 1)] and image.size == (50, 40)
 
 
 def test_progressive_files_with_scans_missing(context):

@@ -76,14 +76,6 @@ def test_scaled(decode, reduce):
             assert own and np.array_equal(ours, by_pillow(data, box, reduce))
 
 
-def test_every_variant_reads_the_same(decode, variant):
-    rng = np.random.default_rng(3)
-    for number in range(12):
-        data = progressive_jpeg(rng, 90, 70, FACTORS["4:2:0"], interval=number % 4)
-        ours, own = decode(data, (20, 13, 90, 65))
-        assert own and np.array_equal(ours, by_pillow(data, (20, 13, 90, 65)))
-
-
 def test_pillows_own_files_and_runs_of_thousands_of_empty_blocks(decode):
     rng = np.random.default_rng(4)
     pictures = {
@@ -170,9 +162,8 @@ def test_segments_between_scans(decode):
         assert not own and np.array_equal(ours, by_pillow(changed))
 
 
-@pytest.mark.parametrize("interval", [0, 3])
-def test_what_is_cut_off_is_left_to_pillow(decode, interval):
-    data = progressive_jpeg(np.random.default_rng(9), 40, 40, FACTORS["4:2:0"], scans=complete(), interval=interval)
+def test_what_is_cut_off_is_left_to_pillow(decode):
+    data = progressive_jpeg(np.random.default_rng(9), 40, 40, FACTORS["4:2:0"], scans=complete(), interval=3)
     places = {*range(20, len(data), 29), *(at + more for _, at in markers(data) for more in range(6)), len(data) - 1}
     for end in sorted(place for place in places if place < len(data)):
         assert decode(data[:end], (0, 0, 40, 40))[0] is None, end
@@ -183,25 +174,6 @@ def test_a_restart_marker_out_of_turn(decode):
     data = progressive_jpeg(np.random.default_rng(10), 40, 40, FACTORS["4:2:0"], interval=2)
     assert decode(data, (0, 0, 40, 40))[1]
     assert decode(data.replace(b"\xff\xd1", b"\xff\xd2", 1), (0, 0, 40, 40))[0] is None
-
-
-def test_damage_is_noticed_or_does_not_matter(decode):
-    rng = np.random.default_rng(11)
-    files = [progressive_jpeg(rng, 61, 43, FACTORS[kind], interval=interval) for kind in FACTORS for interval in (0, 4)]
-    taken = left = 0
-    for number in range(1500):
-        data = bytearray(files[number % len(files)])
-        start = markers(data)[2][1]
-        for _ in range(int(rng.integers(1, 3))):
-            data[int(rng.integers(start, len(data) - 2))] = rng.choice([0, 255, 0xDA, 0xC4, int(rng.integers(256))])
-        box = random_box(rng, 61, 43)
-        ours, own = decode(bytes(data), box)
-        if ours is None:
-            left += 1
-            continue
-        taken += own
-        assert np.array_equal(ours, by_pillow(bytes(data), box)), number  # Pillow must not raise either
-    assert taken > 100 and left > 100
 
 
 def test_a_huffman_code_of_all_ones_is_left_to_pillow_which_refuses_it(decode):

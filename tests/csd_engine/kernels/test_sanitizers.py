@@ -101,7 +101,7 @@ def for_board(tmp_path_factory):
 
 
 @pytest.mark.parametrize("board", BOARDS, ids=NAMES, indirect=True)
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 def test_boards_compute_the_same(board, here, for_board):
     compiler, emulator, cpu, variants = board
     found = run(for_board(compiler, HASHES, PARTS), ROUNDS, emulator=[emulator, "-cpu", cpu])
@@ -110,6 +110,7 @@ def test_boards_compute_the_same(board, here, for_board):
 
 
 @pytest.mark.parametrize("board", BOARDS[1:], ids=NAMES[1:], indirect=True)
+@pytest.mark.some(1)
 def test_boards_read_scans_alike(board, read_here, files, for_board):
     compiler, emulator, cpu, variants = board
     found = run(for_board(compiler, COEFFICIENTS, SCANS), *files, emulator=[emulator, "-cpu", cpu])

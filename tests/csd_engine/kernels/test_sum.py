@@ -15,8 +15,8 @@ def horner(acc, data, blocks):
     return acc
 
 
-@pytest.mark.parametrize("blocks", [0, 1, 3, 4, 5, 9])
-@pytest.mark.parametrize("offset", [0, 1, 6])
+@pytest.mark.parametrize("blocks", [0, 1, 5, 9])
+@pytest.mark.parametrize("offset", [0, 6])
 def test_blocks_are_added_as_numpy_adds_them(kernel, variant, blocks, offset):
     random = np.random.RandomState(blocks)
     data = random.randint(0, 256, 9 * BLOCK_BYTES + 8).astype(np.uint8)[offset:]
@@ -37,19 +37,16 @@ def test_any_bytes_will_do(kernel):
     assert sums == [horner(np.zeros(BLOCK_BYTES // 4, dtype=np.uint32), np.frombuffer(content, np.uint8), 2).tobytes()] * 3
 
 
-@pytest.mark.parametrize("size", [0, 1, 4, 9, 16383, 16384, 16385, 7 * 16384 + 11, 150528])
+@pytest.mark.parametrize("size", [0, 9, 16384, 16385, 150528])
 def test_an_images_checksum_is_that_without_a_kernel(kernel, variant, size):
     memory = np.random.RandomState(size).randint(0, 256, (2, size + 3)).astype(np.uint8)
     images = [memory[0, 3:], memory[1, 1 : size + 1]]
     assert kernel.image_sums(images).tolist() == [_checksum(image) for image in images]
 
 
-def test_no_images_have_no_checksum(kernel):
-    assert kernel.image_sums([]).tolist() == []
-
-
 @pytest.mark.parametrize("image", [np.zeros(8, np.int8), np.zeros(8, np.uint8)[::2]])
 def test_an_image_with_gaps_or_of_another_type_is_refused(kernel, image):
+    assert kernel.image_sums([]).tolist() == []
     with pytest.raises(ValueError, match="contiguous uint8"):
         kernel.image_sums([image])
 
@@ -64,7 +61,7 @@ def test_what_does_not_fit_is_an_error(kernel, acc, size, blocks):
         kernel.add_blocks(acc, bytes(size), blocks)
 
 
-@pytest.mark.parametrize("blocks", [1, 4, 15, 16, 17, 37, 53])
+@pytest.mark.parametrize("blocks", [1, 16, 53])
 @pytest.mark.parametrize("offset", [0, 5])
 def test_a_file_is_read_and_added_piece_by_piece(kernel, variant, tmp_path, blocks, offset):
     random = np.random.RandomState(blocks)

@@ -36,9 +36,7 @@ def engine(module_start, jpegs):
     return module_start("--root", str(jpegs[0]))
 
 
-@pytest.mark.parametrize("listen", [None, "tcp://127.0.0.1:*"])
-def test_a_job_goes_round(listen, start, recipe):
-    engine = start("--root", str(recipe.root), listen=listen)
+def test_a_job_goes_round(engine, recipe):
     link = engine.link()
     assert link.open().workers == 1
     events = SimpleQueue()
@@ -366,8 +364,8 @@ def tag(order, name, event):
         order.put((name, event))
 
 
-def test_leases_that_cannot_be_fail(start, recipe):
-    _, link, events, job = recipe.at_work(start)
+def test_leases_that_cannot_be_fail(engine, recipe):
+    _, link, events, job = recipe.at_work(lambda *_: engine)
     items = recipe.items(0)
     job.lease(1, recipe.identity(items), SEED, EPOCH, [])
     assert "no items" in wait_for(events, LeaseFailed).reason
@@ -376,9 +374,9 @@ def test_leases_that_cannot_be_fail(start, recipe):
     link.close()
 
 
-def test_a_short_and_a_long_batch(start, recipe):
+def test_a_short_and_a_long_batch(engine, recipe):
     """An epoch's last batch is shorter; a user's batch sampler may give any size."""
-    _, link, events, job = recipe.at_work(start)
+    _, link, events, job = recipe.at_work(lambda *_: engine)
     for number, size in ((1, 3), (2, 20)):
         items = [(step, 0) for step in range(size)]
         job.lease(number, recipe.identity(items), SEED, EPOCH, items)
@@ -386,8 +384,7 @@ def test_a_short_and_a_long_batch(start, recipe):
     link.close()
 
 
-def test_one_engine_a_spool(start, recipe, home):
-    engine = start("--root", str(recipe.root))
+def test_one_engine_a_spool(engine, recipe, home):
     second = subprocess.run(
         [sys.executable, "-m", "csd_engine", "--listen", f"ipc://{home}/t", "--spool", str(engine.spool)]
         + ["--keys", str(engine.keys), "--root", str(recipe.root)],

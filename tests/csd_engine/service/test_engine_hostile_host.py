@@ -6,7 +6,6 @@ Fairness is measured in samples over a fixed number of them: a slow computer mak
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import itertools
 import os
 import resource
@@ -22,7 +21,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from csd_engine.batchfile.reader import Layout
 from csd_engine.data.arrays import ArraySet, array_path
 from csd_engine.data.concat import ConcatSet
 from csd_engine.data.files import FileSet
@@ -30,7 +28,6 @@ from csd_engine.errors import EngineRefused
 from csd_engine.protocol import codec as say
 from csd_engine.protocol.fields import MAX_ITEMS
 from csd_engine.protocol.keys import load_pair, load_public, make_keys
-from csd_engine.service.uploads import read_part
 from ddlp.sources.engine.events import LeaseFailed, LeasePublished
 from ddlp.sources.engine.link import EngineLink
 from tests.engine_memory import Peak
@@ -173,34 +170,6 @@ def reopen(contest: Contest) -> None:
 def test_work_that_comes_to_nothing_is_paid_for(attack, start, slow_recipe, tmp_path):
     share = Contest(start, slow_recipe, tmp_path).share(attack, 120)
     assert share >= LEAST, share
-
-
-def bad_arrays(contest: Contest) -> None:
-    """Send arrays with headers on which numpy's parser fails, and lease their samples."""
-    events: SimpleQueue = SimpleQueue()
-    for number, text in enumerate((b"{'descr': (((", b"{" * 9000, b"(" * 3000, b"{'descr': 1, 'fortran_order': []}")):
-        content = b"\x93NUMPY\x01\0" + len(text).to_bytes(2, "little") + text + bytes([number])
-        path = contest.engine.home / "array"
-        path.write_bytes(content)
-        name = hashlib.blake2b(content, digest_size=16).hexdigest()
-        dataset = ArraySet(array_path(contest.engine.spool / "arrays", name), name, (4, 40, 40, 3))
-
-        def part(_: str, offset: int, path: Path = path):
-            return read_part(path, offset)
-
-        job = contest.hostile.open_job(
-            contest.recipe.pipeline, dataset, Layout(4, 32, 32, 3), None, events.put, array_part=part
-        )
-        assert "cannot be used" in job.probe(SEED, EPOCH, [(0, 0)])[0].error
-        for lease in range(3):
-            job.lease(lease, "0" * 32, SEED, EPOCH, [(0, 0)])
-            failed = wait_for(events, (LeaseFailed, LeasePublished))
-            assert isinstance(failed, LeaseFailed) and "cannot be used" in failed.reason
-            contest.hostile_samples += 1
-
-
-def test_a_bad_array_fails_its_samples_alone(start, recipe, tmp_path):
-    assert Contest(start, recipe, tmp_path).share(bad_arrays, 80) >= LEAST
 
 
 def large_png(path: Path, megapixels: int) -> None:

@@ -104,8 +104,7 @@ def test_a_relay_without_an_engine_is_one_that_does_not_answer(home):
         relay.shutdown(socket.SHUT_RDWR)
 
 
-def test_a_host_that_is_not_listed_is_refused_until_it_is(start, recipe, tmp_path):
-    engine = start("--root", str(recipe.root))
+def test_a_host_that_is_not_listed_is_refused_until_it_is(engine, tmp_path):
     stranger = make_keys(tmp_path / "stranger")
     pair = load_pair(stranger / "host.key_secret")
     server = load_public(engine.keys / "server.key")
@@ -124,8 +123,7 @@ def test_nobody_there(home):
             EngineLink(address, pair.public, pair.public, pair.secret, connect_timeout_s=0.3).open()
 
 
-def test_another_protocol_version_is_told_on_both_sides(start, recipe, monkeypatch):
-    engine = start("--root", str(recipe.root))
+def test_another_protocol_version_is_told_on_both_sides(engine, monkeypatch):
     monkeypatch.setattr(protocol, "PROTOCOL", 99)
     with pytest.raises(EngineRefused, match=r"protocol 4 .*protocol 99"):
         engine.link().open()
