@@ -62,7 +62,7 @@ def test_no_compiler_then_zig(
     assert "neon, cross-compiled with zig" in ddlp("deploy", "--name", "csd0")
     check("neon")
     assert "Nothing had to be changed." in ddlp("deploy", "--name", "csd0")
-    assert "differ" in ddlp("parity", "csd0")  # exit status 0: no operator differs. test_doctor.py's table has all of them
+    assert "differ" in ddlp("parity", "csd0")  # exit status 0: no operator differs
     assert "none, as you chose" in ddlp("deploy", "--name", "csd0", "--kernel", "none")
     check("none")
     ddlp("deploy", "--name", "csd0", "--uninstall")

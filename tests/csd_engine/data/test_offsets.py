@@ -16,7 +16,6 @@ from csd_engine.data.files import FileSet
 from csd_engine.data.image_files import SampleStream, content, open_sample
 from csd_engine.data.kinds import KINDS, parse_dataset
 from csd_engine.data.manifest import write_manifest
-from csd_engine.data.readahead import ReadAhead
 from csd_engine.errors import DatasetError, SampleError
 from csd_engine.prepare import sample as samples
 from csd_engine.prepare.sample import prepare_sample
@@ -101,18 +100,6 @@ def test_a_part_gives_the_pixels_of_a_file(scene, monkeypatch, way):
     elif way == "too large to be read whole":
         monkeypatch.setattr(samples, "MAX_FILE_BYTES", 10)
     assert np.array_equal(scene.expected(scene.joined, items), expected)
-
-
-def test_parts_are_opened_ahead_and_go_with_other_kinds(scene):
-    before, order = open_files(), [7, 3, 3, 0, 23]
-    with ReadAhead(scene.reader(scene.joined), order) as ahead:
-        assert [content(ahead.open(index)) for index in order[:3]] == [scene.contents[index] for index in order[:3]]
-    assert opened_since(before) == []
-    both = scene.reader(ConcatSet((scene.files, scene.joined)))
-    n = len(scene.names)
-    assert both.paths([1, n]) is None and both.paths([1]) is not None
-    assert content(both.open(n + 4)) == scene.contents[4] and both.where(n + 4).endswith("joined, sample 4")
-    both.close()
 
 
 def test_a_kind_in_the_table_is_parsed(scene):

@@ -115,18 +115,6 @@ def test_parts_are_those_of_files(scene, monkeypatch, most):
     assert opened_since(before) == []
 
 
-def test_where_files_and_parts_lie_together(scene):
-    n, both = len(scene.names), scene.reader(ConcatSet((scene.whole, scene.parts)))
-    places = both.places([2, n + 2, 4])
-    assert places.parts.sizes.tolist() == [-1, len(scene.contents[2]), -1]
-    assert places.parts.descriptors[0] == places.parts.descriptors[2] == -1 != places.parts.descriptors[1]
-    for path, offset, size, k in zip(places.paths, places.parts.offsets, places.parts.sizes, (2, 2, 4)):
-        with open(path, "rb") as stream:
-            stream.seek(offset)
-            assert stream.read(size) == scene.contents[k]
-    both.close()
-
-
 @pytest.mark.parametrize("most", [64, 0])
 @pytest.mark.parametrize("row", [(0, 5, 1 << 40), (0, 1 << 40, 5), (0, -5, 9), (0, 5, -9), (1, (1 << 63) - 1, 1)])
 def test_a_part_that_is_not_in_its_file(scene, monkeypatch, row, most):

@@ -10,7 +10,6 @@ from csd_engine import kernels
 from csd_engine.data.arrays import ArraySet
 from csd_engine.data.base import Reader, open_reader
 from csd_engine.data.concat import ConcatSet
-from csd_engine.errors import SampleError
 from csd_engine.kernels.pixels import Pixels, PixelSamples
 from csd_engine.keyed import Keyed
 from csd_engine.prepare import sample as samples
@@ -91,9 +90,9 @@ def request_of(indices, occurrences=None):
     return BatchRequest(sources, np.zeros_like(sources) if occurrences is None else np.array(occurrences), SEED, EPOCH)
 
 
-def together(reader, pipe, kernel, items, table=None, channels_last=True):
+def together(reader, pipe, kernel, items):
     """Samples, boxes, and the number of calls."""
-    memory, request = Memory(len(items), SHAPES[pipe.mode], pipe.boxes, table, channels_last), request_of(*zip(*items))
+    memory, request = Memory(len(items), SHAPES[pipe.mode], pipe.boxes), request_of(*zip(*items))
     made_by = pixel_calls(reader, file_plan(pipe, kernel), request)
     assert made_by is not None
     at = calls = 0
@@ -130,31 +129,12 @@ def test_grey_images_among_coloured_ones(kernel):
                           by_pillow(reader, pipeline(TRAIN, "L"), items_of(reader))[0])  # fmt: skip
 
 
-@pytest.mark.parametrize("channels_last", [True, False])
-@pytest.mark.parametrize("dtype", [None, np.uint16, np.uint32])
-def test_they_come_in_the_batchs_type(kernel, dtype, channels_last):
-    """Also those that the kernel refuses: the smallest images need borders for the crop."""
-    reader, pipe = OfRows(images((9, 12), 3), images((75, 50), 3)), pipeline(({"op": "CenterCrop", "size": [32, 24]},))
-    table = None if dtype is None else np.random.default_rng(0).integers(0, 60000, (3, 256)).astype(dtype)
-    wanted, _ = by_pillow(reader, pipe, items_of(reader))
-    if table is not None:
-        wanted = np.stack([table[channel][wanted[..., channel]] for channel in range(3)], axis=-1)
-    found, _, _ = together(reader, pipe, kernel, items_of(reader), table, channels_last)
-    assert np.array_equal(found, wanted if channels_last else wanted.transpose(0, 3, 1, 2))
-
-
 def test_many_are_made_by_one_call_without_pillow(kernel, monkeypatch):
     reader, pipe = OfRows(images((75, 50), 3), images((40, 33), 3)), pipeline(PIPELINES["masks"])
     monkeypatch.setattr(started_batch, "prepare_sample", None)
     assert together(reader, pipe, kernel, items_of(reader))[2] == 1
     monkeypatch.setattr(started_batch, "ENOUGH_S", 1e-9)  # time for one sample only
     assert together(reader, pipe, kernel, items_of(reader))[2] == len(items_of(reader))
-
-
-def test_what_does_not_fit_is_told_as_ever(kernel):
-    crop = {"op": "RandomCrop", "size": [32, 24], "padding": None, "pad_if_needed": False, "fill": [0], "padding_mode": "edge"}
-    with pytest.raises(SampleError, match="row 4.*larger than input image size .*RandomCrop"):
-        together(OfRows(images((75, 50), 3), images((9, 12), 3)), pipeline([crop]), kernel, [(0, 0), (4, 0)])
 
 
 def array_set(path, rows):

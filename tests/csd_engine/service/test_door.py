@@ -35,20 +35,6 @@ def opening(recipe: Recipe) -> tuple[object, ...]:
     return recipe.pipeline.to_data(), recipe.dataset.to_data(), recipe.layout.to_data(), [recipe.manifest.read_bytes()]
 
 
-def test_silent_connections_end_no_engine_and_new_hosts_come_in(recipe: Recipe, start: Callable[..., EngineProcess]) -> None:
-    engine = start("--root", str(recipe.root), listen=TCP, within=few(600))
-    pair = list_client(engine.keys, "second")
-    with HostileClient(engine.address, engine.keys) as first, contextlib.ExitStack() as held:
-        for _ in range(3):
-            held.enter_context(silent_connections(engine.address, 400))
-            first.ping()
-        with HostileClient(engine.address, engine.keys, pair) as second:
-            second.ping()
-            assert isinstance(second.open_job("j", *opening(recipe)), say.JobOpen)
-        first.ping()
-    assert engine.process.poll() is None
-
-
 def test_the_last_descriptor_ends_no_engine(recipe: Recipe, start: Callable[..., EngineProcess]) -> None:
     engine = start("--root", str(recipe.root), listen=TCP, within=few(LIMIT))
     with contextlib.ExitStack() as held:

@@ -115,37 +115,6 @@ def cancel_at_work(contest: Contest) -> None:
         time.sleep(0.001)
 
 
-def fail_late(contest: Contest) -> None:
-    """Lease batches whose last sample does not exist."""
-    events: SimpleQueue = SimpleQueue()
-    recipe = contest.recipe
-    bad = Recipe(recipe.root, [*NAMES[:3], "missing.jpg"], recipe.manifest.with_name("bad"), batch=4)
-    job = bad.open(contest.hostile, events)
-    numbers = itertools.count()
-    for _ in range(20):
-        bad.lease(job, next(numbers))
-    while not contest.stop:
-        assert isinstance(wait_for(events, (LeaseFailed, LeasePublished), 40), LeaseFailed)
-        contest.hostile_samples += 3
-        bad.lease(job, next(numbers))
-
-
-def probe_without_end(contest: Contest) -> None:
-    """Ask for probes, two at a time."""
-    jobs = [contest.recipe.open(contest.hostile, SimpleQueue()) for _ in range(2)]
-
-    def ask(job) -> None:
-        while not contest.stop:
-            job.probe(SEED, EPOCH, [(k % 4, 0) for k in range(8)], 60)
-            contest.hostile_samples += 8
-
-    asking = [threading.Thread(target=ask, args=(job,)) for job in jobs]
-    for one in asking:
-        one.start()
-    for one in asking:
-        one.join()
-
-
 def reopen(contest: Contest) -> None:
     """Open jobs whose pipelines are slow to check and to draw, lease a sample of each, and close them at once."""
     recipe, inner = contest.recipe, []
@@ -165,9 +134,9 @@ def reopen(contest: Contest) -> None:
         job.close(30)
 
 
-@pytest.mark.parametrize("attack", [cancel_at_work, fail_late, probe_without_end, reopen])
-@pytest.mark.some(2)
+@pytest.mark.parametrize("attack", [cancel_at_work, reopen])
 def test_work_that_comes_to_nothing_is_paid_for(attack, start, slow_recipe, tmp_path):
+    """test_jobs.py has failures and probes."""
     share = Contest(start, slow_recipe, tmp_path).share(attack, 120)
     assert share >= LEAST, share
 

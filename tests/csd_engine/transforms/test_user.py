@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from csd_engine.errors import OperatorFailed, OperatorFileError, PipelineError
+from csd_engine.errors import OperatorFailed, PipelineError
 from csd_engine.keyed import Keyed
 from csd_engine.prepare.operator_file import OperatorFile
 from csd_engine.transforms.pipeline import Pipeline
@@ -95,15 +95,6 @@ def test_hostile_data_are_refused_before_anything_is_looked_up(op, match):
 
     with pytest.raises(PipelineError, match=match):
         pipeline(op, calls=never)
-
-
-def test_functions_that_are_not_there_are_refused():
-    with pytest.raises(OperatorFileError, match="no function 'nothing'"):
-        pipeline(user("nothing"))
-    with pytest.raises(OperatorFileError, match="no function 'np'"):
-        pipeline(user("np"))
-    with pytest.raises(OperatorFileError, match=r"given were \['stale'\]"):
-        pipeline(user("noise", stale=1))
 
 
 def test_without_its_file_it_can_be_looked_at_but_not_run():
