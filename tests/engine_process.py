@@ -158,8 +158,9 @@ class EngineProcess:
         assert line, (home / "log").read_text()
         self.address = json.loads(line)["ready"]
 
-    def link(self, **options: Any) -> EngineLink:
-        pair = load_pair(self.keys / "host.key_secret")
+    def link(self, secret: Path | None = None, **options: Any) -> EngineLink:
+        """A link of the host, or of the one whose secret key this is."""
+        pair = load_pair(secret or self.keys / "host.key_secret")
         return EngineLink(self.address, load_public(self.keys / "server.key"), pair.public, pair.secret, **options)
 
     def children(self) -> list[int]:
@@ -181,6 +182,16 @@ class EngineProcess:
     @property
     def log(self) -> str:
         return (self.home / "log").read_text()
+
+
+def refused_start(home: Path, root: Path, *arguments: str, spool: Path | None = None) -> str:
+    """Start an engine that must end at once, and return what it says: a line, and no traceback."""
+    keys = home / "keys" if (home / "keys").exists() else make_keys(home / "keys")
+    command = [sys.executable, "-m", "csd_engine", "--listen", f"ipc://{home}/refused", "--spool", str(spool or home / "spool")]
+    command += ["--keys", str(keys), "--root", str(root), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (2, "") and len(done.stderr.splitlines()) == 1, done.stderr
+    return done.stderr
 
 
 def children(pid: int) -> list[int]:

@@ -36,14 +36,6 @@ FAULTS = {  # what a row's numbers would be with this change, and a row that mus
         lambda patch: patch(warps, "sine_cosine", lambda x: (math.nextafter(math.sin(x), 9), math.cos(x))),
         "RandomAffine bilinear",
     ),
-    "numbers in double precision": (
-        lambda patch: patch(torchvision_rows.Keyed, "single", torchvision_rows.Keyed.uniform), "RandomAffine bilinear",
-    ),
-    "v1's order of operations for v2": (
-        lambda patch: patch(
-            warps, "inverse_affine", lambda *numbers, ours=warps.inverse_affine: ours(*numbers[:-1], False)
-        ), "RandomAffine bilinear",
-    ),
     "another pixel": (
         lambda patch: patch(torchvision_rows, "run_cases", changed(torchvision_rows.run_cases)), "Pad edge",
     ),

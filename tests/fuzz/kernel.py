@@ -32,8 +32,8 @@ from PIL import Image, _imaging
 
 from csd_engine import kernels
 from csd_engine.kernels.build import SOURCES, c_files
-from csd_engine.kernels.library import Context, Job, Kernel
-from tests.fuzz.pixels import KINDS, decoded, random_size
+from csd_engine.kernels.library import Context, Kernel
+from tests.fuzz.pixels import KINDS, decoded, random_size, region
 
 _DRIVER = Path(__file__).with_suffix(".c")
 FLAGS = ("-std=gnu11", "-O1", "-g", "-ffp-contract=off", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
@@ -280,10 +280,8 @@ def difference(context: Context, rng: random.Random, jpeg: bytes) -> str | None:
     width, height = (max(1, -(-side // reduce)) for side in size)
     left, top = (0, 0) if rng.random() < 0.3 else (rng.randrange(width), rng.randrange(height))
     across, down = rng.randint(1, width - left), rng.randint(1, height - top)
-    job = Job(left=left, top=top, width=across, height=down, full_width=across, full_height=down, out_width=across,
-              out_height=down, reduce=reduce, channels=3)  # fmt: skip
     out = np.empty((down, across, 3), dtype=np.uint8)
-    if not context.sample(job, out):
+    if not context.sample(region(left, top, across, down, reduce), out):
         return None
     where = f"{across}x{down} at ({left}, {top}) of {width}x{height}, reduced by {reduce}"
     try:

@@ -212,6 +212,12 @@ def decoded(jpeg: bytes, reduce: int) -> Image.Image | None:
     return image.convert("RGB")
 
 
+def region(left: int, top: int, width: int, height: int, reduce: int = 1, channels: int = 3) -> Job:
+    """Return a job for a part of an image, at its size."""
+    return Job(left=left, top=top, width=width, height=height, full_width=width, full_height=height, out_width=width,
+               out_height=height, reduce=reduce, channels=channels)  # fmt: skip
+
+
 def check(context: Context, jpeg: bytes, rng: random.Random, jobs: int, tally: Tally) -> None:
     """Compare `jobs` random jobs on one file."""
     reduce = rng.choice((1, 1, 1, 2, 4, 8))

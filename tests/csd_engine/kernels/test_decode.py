@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from csd_engine.kernels.library import Context, Job, Kernel
+from csd_engine.kernels.library import Context, Kernel
 from tests.at_once import at_once
-from tests.fuzz.pixels import KINDS, Tally, check, encoded, noise, random_size, segment, segments
+from tests.fuzz.pixels import KINDS, Tally, check, encoded, noise, random_size, region, segment, segments
 
 PLAIN, KIND, HEADER, DAMAGED, JOB = 0, 3, 2, 4, 5  # ddlp_refusal of src/ddlp.h
 
@@ -29,11 +29,6 @@ def whole(context: Context, jpeg: bytes):
     width, height = size
     out = np.empty((height, width, 3), dtype=np.uint8)
     return out if context.sample(region(0, 0, width, height), out) else None
-
-
-def region(left, top, width, height, channels=3):
-    return Job(left=left, top=top, width=width, height=height, full_width=width, full_height=height, out_width=width,
-               out_height=height, reduce=1, channels=channels)  # fmt: skip
 
 
 def by_pillow(jpeg: bytes):

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from csd_engine.kernels import kernel
-from csd_engine.kernels.library import Job
+from tests.fuzz.pixels import region
 
 pytestmark = pytest.mark.usefixtures("need_kernel")
 
@@ -26,15 +26,13 @@ def encode(noise=12.0, mode="RGB", **options):
     return stream.getvalue()
 
 
-def region(data, box):
+def decoded(data, box):
     """(the kernel's pixels, or None if it leaves the file to Pillow; Pillow's pixels)."""
     context = kernel().context()
     left, top, right, bottom = box
     size = (bottom - top, right - left)
-    job = Job(left=left, top=top, width=size[1], height=size[0], full_width=size[1], full_height=size[0], filter=0,
-              out_width=size[1], out_height=size[0], reduce=1, channels=3)  # fmt: skip
     out = np.zeros((*size, 3), np.uint8)
-    done = context.take(data) is not None and context.sample(job, out)
+    done = context.take(data) is not None and context.sample(region(left, top, size[1], size[0]), out)
     try:
         theirs = np.asarray(Image.open(io.BytesIO(data)).convert("RGB").crop(box))
     except (OSError, SyntaxError, ValueError):
@@ -63,21 +61,21 @@ KINDS = {
 def test_the_same_pixels(kind):
     data = encode(**KINDS[kind])
     for box in BOXES:
-        ours, theirs = region(data, box)
+        ours, theirs = decoded(data, box)
         assert kernel().context().own_entropy
         assert (ours == theirs).all()
 
 
 def test_a_restart_marker_out_of_turn():
     data = encode(restart_marker_blocks=3)
-    assert region(data.replace(b"\xff\xd1", b"\xff\xd2", 1), BOXES[0])[0] is None
+    assert decoded(data.replace(b"\xff\xd1", b"\xff\xd2", 1), BOXES[0])[0] is None
 
 
 def test_a_symbol_that_baseline_does_not_have():
     data = bytearray(encode())
     tables = data.index(b"\xff\xc4")
     data[tables + 5 + 16] = 13  # a DC difference of 13 bits, in the table's first place
-    ours, theirs = region(bytes(data), BOXES[0])
+    ours, theirs = decoded(bytes(data), BOXES[0])
     assert not kernel().context().own_entropy
     assert ours is None or (ours == theirs).all()
 
@@ -90,5 +88,5 @@ def test_tables_that_come_again_are_stepped_over_otherwise():
         for data in [data for data in files for _ in range(4)]:
             left, top = int(rng.integers(SIZE[0] - 1)), int(rng.integers(SIZE[1] - 1))
             box = (left, top, int(rng.integers(left + 1, SIZE[0])), int(rng.integers(top + 1, SIZE[1])))
-            ours, theirs = region(data, box)
+            ours, theirs = decoded(data, box)
             assert kernel().context().own_entropy and (ours == theirs).all()

@@ -14,8 +14,9 @@ import pytest
 from PIL import Image, _imaging
 
 from csd_engine.kernels.build import KernelError, build_kernel, main
-from csd_engine.kernels.library import Job, Kernel
+from csd_engine.kernels.library import Kernel
 from csd_engine.kernels.selfcheck import first_difference, jpegs
+from tests.fuzz.pixels import region
 from tests.needs import c_compiler, lacks, need, need_zig
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -101,10 +102,8 @@ def test_the_self_check_decodes_every_common_kind(kernel):
         restarts = sum(data.count(bytes([0xFF, 0xD0 + k])) for k in range(8))
         samplings.append(([layer[1:3] for layer in image.layer], restarts, image.info.get("progressive", 0)))
         width, height = image.size
-        job = Job(width=width, height=height, full_width=width, full_height=height, out_width=width, out_height=height,
-                  reduce=1, channels=3)  # fmt: skip
         out = np.empty((height, width, 3), np.uint8)
-        assert context.take(data) and context.sample(job, out) and context.own_entropy, name
+        assert context.take(data) and context.sample(region(0, 0, width, height), out) and context.own_entropy, name
         assert np.array_equal(out, np.asarray(image.convert("RGB"))), name
     rest = [(1, 1), (1, 1)]
     assert samplings == [

@@ -7,8 +7,7 @@ import pytest
 from PIL import Image
 
 from csd_engine import kernels
-from csd_engine.kernels.library import Job
-from tests.fuzz.pixels import encoded, noise
+from tests.fuzz.pixels import encoded, noise, region
 from tests.progressive_jpeg import Scan, progressive_jpeg, segment
 
 FACTORS = {
@@ -33,9 +32,7 @@ def decode(kernel):
         context = kernel.context()
         left, top, right, bottom = box
         out = np.zeros((bottom - top, right - left, 3), np.uint8)
-        height, width = out.shape[:2]
-        job = Job(left=left, top=top, width=width, height=height, full_width=width, full_height=height, out_width=width,
-                  out_height=height, reduce=reduce, channels=3)  # fmt: skip
+        job = region(left, top, right - left, bottom - top, reduce)
         done = context.take(data) is not None and context.sample(job, out)
         return (out if done else None), context.own_entropy
 
@@ -211,7 +208,7 @@ def test_a_file_of_very_many_scans_is_left_to_pillow(need_kernel):
     content = whole.getvalue()
     last = content.rindex(b"\xff\xda")
     context, out = kernels.kernel().context(), np.empty((16, 16, 3), np.uint8)
-    job = Job(width=16, height=16, full_width=16, full_height=16, out_width=16, out_height=16, reduce=1, channels=3)
+    job = region(0, 0, 16, 16)
     assert context.take(content) == (16, 16) and context.sample(job, out)
     assert context.take(content[:-2] + content[last:-2] * 100 + content[-2:]) == (16, 16)
     assert not context.sample(job, out) and context.refusal == 3

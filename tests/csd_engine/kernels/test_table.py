@@ -46,8 +46,8 @@ def test_each_value_becomes_its_entry(kernel, variant, dtype, channels_last):
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])
 @pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("offset", [0, 1, 15])
-@pytest.mark.parametrize("shape", [(3, 224, 224, 3), (2, 301, 299, 3), (1, 513, 517, 1)])
+@pytest.mark.parametrize("offset", [0, 15])
+@pytest.mark.parametrize("shape", [(2, 301, 299, 3), (1, 513, 517, 1)])
 def test_results_beyond_the_caches(kernel, dtype, channels_last, offset, shape):
     pixels = np.random.RandomState(1).randint(0, 256, shape).astype(np.uint8)
     table = table_of(shape[3], dtype)

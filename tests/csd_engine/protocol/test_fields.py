@@ -72,16 +72,3 @@ def test_a_lease_has_so_many_samples_at_most():
     assert fields.items([[0, BIG]] * fields.MAX_ITEMS) == ((0, BIG),) * (1 << 17)
     with pytest.raises(ValueError, match="a list of at most 131072"):
         fields.items([[0, 0]] * (fields.MAX_ITEMS + 1))
-
-
-@pytest.mark.parametrize("value", [[], [[1, 2]], [[1, 2]] * 3, [(0, BIG), [0, 0]]])
-def test_honest_pairs_are_not_checked_one_by_one(value, monkeypatch):
-    """A board's slow CPU checks the pair of each sample."""
-    single = []
-
-    def watched(*checks):
-        return lambda value: single.append(value) or value
-
-    monkeypatch.setattr(fields, "tuple_of", watched)
-    fields.pairs(3)(value)
-    assert not single

@@ -23,11 +23,10 @@ from csd_engine.data.arrays import ArraySet
 from csd_engine.data.files import FileSet
 from csd_engine.errors import EngineRefused, MissingBatch
 from csd_engine.prepare.sample import sample_digest
-from csd_engine.protocol.keys import load_pair, load_public, make_keys, make_pair
 from ddlp.sources.engine import fetch as fetching
 from ddlp.sources.engine.events import EngineNote, LeaseFailed, LeaseProgress, LeasePublished
-from ddlp.sources.engine.link import EngineLink
-from tests.engine_process import EPOCH, SEED, Recipe, alive, batch_files, until, wait_for
+from tests.engine_process import EPOCH, SEED, Recipe, alive, batch_files, refused_start, until, wait_for
+from tests.hostile_client import list_client
 
 
 @pytest.fixture(scope="module")
@@ -131,14 +130,10 @@ def test_each_host_reads_the_roots_that_it_was_deployed_with(start, recipe, tmp_
         shutil.copy(files[0], path)
     engine = start("--root", f"/data={recipe.root}", "--root", f"/data={other}", "--root", f"/mine={recipe.root}")
     clients, pairs = engine.keys / "clients", {"host": engine.keys / "host.key_secret"}
-    for name in ("second", "third"):
-        make_pair(tmp_path / name, name)
-        shutil.copy(tmp_path / name / f"{name}.key", clients)
-        pairs[name] = tmp_path / name / f"{name}.key_secret"
+    pairs |= {name: list_client(engine.keys, name) for name in ("second", "third")}
     (clients / "host.roots").write_text(json.dumps([["/data", str(recipe.root)], ["/mine", str(recipe.root)]]))
     (clients / "second.roots").write_text(json.dumps([["/data", str(other)]]))
-    server, found = load_public(engine.keys / "server.key"), {}
-    links = {name: EngineLink(engine.address, server, *load_pair(pair)) for name, pair in pairs.items()}
+    links, found = {name: engine.link(secret) for name, secret in pairs.items()}, {}
     there = dataclasses.replace(recipe.dataset, root="/data")
     for name in ("host", "second"):
         job = links[name].open_job(recipe.pipeline, there, recipe.layout, lambda _: recipe.manifest, print)
@@ -385,25 +380,12 @@ def test_a_short_and_a_long_batch(engine, recipe):
 
 
 def test_one_engine_a_spool(engine, recipe, home):
-    second = subprocess.run(
-        [sys.executable, "-m", "csd_engine", "--listen", f"ipc://{home}/t", "--spool", str(engine.spool)]
-        + ["--keys", str(engine.keys), "--root", str(recipe.root)],
-        capture_output=True,
-        text=True,
-    )
-    assert second.returncode == 2 and "another engine uses it" in second.stderr
+    assert "another engine uses it" in refused_start(home, recipe.root, spool=engine.spool)
 
 
 def test_a_spool_that_cannot_be_written(home, recipe):
     (home / "file").touch()
-    make_keys(home / "keys")
-    done = subprocess.run(
-        [sys.executable, "-m", "csd_engine", "--listen", f"ipc://{home}/s", "--spool", str(home / "file" / "x")]
-        + ["--keys", str(home / "keys"), "--root", str(recipe.root)],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 2 and "cannot be used" in done.stderr and "Traceback" not in done.stderr
+    assert "cannot be used" in refused_start(home, recipe.root, spool=home / "file" / "x")
 
 
 def test_help_teaches():

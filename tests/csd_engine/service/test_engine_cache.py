@@ -6,8 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -20,12 +18,12 @@ from csd_engine.data.base import open_reader
 from csd_engine.data.manifest import Manifest
 from csd_engine.data.roots import Roots
 from csd_engine.errors import CacheRefused
-from csd_engine.protocol.keys import load_pair, load_public, make_keys, make_pair
 from csd_engine.service.worker_shelves import WorkerShelves
 from csd_engine.transforms.pipeline import Pipeline
 from ddlp.sources.engine.events import LeaseFailed, LeasePublished
 from ddlp.sources.engine.link import EngineLink
-from tests.engine_process import EngineProcess, Recipe, make_jpegs, until, wait_for
+from tests.engine_process import EngineProcess, Recipe, make_jpegs, refused_start, until, wait_for
+from tests.hostile_client import list_client
 
 LONG_AGO = 10**18
 EVALUATION = {
@@ -150,16 +148,12 @@ def test_hosts_share_what_both_may_read_alone(scene, start, tmp_path):
     os.rename(linked, private / "secret.jpg")
     linked.symlink_to(private / "secret.jpg")
     engine = start("--root", str(scene.root), "--root", str(private), "--cache", str(cache))
-    clients, pairs = engine.keys / "clients", {"host": engine.keys / "host.key_secret"}
+    clients, links = engine.keys / "clients", {"host": engine.link()}
     mine = [[str(scene.root), str(scene.root)]]
     (clients / "host.roots").write_text(json.dumps([*mine, [str(private), str(private)]]))
     for name in ("second", "third"):
-        make_pair(tmp_path / name, name)
-        shutil.copy(tmp_path / name / f"{name}.key", clients)
+        links[name] = engine.link(list_client(engine.keys, name))
         (clients / f"{name}.roots").write_text(json.dumps(mine))
-        pairs[name] = tmp_path / name / f"{name}.key_secret"
-    server = load_public(engine.keys / "server.key")
-    links = {name: EngineLink(engine.address, server, *load_pair(pair)) for name, pair in pairs.items()}
     assert [epoch(scene, links["host"]) for _ in range(2)] == [(0, 24), (24, 0)]
 
     def refused(name: str) -> str:
@@ -210,13 +204,7 @@ def test_sizes_and_directories_that_are_none(tmp_path):
 
 
 def test_the_engine_says_why_it_does_not_start(scene, home):
-    keys = make_keys(home / "keys")
-    done = subprocess.run(
-        [sys.executable, "-m", "csd_engine", "--listen", f"ipc://{home}/s", "--spool", str(home / "spool")]
-        + ["--keys", str(keys), "--root", str(scene.root), "--cache", str(scene.root / "cache")],
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 2 and "--cache" in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+    assert "--cache" in refused_start(home, scene.root, "--cache", str(scene.root / "cache"))
 
 
 @pytest.mark.slow

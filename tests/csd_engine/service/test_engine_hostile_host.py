@@ -27,11 +27,10 @@ from csd_engine.data.files import FileSet
 from csd_engine.errors import EngineRefused
 from csd_engine.protocol import codec as say
 from csd_engine.protocol.fields import MAX_ITEMS
-from csd_engine.protocol.keys import load_pair, load_public, make_keys
 from ddlp.sources.engine.events import LeaseFailed, LeasePublished
-from ddlp.sources.engine.link import EngineLink
 from tests.engine_memory import Peak
 from tests.engine_process import EPOCH, SEED, Recipe, until, wait_for
+from tests.hostile_client import list_client
 
 FAIR = 1 / 2
 LEAST = 0.8 * FAIR
@@ -41,16 +40,11 @@ NAMES = [f"{number}.jpg" for number in range(4)]
 class Contest:
     """An engine with one worker, a job of an honest host, and a hostile host's connection."""
 
-    def __init__(self, start: Callable, recipe: Recipe, tmp_path: Path, *arguments: str) -> None:
+    def __init__(self, start: Callable, recipe: Recipe, *arguments: str) -> None:
         self.recipe = recipe
         self.engine = start("--root", str(recipe.root), *arguments, listen="tcp://127.0.0.1:*")
-        other = make_keys(tmp_path / "other")
-        (self.engine.keys / "clients" / "other.key").write_bytes((other / "host.key").read_bytes())
-        server = load_public(self.engine.keys / "server.key")
-        pairs = [load_pair(keys / "host.key_secret") for keys in (self.engine.keys, other)]
-        self.honest, self.hostile = (
-            EngineLink(self.engine.address, server, pair.public, pair.secret, heartbeat_s=0.05) for pair in pairs
-        )
+        other = list_client(self.engine.keys, "other")
+        self.honest, self.hostile = (self.engine.link(secret, heartbeat_s=0.05) for secret in (None, other))
         self.events: SimpleQueue = SimpleQueue()
         self.job = recipe.open(self.honest, self.events)
         self.workers = until(self.engine.children)
@@ -135,9 +129,9 @@ def reopen(contest: Contest) -> None:
 
 
 @pytest.mark.parametrize("attack", [cancel_at_work, reopen])
-def test_work_that_comes_to_nothing_is_paid_for(attack, start, slow_recipe, tmp_path):
+def test_work_that_comes_to_nothing_is_paid_for(attack, start, slow_recipe):
     """test_jobs.py has failures and probes."""
-    share = Contest(start, slow_recipe, tmp_path).share(attack, 120)
+    share = Contest(start, slow_recipe).share(attack, 120)
     assert share >= LEAST, share
 
 
@@ -179,7 +173,7 @@ def test_no_image_and_no_pipeline_takes_a_small_boards_memory(start, slow_recipe
 
 def test_one_host_takes_no_others_jobs_or_memory(start, recipe, tmp_path):
     """The engine counts a host's jobs, descriptions, leases and waiting samples over all its jobs."""
-    contest = Contest(start, recipe, tmp_path, "--memory", "512M")
+    contest = Contest(start, recipe, "--memory", "512M")
     link, events = contest.hostile, SimpleQueue()
     large = dataclasses.replace(recipe.layout, batch=MAX_ITEMS)
     job = link.open_job(recipe.pipeline, recipe.dataset, large, lambda _: recipe.manifest, events.put)
@@ -210,7 +204,7 @@ def test_one_host_takes_no_others_jobs_or_memory(start, recipe, tmp_path):
 
 def test_an_upload_ends_with_the_jobs_that_wait_for_it(start, recipe, tmp_path):
     """A host that begins uploads and closes their jobs holds no descriptor and no disk space."""
-    contest = Contest(start, recipe, tmp_path)
+    contest = Contest(start, recipe)
     link, pid = contest.hostile, contest.engine.process.pid
     link.open()
     before = len(os.listdir(f"/proc/{pid}/fd"))
@@ -231,7 +225,7 @@ def test_an_upload_ends_with_the_jobs_that_wait_for_it(start, recipe, tmp_path):
 
 
 def test_a_data_set_of_many_files_takes_no_others_descriptors(start, recipe, tmp_path):
-    contest = Contest(start, recipe, tmp_path)
+    contest = Contest(start, recipe)
     (worker,) = contest.workers
     resource.prlimit(worker, resource.RLIMIT_NOFILE, (256, 256))
     many = ConcatSet((recipe.dataset,) * 120)  # each part keeps its manifest open

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -17,11 +15,10 @@ from csd_engine.batchfile.reader import read_batch
 from csd_engine.errors import EngineRefused
 from csd_engine.prepare.operator_file import OperatorFile, content_hash
 from csd_engine.prepare.sample import sample_digest
-from csd_engine.protocol.keys import make_keys
 from csd_engine.transforms.pipeline import Pipeline
 from ddlp.sources.engine.events import LeaseFailed, LeasePublished
 from ddlp.sources.engine.job import Probed
-from tests.engine_process import EPOCH, SEED, pipeline, wait_for
+from tests.engine_process import EPOCH, SEED, pipeline, refused_start, wait_for
 
 MY_OPS = Path(__file__).parents[2] / "my_ops.py"
 PLAIN = pipeline()
@@ -192,10 +189,7 @@ def test_an_engine_does_not_start_with_an_unsafe_directory(home, recipe, tmp_pat
         directory.mkdir(mode=0o700, parents=True)
     if where == "writable":
         directory.chmod(0o777)
-    command = [sys.executable, "-m", "csd_engine", "--listen", f"ipc://{home}/s", "--spool", str(home / "spool")]
-    command += ["--keys", str(make_keys(home / "keys")), "--root", str(recipe.root), "--operators", str(directory)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    said = refused_start(home, recipe.root, "--operators", str(directory))
     if where == "below a root":
         directory.rmdir()
-    assert ended.returncode == 2 and ended.stdout == ""
-    assert f"csd_engine: --operators {directory}" in ended.stderr and "Traceback" not in ended.stderr
+    assert f"csd_engine: --operators {directory}" in said

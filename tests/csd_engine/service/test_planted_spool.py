@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from csd_engine.errors import SpoolError
 from csd_engine.prepare.large_image_lock import LargeImageLock
-from csd_engine.protocol.keys import make_keys
 from csd_engine.service.spool import MARK, Spool
 from ddlp.sources.engine.events import LeaseFailed, LeasePublished
-from tests.engine_process import until, wait_for
+from tests.engine_process import refused_start, until, wait_for
 
 STRANGER = 12345
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files to another user")
@@ -30,11 +27,8 @@ def test_an_engine_does_not_start_in_another_users_directory(home):
     spool.mkdir()
     spool.chmod(0o1777)
     os.chown(spool, STRANGER, STRANGER)
-    keys = make_keys(home / "keys")
-    command = [sys.executable, "-m", "csd_engine", "--listen", f"ipc://{home}/s", "--keys", str(keys), "--root", str(home)]
-    done = subprocess.run([*command, "--spool", str(spool)], capture_output=True, text=True, timeout=300)
-    assert done.returncode and f"belongs to another user (uid {STRANGER})" in done.stderr and "--spool" in done.stderr
-    assert "Traceback" not in done.stderr and not list(spool.iterdir())
+    said = refused_start(home, home)
+    assert f"belongs to another user (uid {STRANGER})" in said and "--spool" in said and not list(spool.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -11,20 +11,15 @@ import pytest
 
 from csd_engine.errors import EngineGone
 from csd_engine.machine.computer import cpus, process_memory
-from csd_engine.protocol.keys import load_pair, load_public, make_keys
 from ddlp.sources.engine.events import LeasePublished
-from ddlp.sources.engine.link import EngineLink
 from tests.at_once import at_once
 from tests.engine_process import until, wait_for
+from tests.hostile_client import list_client
 
 
-def test_jobs_memory_and_spool(start, recipe, tmp_path):
+def test_jobs_memory_and_spool(start, recipe):
     engine = start("--root", str(recipe.root), "--quota-batches", "3", workers=2)
-    stranger = make_keys(tmp_path / "other")
-    (engine.keys / "clients" / "other.key").write_bytes((stranger / "host.key").read_bytes())
-    pair = load_pair(stranger / "host.key_secret")
-    link = engine.link()
-    other = EngineLink(engine.address, load_public(engine.keys / "server.key"), pair.public, pair.secret)
+    link, other = engine.link(), engine.link(list_client(engine.keys, "other"))
     assert all(at_once(lambda _: link.status(), 8)) and not link._asking
     empty = link.status()
     assert (empty.jobs, empty.images, empty.images_per_s, empty.spool_batches) == ((), 0, 0.0, 0)
