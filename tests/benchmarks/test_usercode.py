@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from benchmarks.user_images import IMAGE_SETS, missing
 from benchmarks.usercode import SETS
 from tests.benchmarks.bench import bench
@@ -16,6 +18,7 @@ def test_a_short_run(capsys):
     assert [aim["measured"] for aim in result["aims"]] == [line["ours"][0] / line["theirs"][0] for line in result["lines"]]
 
 
+@pytest.mark.slow
 def test_with_workers(capsys):
     arguments = ["--rounds", "1", "--batch", "4", "--part", "0.001", "--workers", "2", "--sets", "trivial", "IterableDataset"]
     assert bench(["usercode", *arguments]) == 0

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from ddlp.devices import address_book as book
 from tests.board.boards import path_without_cross_compilers
 from tests.board.test_deploying import address_book, arguments, ddlp, epoch, images  # noqa: F401
-from tests.needs import need, need_zig
+from tests.needs import need_zig
 
 COMPILER = "arm-linux-gnueabihf-gcc"
 
@@ -31,16 +30,6 @@ def check(images: list[Path], ddlp: Callable[..., str]) -> Callable[[str], None]
         assert report.batches_csd and all(torch.equal(got[k], expected[k]) for k in expected)
 
     return run
-
-
-@pytest.mark.slow  # of test_two_boards.py's boards one has zig's kernel, the other none
-def test_gccs_kernel(board: Any, ddlp: Callable[..., str], check: Callable[[str], None]) -> None:  # noqa: F811
-    need(COMPILER)
-    told = ddlp(*arguments(board, "--kernel", "auto"))
-    assert f"neon, cross-compiled with {COMPILER}" in told and "decodes with Pillow's libjpeg-turbo 2.1" in told
-    assert book.load("csd0").kernel.startswith("neon, cross-compiled")
-    check("neon")
-    ddlp("deploy", "--name", "csd0", "--uninstall")
 
 
 @pytest.mark.slow  # of test_two_boards.py's boards one has zig's kernel, the other none

@@ -17,6 +17,7 @@ def test_it_compares_with_dataloader_by_default(capsys):
     assert "default: ['dataloader', 'cpu'," in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow  # test_templates.py has it measure one before a device fails
 def test_its_small_form_measures_each_strategy(forks, tmp_path):
     powercap = tmp_path / "sys/class/powercap/intel-rapl:0"
     powercap.mkdir(parents=True)

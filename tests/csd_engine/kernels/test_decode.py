@@ -49,6 +49,7 @@ def test_every_kind_has_torchvisions_bits(context, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.some(8)
 def test_every_column_has_its_neighbours(context, kind):
     """Each first and each last column of a region, beside borders of MCUs and at the image's end."""
     for width in (16, 34, 65):

@@ -109,6 +109,7 @@ def items_of(reader, times=4):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("mode", SHAPES)
 @pytest.mark.parametrize("name", ["train", "evaluation", "masks", "fast"])
+@pytest.mark.some(20)
 def test_the_bits_are_pillows(kernel, name, mode, layout):
     arrays = [LAYOUTS[layout](images(size, SHAPES[mode][2])) for size in SIZES]
     assert all(np.array_equal(array, images(size, SHAPES[mode][2])) for array, size in zip(arrays, SIZES))
