@@ -23,6 +23,7 @@ def test_the_papers_event_rules_give_its_printed_numbers():
 
 
 @pytest.mark.parametrize("name", ["wrr", "ordered", "mte"])
+@pytest.mark.some(1)
 def test_ours_are_at_the_limit_and_faster_than_the_papers(name):
     """The table in simulated time. `python -m benchmarks.papers.scaled` measures it in real time."""
     n, faster = 500, {0: [], 16: []}
