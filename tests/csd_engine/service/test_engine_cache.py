@@ -109,32 +109,6 @@ def test_nothing_is_kept_of_what_may_not_pay(scene, start, tmp_path):
     link.close()
 
 
-def test_what_the_source_refuses_the_shelf_refuses(scene, start, tmp_path):
-    cache, secret = tmp_path / "cache", tmp_path / "secret.jpg"
-    link = start("--root", str(scene.root), "--cache", str(cache)).link()
-    epoch(scene, link)
-    until_flushed(cache)
-    changed, gone, linked = sorted(scene.root.rglob("*.jpg"))[:3]
-    paths = [str(path.relative_to(scene.root)) for path in (changed, gone, linked)]
-    shutil.copy(next(path for path in scene.root.rglob("*.jpg") if path not in (changed, gone, linked)), changed)
-    gone.unlink()
-    os.rename(linked, secret)  # the same bytes and time of change
-    linked.symlink_to(secret)
-    numbers = {path: index for index, path in enumerate(_named(scene))}
-    events = SimpleQueue()
-    job = scene.open(link, events)
-    reasons = {}
-    for path in paths:
-        items = [(numbers[path], 0)]
-        job.lease(numbers[path], scene.identity(items), 5, 3, items)
-        done = wait_for(events, (LeasePublished, LeaseFailed))
-        if isinstance(done, LeasePublished):
-            scene.check(done.path, done.lease, items)
-        reasons[path] = getattr(done, "reason", "")
-    assert reasons[paths[0]] == "" and "No such file" in reasons[paths[1]] and "outside the roots" in reasons[paths[2]]
-    link.close()
-
-
 def _named(recipe: Recipe) -> list[str]:
     with Manifest.open(recipe.manifest) as manifest:
         return [manifest[index] for index in range(len(manifest))]
