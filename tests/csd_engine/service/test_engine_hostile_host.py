@@ -171,7 +171,7 @@ def test_no_image_and_no_pipeline_takes_a_small_boards_memory(start, slow_recipe
     link.close()
 
 
-def test_one_host_takes_no_others_jobs_or_memory(start, recipe, tmp_path):
+def test_one_host_takes_no_others_jobs_or_memory(start, recipe):
     """The engine counts a host's jobs, descriptions, leases and waiting samples over all its jobs."""
     contest = Contest(start, recipe, "--memory", "512M")
     link, events = contest.hostile, SimpleQueue()
@@ -202,7 +202,7 @@ def test_one_host_takes_no_others_jobs_or_memory(start, recipe, tmp_path):
     contest.honest.close()
 
 
-def test_an_upload_ends_with_the_jobs_that_wait_for_it(start, recipe, tmp_path):
+def test_an_upload_ends_with_the_jobs_that_wait_for_it(start, recipe):
     """A host that begins uploads and closes their jobs holds no descriptor and no disk space."""
     contest = Contest(start, recipe)
     link, pid = contest.hostile, contest.engine.process.pid
@@ -224,7 +224,7 @@ def test_an_upload_ends_with_the_jobs_that_wait_for_it(start, recipe, tmp_path):
         one.close()
 
 
-def test_a_data_set_of_many_files_takes_no_others_descriptors(start, recipe, tmp_path):
+def test_a_data_set_of_many_files_takes_no_others_descriptors(start, recipe):
     contest = Contest(start, recipe)
     (worker,) = contest.workers
     resource.prlimit(worker, resource.RLIMIT_NOFILE, (256, 256))
