@@ -263,7 +263,7 @@ def small_messages(client: HostileClient, job: Job) -> None:
     """Small messages, 4,000 a second, whose answers are not read."""
     while True:
         for _ in range(40):
-            client.send(say.Cancel("nobody", 1))
+            client.send(say.Release("nobody", 1))
         time.sleep(0.01)
 
 

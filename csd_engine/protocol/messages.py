@@ -33,13 +33,10 @@ from csd_engine.protocol.fields import versions as _versions
 
 __all__ = [
     "AskCache",
-    "AskRetires",
     "AskSensors",
     "AskStatus",
     "AskStream",
     "CacheState",
-    "Cancel",
-    "Cancelled",
     "CloseJob",
     "Failed",
     "Fetch",
@@ -356,24 +353,8 @@ class Failed(Message):
 
 
 @dataclass(frozen=True)
-class Cancel(Message):
-    """Host: stop this lease between two samples."""
-
-    job: str = _checked(_name)
-    lease: int = _checked(_count)
-
-
-@dataclass(frozen=True)
-class Cancelled(Message):
-    """Engine: nothing of the lease is left."""
-
-    job: str = _checked(_name)
-    lease: int = _checked(_count)
-
-
-@dataclass(frozen=True)
 class Release(Message):
-    """Host: the batch was delivered or dropped; its file may go."""
+    """Host: the batch was delivered, or is not wanted any more: stop between two samples; its file may go."""
 
     job: str = _checked(_name)
     lease: int = _checked(_count)
@@ -397,11 +378,6 @@ class Pong(Message):
     spool_bytes: int = _checked(_count)
     free_bytes: int = _checked(_count)
     note: str = _checked(_anything)
-
-
-@dataclass(frozen=True)
-class AskRetires(Message):
-    """Host: tell me once you retire. Sent only to an engine whose Welcome has `retires` among its versions."""
 
 
 @dataclass(frozen=True)
@@ -448,7 +424,7 @@ class Status(Message):
 
 @dataclass(frozen=True)
 class AskSensors(Message):
-    """Host: what do the power and energy sensors say? Sent only to an engine whose Welcome has `sensors` among its versions."""
+    """Host: what do the power and energy sensors say?"""
 
 
 @dataclass(frozen=True)
@@ -490,11 +466,11 @@ class JobClosed(Message):
 
 
 HOST_MESSAGES: Tuple[Type[Message], ...] = (
-    Hello, OpenJob, FilePart, Look, Probe, Lease, ParcelPart, Fetch, Cancel, Release, Ping, AskRetires, AskStatus, AskSensors,
-    AskCache, AskStream, FetchSealed, CloseJob,
+    Hello, OpenJob, FilePart, Look, Probe, Lease, ParcelPart, Fetch, Release, Ping, AskStatus, AskSensors, AskCache, AskStream,
+    FetchSealed, CloseJob,
 )  # fmt: skip
 ENGINE_MESSAGES: Tuple[Type[Message], ...] = (
-    Welcome, Refused, JobOpen, NeedFile, Seen, ProbeDone, NeedParcel, Published, Measured, Part, NoPart, Failed, Cancelled,
-    Pong, Retires, Status, Sensors, CacheState, StreamOpen, NoStream, JobClosed,
+    Welcome, Refused, JobOpen, NeedFile, Seen, ProbeDone, NeedParcel, Published, Measured, Part, NoPart, Failed, Pong,
+    Retires, Status, Sensors, CacheState, StreamOpen, NoStream, JobClosed,
 )  # fmt: skip
 MESSAGES = HOST_MESSAGES + ENGINE_MESSAGES

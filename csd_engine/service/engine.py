@@ -12,7 +12,7 @@ import signal
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple, Type
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type
 
 import zmq
 
@@ -145,7 +145,6 @@ class Service:
         self._stop = False
         self._told_to_retire = False  # by a signal
         self._retire_until: Optional[float] = None  # when it ends at the latest; None: it does not retire
-        self._tell_retiring: Set[bytes] = set()  # hosts that know of retiring
         self._wakeup_read, self._wakeup_write = os.pipe()
         self._poller = zmq.Poller()
         self._poller.register(self._socket.router, zmq.POLLIN)
@@ -162,11 +161,9 @@ class Service:
             say.Probe: self._job_service.probe,
             say.Lease: self._job_service.lease,
             say.ParcelPart: self._job_service.parcel_part,
-            say.Cancel: self._job_service.cancel,
             say.Fetch: self._file_chunks.ask,
             say.Release: self._job_service.release,
             say.Ping: self._ping,
-            say.AskRetires: self._ask_retires,
             say.AskStatus: self._status,
             say.AskSensors: self._sensors,
             say.AskCache: self._cache_state,
@@ -233,17 +230,14 @@ class Service:
         return math.ceil(1000 * min(rest_s, _TICK_S))
 
     def _retire(self, retires: Callable[[], None]) -> None:
-        """Begin to retire. Hosts that know of it take back the leases that are not begun."""
+        """Begin to retire. Hosts take back the leases that are not begun."""
         self._retire_until = time.monotonic() + self._options.retire_s
         with contextlib.suppress(BlockingIOError):
             os.read(self._wakeup_read, 4096)  # else each poll would return at once from now on
         self._job_service.retire(f"{RETIRES}: it was told to end (SIGTERM)")
         retires()
-        for peer in self._tell_retiring:
-            self._say_retires(peer)
-
-    def _say_retires(self, peer: bytes) -> None:
-        self._socket.send(peer, say.Retires(tuple(self._job_service.begun(peer))))
+        for peer in self._hosts:
+            self._socket.send(peer, say.Retires(tuple(self._job_service.begun(peer))))
 
     def _has_retired(self, until: float) -> bool:
         if time.monotonic() < until:
@@ -389,10 +383,8 @@ class Service:
         self._hosts[peer] = time.monotonic()
         spool = self._spool
         quotas = (spool.quota_batches, spool.quota_bytes)
-        # It answers AskSensors and AskRetires, takes samples' bytes, seals parts, and says which object storages it may read.
-        features = {"sensors": "1", "retires": "1", "parcels": "1"}
-        if self._options.cache is not None:
-            features["cache"] = "1"
+        # Whether it has a cache, seals parts, and which object storages it may read.
+        features = {} if self._options.cache is None else {"cache": "1"}
         urls = self._roots_of(peer).urls
         if urls:
             features["urls"] = " ".join(urls)
@@ -402,11 +394,6 @@ class Service:
     def _ping(self, peer: bytes, message: say.Ping, _: bytes) -> None:
         pong = self._job_service.ping(peer, message)
         self._socket.send(peer, replace(pong, note=self._add_trouble(pong.note)))
-
-    def _ask_retires(self, peer: bytes, _: say.AskRetires, __: bytes) -> None:
-        self._tell_retiring.add(peer)
-        if self._retire_until is not None:
-            self._say_retires(peer)
 
     def _add_trouble(self, note: str) -> str:
         return say.shorten("; ".join(filter(None, (note, self._worker_trouble))))
@@ -446,7 +433,6 @@ class Service:
     def _drop_host(self, peer: bytes) -> int:
         """End all that a connection has here; return how many jobs that were."""
         self._hosts.pop(peer, None)
-        self._tell_retiring.discard(peer)
         self._file_chunks.forget(peer)
         self._streams.forget(peer)
         jobs = self._job_service.drop_host(peer)

@@ -412,33 +412,19 @@ class JobService:
         self._parcels.drop(job, job.probe_parcel)
         job.probe_parcel = None
 
-    def cancel(self, peer: bytes, message: say.Cancel, _: bytes) -> None:
-        """Cancel a lease, whatever its state."""
-        job = self._queue.find(peer, message.job)
-        work = job.work.get(message.lease) if job is not None else None
-        if job is not None and work is not None and work.state is LeaseState.WORKING:
-            self._cancel_working(job, work)
-            return
-        if job is not None and work is not None:
-            self._discard(job, work)
-        self._send(peer, say.Cancelled(message.job, message.lease))
-
-    def _cancel_working(self, job: Job, work: Work) -> None:
-        for worker in self._workers:
-            if worker.lease is not None and worker.lease[1] is work and not work.cancelled:
-                work.cancelled = True
-                worker.cancel()
-
     def release(self, peer: bytes, message: say.Release, _: bytes) -> None:
-        """Remove a delivered batch."""
+        """Drop a lease, whatever its state: a batch that was delivered, or is not wanted."""
         job = self._queue.find(peer, message.job)
         work = job.work.get(message.lease) if job is not None else None
         if job is None or work is None:
             return
-        if work.state is LeaseState.WORKING:
-            self._cancel_working(job, work)
-        else:
+        if work.state is not LeaseState.WORKING:
             self._discard(job, work)
+            return
+        for worker in self._workers:
+            if worker.lease is not None and worker.lease[1] is work and not work.cancelled:
+                work.cancelled = True
+                worker.cancel()
 
     def published(self, peer: bytes, name: str, lease: int) -> Optional[Tuple[Entry, int]]:
         """Return a published batch's file and its size in bytes, or None if the host has no such batch here."""
@@ -541,8 +527,8 @@ class JobService:
             self._discard(job, work)
         if job.closing:
             self._end_job(job)
-        elif work.cancelled:
-            self._send(job.peer, say.Cancelled(job.name, number))
+        elif work.cancelled:  # its host has forgotten it
+            return
         elif kind == "published":
             job.made += 1
             self.cache_hits, self.cache_misses = self.cache_hits + report["hits"], self.cache_misses + report["misses"]

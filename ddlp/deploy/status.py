@@ -82,7 +82,7 @@ def ask(name: str, timeout_s: float = TIMEOUT_S, carded: CardedEngine | None = N
         link = link_to(device, timeout_s)
         try:
             status = link.status(timeout_s)
-            sensors, cache = link.sensors(timeout_s) or (), link.cache(timeout_s)
+            sensors, cache = link.sensors(timeout_s), link.cache(timeout_s)
         finally:
             link.close()
     except (DDLPError, EngineError, ValueError, OSError) as error:

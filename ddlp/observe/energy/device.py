@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from csd_engine.machine.sensors import Reading, whole
-from ddlp.deploy.advice import upgrade
 from ddlp.errors import DDLPError
 from ddlp.observe.energy.model import CSD
 from ddlp.observe.energy.tally import interval_s
@@ -39,8 +38,6 @@ class DeviceSensors:
         self._link = link_to(self._device)
         try:
             told = self._link.sensors(_TIMEOUT_S)
-            if told is None:
-                raise DDLPError(f"its engine is too old to tell: {upgrade(self.name)}")
             counted = whole(told, self._chosen)
             if not counted:
                 raise DDLPError(self._none(told))
@@ -62,7 +59,7 @@ class DeviceSensors:
         if self._link is None or self._link.lost is not None:
             self.close()
             self._link = link_to(self._device)
-        told = self._link.sensors(_TIMEOUT_S) or ()
+        told = self._link.sensors(_TIMEOUT_S)
         return [one._replace(sensor=f"{self.name} {one.sensor}", part=CSD) for one in whole(told, self._chosen)]
 
     def close(self) -> None:

@@ -122,7 +122,7 @@ class JobHandle:
     def cancel(self, lease: int) -> None:
         """Take a lease back; a `LeasePublished` that is under way may still come."""
         self._forget_parcel(lease)
-        self._send(say.Cancel(self.name, lease))
+        self._send(say.Release(self.name, lease))
 
     def fetch(self, lease: int, size: int) -> Iterator[say.Payload]:
         """Fetch the ``size`` bytes of a published batch file over the connection, as `PartStream.fetch` does."""
@@ -281,7 +281,7 @@ class JobHandle:
         elif isinstance(message, say.JobClosed) and not self._closed:
             self.tell(EngineLost(f"the engine at {self._link.address} ended the job by itself"))
             return True
-        elif self._awaits and not isinstance(message, say.Cancelled):
+        elif self._awaits:
             self._awaits = False
             self.answers.put(message)
         return isinstance(message, say.JobClosed)

@@ -45,8 +45,7 @@ M = TypeVar("M", bound=say.Message)
 
 _LOG = logging.getLogger("ddlp")
 _OF_A_JOB = (
-    say.Refused, say.JobOpen, say.ProbeDone, say.NeedParcel, say.Published, say.Measured, say.Failed, say.Cancelled,
-    say.JobClosed,
+    say.Refused, say.JobOpen, say.ProbeDone, say.NeedParcel, say.Published, say.Measured, say.Failed, say.JobClosed,
 )  # fmt: skip
 _CLOSE_TIMEOUT_S = 2.0
 _PING_GAP_S = 0.25  # slow batches make training wait several times a second: not every change is sent
@@ -153,8 +152,6 @@ class EngineLink:
             self.welcome = greeting
             self.sealed.offered(greeting.versions.get("stream", ""))
             self.spool = Path(greeting.spool) if self.spool is None else self.spool
-            if "retires" in greeting.versions:
-                self.submit(say.encode(say.AskRetires()))
             return greeting
 
     def open_job(
@@ -245,14 +242,12 @@ class EngineLink:
         """
         return self._ask(say.AskStatus(), say.Status, timeout_s)
 
-    def sensors(self, timeout_s: float = ANSWER_TIMEOUT_S) -> tuple[say.Reading, ...] | None:
-        """Ask for the readings of the device's power and energy sensors. None if its engine is too old. Raises as `status`."""
-        if "sensors" not in self.open().versions:
-            return None
+    def sensors(self, timeout_s: float = ANSWER_TIMEOUT_S) -> tuple[say.Reading, ...]:
+        """Ask for the readings of the device's power and energy sensors. Raises as `status`."""
         return self._ask(say.AskSensors(), say.Sensors, timeout_s).readings
 
     def cache(self, timeout_s: float = ANSWER_TIMEOUT_S) -> say.CacheState | None:
-        """Ask what the engine's cache holds. None if it has none, or is too old. Raises as `status`."""
+        """Ask what the engine's cache holds. None if it has none. Raises as `status`."""
         return self._ask(say.AskCache(), say.CacheState, timeout_s) if "cache" in self.open().versions else None
 
     def _ask(self, question: say.Message, kind: type[M], timeout_s: float) -> M:

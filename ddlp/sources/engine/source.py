@@ -339,11 +339,6 @@ class EngineSource:
         dataset = place.upload.describe(portable.dataset, urls)
         if place.carried:
             dataset = carried(dataset)
-        if dataset.carried and "parcels" not in welcome.versions:
-            raise EngineRefused(
-                f"the engine of {name} is too old for data='carried' ({welcome.versions.get('csd_engine')}). Renew it by "
-                "ddlp deploy, or install this host's version there."
-            )
         if sink.over_within(0):
             return nothing
         member, ranks = place.member(resources.epoch.rank_after_rank)

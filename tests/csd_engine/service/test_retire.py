@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import signal
 import time
 from collections.abc import Iterator
@@ -99,23 +98,4 @@ def test_it_waits_no_longer_than_it_may(recipe, start):
     next_of(events, EngineRetires)
     next_of(events, EngineLost)  # nobody has fetched the batch
     assert engine.process.wait(10) == 0 and "have not fetched all batches within 0.5 s" in engine.log
-    link.close()
-
-
-def test_a_host_that_does_not_know_of_it_loses_the_job_once_what_was_begun_is_fetched(recipe, start, monkeypatch):
-    greeted = EngineLink._greeted
-
-    def of_before(link: EngineLink, wire: Any) -> Any:
-        welcome = greeted(link, wire)
-        return dataclasses.replace(welcome, versions={k: v for k, v in welcome.versions.items() if k != "retires"})
-
-    monkeypatch.setattr(EngineLink, "_greeted", of_before)
-    engine, link, events, job = recipe.at_work(start, *SLOW)
-    items = [recipe.lease(job, number, number) for number in range(3)]
-    begins(link, 2)
-    engine.process.send_signal(signal.SIGTERM)
-    recipe.check(next_of(events, LeasePublished).path, 0, items[0])
-    job.release(0)
-    next_of(events, EngineLost)
-    assert engine.process.wait(10) == 0
     link.close()

@@ -19,7 +19,6 @@ from csd_engine.protocol import codec as say
 from csd_engine.service.spool import Spool
 from ddlp import Device, ImageArrays, ImageFiles
 from ddlp.sources.engine import parcels as module
-from ddlp.sources.engine.link import EngineLink
 from tests.ddlp.faults.scene import Truth, dataset, device, make_loader, train, until
 from tests.ddlp.faults.test_by_address import fails
 from tests.engine_process import EngineProcess
@@ -114,19 +113,6 @@ def test_batches_that_are_too_large_to_be_sent_are_the_hosts(engine, data, truth
     report = loader.report()
     assert report.batches_csd and report.batches_cpu and parcels(engine) == []
     assert "more than 12000 bytes" in told[0], list(told)
-
-
-def test_an_older_engine_is_told_of(engine, data, monkeypatch):
-    """It says nothing of parcels in its first message."""
-    meet = EngineLink.open
-
-    def open_old(link):
-        welcome = meet(link)
-        welcome.versions.pop("parcels", None)
-        return welcome
-
-    monkeypatch.setattr(EngineLink, "open", open_old)
-    fails(make_loader(data, "csd", csd=carried(engine)), EngineRefused, "too old for data='carried'.*ddlp deploy")
 
 
 def test_a_bad_image_is_an_error_as_ever_or_is_replaced(engine, paths, tmp_path, told):
