@@ -1,4 +1,4 @@
-"""The kernel's call on many files of a data set: it opens, reads, draws, decodes, resamples, and converts to a type."""
+"""The kernel's calls for the samples of a batch, and that on many files: it opens, reads, draws, decodes and resamples."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 
 from csd_engine.kernels.library import Job, Kernel
-from csd_engine.kernels.places import address
-from csd_engine.kernels.samples import Samples, Stopped, samples_to
+from csd_engine.kernels.places import Samples, Stopped, address, samples_to
 
-__all__ = ["FilePlan", "Files", "Parts", "PlanOperator"]
+__all__ = ["FilePlan", "Files", "Parts", "PlanOperator", "SampleCalls"]
 
 _LARGE = 7  # DDLP_LARGE of src/ddlp.h
 _ALL = (1 << 63) - 1
@@ -127,6 +126,65 @@ class FilePlan:
         return None if result else (made, boxes)
 
 
+class SampleCalls:
+    """The samples of one batch, made by calls of the kernel. It is for one thread.
+
+    Args:
+        plan: what to do with each image.
+        job: the kernel's, for all its calls.
+        count: of the images.
+        seed, epoch: the key of an image's draws, together with its index and occurrence; all modulo 2**64.
+        indices, occurrences: int64 (count,).
+    """
+
+    def __init__(
+        self,
+        plan: FilePlan,
+        job: ctypes.Structure,
+        count: int,
+        seed: int,
+        epoch: int,
+        indices: np.ndarray,
+        occurrences: np.ndarray,
+    ) -> None:
+        self._plan, self._job, self._count = plan, job, count
+        self._indices, self._occurrences = (np.ascontiguousarray(v, dtype=np.int64) for v in (indices, occurrences))
+        if self._indices.shape != (count,) or self._occurrences.shape != (count,):
+            raise ValueError(f"{count} images need as many indices and occurrences: {indices.shape} and {occurrences.shape}")
+        job.plan, job.seed, job.epoch = plan.pointer, seed & _MASK, epoch & _MASK
+        job.indices, job.occurrences = address(self._indices), address(self._occurrences)
+
+    def make(
+        self,
+        first: int,
+        out: np.ndarray,
+        boxes: Optional[np.ndarray],
+        enough_s: float,
+        table: Optional[np.ndarray] = None,
+        channels_last: bool = True,
+    ) -> Stopped:
+        """Make the samples from ``first`` on: as many as the time allows, at least one.
+
+        Args:
+            first: the image whose turn it is; they go in order.
+            out, boxes, table, channels_last: as for `samples_to`.
+            enough_s: seconds after which no further image is begun.
+
+        Raises:
+            ValueError: shapes or types do not fit.
+        """
+        job, plan = self._job, self._plan
+        if not 0 <= first <= self._count:
+            raise ValueError(f"image {first} of {self._count}")
+        job.to = samples_to(plan.shape, plan.boxes, self._count - first, out, boxes, table, channels_last)
+        job.next, job.end, job.enough_ns = first, first + len(out), max(1, int(enough_s * 1e9))
+        return self._stopped(plan.kernel)
+
+    def _stopped(self, kernel: Kernel) -> Stopped:
+        """Call the kernel with the job."""
+        raise NotImplementedError
+
+
 class Parts(NamedTuple):
     """Where samples lie in files. Each array has one element for every sample.
 
@@ -143,15 +201,14 @@ class Parts(NamedTuple):
     upright: np.ndarray
 
 
-class Files:
-    """The files of one batch. It is for one thread. Call `close` at the end.
+class Files(SampleCalls):
+    """The files of one batch. Call `close` at the end.
 
     Args:
         plan: what to do with each file.
         paths: of the files, without a NUL.
         parts: where the samples lie in the files at these paths; None: each sample is a whole file.
-        seed, epoch: the key of a file's draws, together with its index and occurrence; all modulo 2**64.
-        indices, occurrences: int64 (n,).
+        seed, epoch, indices, occurrences: as for `SampleCalls`.
         ahead: how many files are opened before their turn.
         most_bytes: the limit for a file or part; a larger one is refused.
         most_pixels: the limit for an image; a larger one is refused.
@@ -175,18 +232,14 @@ class Files:
         beneath: Optional[Sequence[str]] = None,
     ) -> None:
         n = len(paths)
-        self._plan = plan
         self._paths = (ctypes.c_char_p * n)(*paths)
-        self._indices, self._occurrences = (np.ascontiguousarray(v, dtype=np.int64) for v in (indices, occurrences))
-        if self._indices.shape != (n,) or self._occurrences.shape != (n,):
-            raise ValueError(f"{n} files need as many indices and occurrences, got {indices.shape} and {occurrences.shape}")
         self._descriptors, self._sizes = np.full(n, -1, dtype=np.int32), np.zeros(n, dtype=np.int64)
-        self._job = _FilesJob(
-            plan=plan.pointer, seed=seed & _MASK, epoch=epoch & _MASK, count=n, indices=address(self._indices),
-            occurrences=address(self._occurrences), paths=ctypes.addressof(self._paths),
-            descriptors=address(self._descriptors), sizes=address(self._sizes), ahead=ahead, most_bytes=most_bytes,
-            most_pixels=_ALL if most_pixels is None else most_pixels, most_memory=_ALL if most_memory is None else most_memory,
+        job = _FilesJob(
+            count=n, paths=ctypes.addressof(self._paths), descriptors=address(self._descriptors), sizes=address(self._sizes),
+            ahead=ahead, most_bytes=most_bytes, most_pixels=_ALL if most_pixels is None else most_pixels,
+            most_memory=_ALL if most_memory is None else most_memory,
         )  # fmt: skip
+        super().__init__(plan, job, n, seed, epoch, indices, occurrences)
         self._parts: Optional[Parts] = None
         if parts is not None:
             self._parts = Parts(
@@ -203,35 +256,10 @@ class Files:
             self._beneath = (ctypes.c_char_p * len(beneath))(*(os.fsencode(root.rstrip("/") + "/") for root in beneath))
             self._job.beneath, self._job.beneath_count = ctypes.addressof(self._beneath), len(beneath)
 
-    def __len__(self) -> int:
-        return len(self._paths)
-
-    def make(
-        self,
-        first: int,
-        out: np.ndarray,
-        boxes: Optional[np.ndarray],
-        enough_s: float,
-        table: Optional[np.ndarray] = None,
-        channels_last: bool = True,
-    ) -> Stopped:
-        """Make the samples of the files from ``first`` on: as many as the time allows, at least one.
-
-        Args:
-            first: the file whose turn it is; files go in order.
-            out, boxes, table, channels_last: as for `samples_to`.
-            enough_s: seconds after which no further file is begun.
-
-        Raises:
-            ValueError: shapes or types do not fit.
-        """
-        job, plan = self._job, self._plan
-        if not 0 <= first <= len(self):
-            raise ValueError(f"file {first} of {len(self)}")
-        job.to = samples_to(plan.shape, plan.boxes, len(self) - first, out, boxes, table, channels_last)
-        job.next, job.end, job.enough_ns = first, first + len(out), max(1, int(enough_s * 1e9))
+    def _stopped(self, kernel: Kernel) -> Stopped:
+        job = self._job
         job.reading_ns = 0
-        result = plan.kernel.library.ddlp_files(plan.kernel.context().pointer, ctypes.byref(job))
+        result = kernel.library.ddlp_files(kernel.context().pointer, ctypes.byref(job))
         read = result > 0 and result != _LARGE
         return Stopped(job.next, result != 0, read, job.reading_ns * 1e-9)
 

@@ -7,13 +7,11 @@ from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from csd_engine.kernels.files import FilePlan
-from csd_engine.kernels.places import address
-from csd_engine.kernels.samples import Samples, Stopped, samples_to
+from csd_engine.kernels.files import FilePlan, SampleCalls
+from csd_engine.kernels.library import Kernel
+from csd_engine.kernels.places import Samples, Stopped, address
 
 __all__ = ["Pixels", "PixelSamples"]
-
-_MASK = (1 << 64) - 1
 
 _IMAGE = np.dtype(
     [("first", "u8"), ("row", "i8"), ("pixel", "i8"), ("channel", "i8"), ("width", "i4"), ("height", "i4"),
@@ -118,52 +116,21 @@ class _PixelsJob(ctypes.Structure):
     ]
 
 
-class PixelSamples:
-    """The samples of one batch, made of images in memory. It is for one thread.
+class PixelSamples(SampleCalls):
+    """The samples of one batch, made of images in memory.
 
     Args:
-        plan: what to do with each image.
+        plan, seed, epoch, indices, occurrences: as for `SampleCalls`.
         pixels: of each sample.
-        seed, epoch: the key of an image's draws, together with its index and occurrence; all modulo 2**64.
-        indices, occurrences: int64 (n,).
     """
 
     def __init__(
         self, plan: FilePlan, pixels: Pixels, seed: int, epoch: int, indices: np.ndarray, occurrences: np.ndarray
     ) -> None:
-        self._plan, self._pixels = plan, pixels
-        self._indices, self._occurrences = (np.ascontiguousarray(v, dtype=np.int64) for v in (indices, occurrences))
-        n = len(pixels.images)
-        if self._indices.shape != (n,) or self._occurrences.shape != (n,):
-            raise ValueError(f"{n} images need as many indices and occurrences, got {indices.shape} and {occurrences.shape}")
-        self._job = _PixelsJob(
-            plan=plan.pointer, seed=seed & _MASK, epoch=epoch & _MASK, images=address(pixels.images),
-            indices=address(self._indices), occurrences=address(self._occurrences),
-        )  # fmt: skip
+        self._pixels = pixels
+        job = _PixelsJob(images=address(pixels.images))
+        super().__init__(plan, job, len(pixels.images), seed, epoch, indices, occurrences)
 
-    def make(
-        self,
-        first: int,
-        out: np.ndarray,
-        boxes: Optional[np.ndarray],
-        enough_s: float,
-        table: Optional[np.ndarray] = None,
-        channels_last: bool = True,
-    ) -> Stopped:
-        """Make the samples from ``first`` on: as many as the time allows, at least one.
-
-        Args:
-            first: the image whose turn it is.
-            out, boxes, table, channels_last: as for `samples_to`.
-            enough_s: seconds after which no further sample is begun.
-
-        Raises:
-            ValueError: shapes or types do not fit.
-        """
-        job, plan, n = self._job, self._plan, len(self._indices)
-        if not 0 <= first <= n:
-            raise ValueError(f"image {first} of {n}")
-        job.to = samples_to(plan.shape, plan.boxes, n - first, out, boxes, table, channels_last)
-        job.next, job.end, job.enough_ns = first, first + len(out), max(1, int(enough_s * 1e9))
-        result = plan.kernel.library.ddlp_pixels(plan.kernel.context().pointer, ctypes.byref(job))
-        return Stopped(job.next, result != 0)
+    def _stopped(self, kernel: Kernel) -> Stopped:
+        result = kernel.library.ddlp_pixels(kernel.context().pointer, ctypes.byref(self._job))
+        return Stopped(self._job.next, result != 0)

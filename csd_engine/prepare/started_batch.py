@@ -12,8 +12,7 @@ import numpy as np
 
 from csd_engine.data.base import Reader
 from csd_engine.data.readahead import ReadAhead
-from csd_engine.kernels.files import Files
-from csd_engine.kernels.pixels import PixelSamples
+from csd_engine.kernels.files import Files, SampleCalls
 from csd_engine.prepare.destination import Destination, FinishedPlace
 from csd_engine.prepare.read_time import READING
 from csd_engine.prepare.sample import prepare_by_pillow, prepare_sample
@@ -71,7 +70,7 @@ class StartedBatch:
         reader: Reader,
         pipeline: Pipeline,
         request: BatchRequest,
-        calls: Union[Files, PixelSamples, None] = None,
+        calls: Optional[SampleCalls] = None,
     ) -> None:
         self.calls = calls
         self._reader, self._pipeline, self._request = reader, pipeline, request
@@ -105,7 +104,7 @@ class StartedBatch:
                 return end
         return self._make_one(first, to)
 
-    def _call(self, calls: Union[Files, PixelSamples], first: int, to: Destination) -> int:
+    def _call(self, calls: SampleCalls, first: int, to: Destination) -> int:
         """Have one call make samples, and return where it stopped."""
         rest = slice(first, len(self._request.sources))
         finished = to.finished_place(rest)
