@@ -11,20 +11,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from csd_engine.batchfile.reader import Layout
-from csd_engine.data.base import Dataset, Reader
 from csd_engine.errors import EngineGone
 from csd_engine.protocol.printable import printable
 from csd_engine.service.groups import Member
-from csd_engine.transforms.pipeline import Pipeline
 from ddlp.devices.device import Device
 from ddlp.errors import DDLPError
 from ddlp.process.ranks import here
 from ddlp.sources.engine.dataset_upload import FILES, DatasetUpload
 from ddlp.sources.engine.device_link import CardedEngine, link_to
 from ddlp.sources.engine.embedded import EmbeddedEngine, EmbeddedOptions
-from ddlp.sources.engine.events import EngineEvent
-from ddlp.sources.engine.job import JobHandle
 from ddlp.sources.engine.link import ARRAYS, EngineLink
 from ddlp.sources.engine.shared_engines import acquire
 from ddlp.sources.engine.shared_spool import NotShared, share_spool
@@ -69,29 +64,6 @@ class EngineConnection:
             return Member(), 1
         rank, count = (ranks.local_rank, ranks.local_ranks) if embedded else (ranks.rank, ranks.ranks)
         return Member(ranks.run, rank, rank_after_rank), count
-
-    def open_job(
-        self,
-        dataset: Dataset,
-        source: Callable[[], Reader] | None,
-        member: Member,
-        wanted: Callable[[], bool],
-        pipeline: Pipeline,
-        layout: Layout,
-        on_event: Callable[[EngineEvent], None],
-    ) -> JobHandle:
-        """Open a job for a data set that `upload` has described.
-
-        Args:
-            dataset, pipeline, layout, on_event, member: as for `EngineLink.open_job`.
-            source: opens a reader of the data set's files, if this host sends them.
-            wanted: whether its epoch still waits for it.
-        """
-        upload = self.upload
-        return self.link.open_job(
-            pipeline, dataset, layout, upload.manifest, on_event, array_part=upload.array_part, member=member, wanted=wanted,
-            source=source,
-        )  # fmt: skip
 
 
 class EngineConnections:

@@ -106,14 +106,12 @@ class EngineLink:
         self._parcels: deque[list[say.Payload]] = deque()  # parts of samples' bytes, as well
         self.stream = PartStream(self.submit)
         self.sealed = SealedFetch(address, self.submit)
-        self._look_answers: queue.SimpleQueue[say.Seen | Exception] = queue.SimpleQueue()
-        self._looking: str | None = None  # the file of a question that has no answer yet
         self._ping_due = True
         self._stop = False
         self._lost: str | None = None
         self._last_message_s = time.monotonic()
         self._jobs: dict[str, JobHandle] = {}
-        self._asking: deque[_Asked] = deque()  # callers that wait for a status or for sensors
+        self._asking: deque[_Asked] = deque()  # callers that wait for an answer; the engine answers in order
         self._numbers = itertools.count(1)
         self._greeting: queue.SimpleQueue[say.Welcome | Exception] = queue.SimpleQueue()
         self._wakeup: Wakeup | None = None  # wakes the thread
@@ -219,19 +217,9 @@ class EngineLink:
     def look(self, file: str, timeout_s: float = ANSWER_TIMEOUT_S) -> say.Seen:
         """Ask what the engine sees in this host's ``file`` below its spool (may be empty), and for a file of the engine's.
 
-        Raises:
-            EngineGone: the engine is lost, or did not answer in time.
+        Raises as `status`.
         """
-        self.open()
-        self._looking = file
-        self.submit(say.encode(say.Look(file)))
-        try:
-            answer = self._look_answers.get(timeout=timeout_s)
-            if isinstance(answer, Exception):
-                raise answer
-            return answer
-        except queue.Empty:
-            raise EngineGone(f"the engine at {self.address} did not answer within {timeout_s:g} s.") from None
+        return self._ask(say.Look(file), say.Seen, timeout_s)
 
     def status(self, timeout_s: float = ANSWER_TIMEOUT_S) -> say.Status:
         """Ask the engine for its state and its computer's.
@@ -260,7 +248,10 @@ class EngineLink:
         try:
             answer = answers.get(timeout=timeout_s)
         except queue.Empty:
-            told = {say.AskStatus: "its status", say.AskSensors: "what its sensors say", say.AskCache: "what its cache holds"}
+            told: dict[type[say.Message], str] = {
+                say.Look: "what it sees", say.AskStatus: "its status", say.AskSensors: "what its sensors say",
+                say.AskCache: "what its cache holds",
+            }  # fmt: skip
             what = told[type(question)]
             raise EngineGone(f"the engine at {self.address} did not tell {what} within {timeout_s:g} s.") from None
         if not isinstance(answer, kind):
@@ -344,7 +335,6 @@ class EngineLink:
                 self._lost = self._lost or reason
                 jobs = list(self._jobs.values())
                 asking, self._asking = self._asking, deque()
-            self._look_answers.put(EngineGone(reason))
             for asked in asking:
                 asked.answers.put(None)
             self.stream.end(reason)  # before the jobs, which close then: a thread that fetches learns what came first
@@ -422,11 +412,7 @@ class EngineLink:
             if len(self._parts) >= _MOST_PARTS:
                 return f"the engine at {self.address} asks for more parts of files than it reads"
             self._send_part(message)
-        elif isinstance(message, say.Seen):
-            if message.file == self._looking:
-                self._looking = None
-                self._look_answers.put(message)
-        elif isinstance(message, (say.Status, say.Sensors, say.CacheState)):
+        elif isinstance(message, (say.Seen, say.Status, say.Sensors, say.CacheState)):
             if self._asking:
                 asked = self._asking.popleft()
                 asked.answers.put(message)

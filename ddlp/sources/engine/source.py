@@ -12,7 +12,6 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -344,7 +343,13 @@ class EngineSource:
         member, ranks = place.member(resources.epoch.rank_after_rank)
         sink.shared(name, ranks)
         source = portable.dataset.reader if dataset.carried else None
-        open_job = partial(place.open_job, dataset, source, member, lambda: not sink.over_within(0))
+
+        def open_job(pipeline: Pipeline, layout: Layout, on_event: Callable[[EngineEvent], None]) -> JobHandle:
+            return place.link.open_job(
+                pipeline, dataset, layout, place.upload.manifest, on_event, array_part=place.upload.array_part, member=member,
+                wanted=lambda: not sink.over_within(0), source=source,
+            )  # fmt: skip
+
         layout = Layout(resources.plan.largest * resources.plan.views, *portable.shape, portable.pipeline.boxes, bad_rows=True)
         room = welcome.quota_bytes * 3 // 4 if dataset.carried else welcome.quota_bytes  # samples' bytes take the rest
         quota = Quota(max(1, welcome.quota_batches), max(1, room)).usable(layout.file_bytes)
