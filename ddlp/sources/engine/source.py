@@ -64,32 +64,75 @@ class DifferentBits(DDLPError):
     """The device does not make the same bits as the host."""
 
 
+_OpenJob = Callable[[Pipeline, Layout, Callable[[EngineEvent], None]], JobHandle]
+
+
 class EngineJob:
     """One epoch on one device's engine: a `ddlp.sources.base.AttachedSource`. A batch's handle is the path of its file.
 
-    ``remark`` takes a line for the epoch's report about the samples that the device leaves to this host.
+    Args:
+        sink: the epoch.
+        source: the device, as a source of batches.
+        place: the connection to it.
+        dataset: its description for the engine.
+        layout: of a full batch.
+        open_job: opens a job on the engine. Raises as `EngineLink.open_job`.
     """
 
     def __init__(
-        self, resources: Resources, dataset: Dataset, layout: Layout, audit: int | None, remark: Callable[[str], None]
+        self,
+        sink: EpochSink,
+        source: EngineSource,
+        place: EngineConnection,
+        dataset: Dataset,
+        layout: Layout,
+        open_job: _OpenJob,
     ) -> None:
-        self._resources, self._layout, self._audit, self._remark = resources, layout, audit, remark
+        self._sink, self._resources, self._name, self._audit = sink, sink.resources, source.name, source.audit
+        self._layout = layout
         self._left_out = itertools.count(1)
         self._dataset = fingerprint(dataset)
         self._identities: dict[int, tuple[str, float]] = {}  # of each lease, and when it was given
         self._read = itertools.count(1)
-        self.handle: JobHandle | None = None
-        self.fetching: BatchFetcher | None = None
+        self._told: set[str] = set()  # reasons of failed leases that were told already
+        to_gpu: FileTransfer | None = None
+        if self._resources.gpu_transfer is not None and place.shared:
+            assert place.link.spool is not None
+            to_gpu = self._resources.gpu_transfer.open(place.link.spool, place.mapped)
+        pipeline = self._resources.epoch.portable.pipeline
+        self._operators = operator_files(pipeline)
+        self.handle = open_job(pipeline, layout, self._happened)
+        self._fetching = BatchFetcher(
+            self.handle, place.shared, lambda text: sink.remark(self._name, text), mapped=place.mapped, wanted=self.holds,
+            gpu_transfer=to_gpu,
+        )  # fmt: skip
 
-    @property
-    def _open(self) -> JobHandle:
-        assert self.handle is not None
-        return self.handle
+    def _happened(self, event: EngineEvent) -> None:
+        """Pass an event of the engine's to the epoch."""
+        sink, name = self._sink, self._name
+        if isinstance(event, LeasePublished):
+            sink.published(name, event.lease, event.path, self._busy_s(event.lease, event.busy_s))
+        elif isinstance(event, LeaseFailed):
+            kind = event.reason.partition(":")[0]
+            told = kind in self._told or len(self._told) >= _MOST_REASONS
+            sink.failed(name, event.lease, by_name(event.reason, self._operators), fatal=event.fatal, told=told)
+            if not told:
+                self._told.add(kind)
+        elif isinstance(event, LeaseProgress):
+            sink.progressed(name, event.samples)
+        elif isinstance(event, RanksMeasured):
+            sink.measured(name, ((samples, min(busy_s, _MOST_BUSY_S)) for samples, busy_s in event.batches))
+        elif isinstance(event, EngineNote):
+            sink.note(name, event.text)
+        elif isinstance(event, EngineRetires):
+            sink.retires(name, "its engine was told to end", event.begun)
+        elif isinstance(event, EngineLost):
+            sink.lost(name, event.reason)
 
     @property
     def open(self) -> bool:
         """False once the engine was lost, or after `close`."""
-        return self._open.open
+        return self.handle.open
 
     def lease(self, lease: int, position: int) -> None:
         """Ask for a batch."""
@@ -98,23 +141,23 @@ class EngineJob:
         epoch = resources.epoch
         identity = batchfile.identity(epoch.portable.pipeline.digest, self._dataset, epoch.seed, epoch.number, items)
         self._identities[lease] = identity, time.monotonic()
-        self._open.lease(lease, identity, epoch.seed, epoch.number, items)
+        self.handle.lease(lease, identity, epoch.seed, epoch.number, items)
 
     def cancel(self, lease: int) -> None:
         """Take a lease back."""
         self._identities.pop(lease, None)
-        self._open.cancel(lease)
+        self.handle.cancel(lease)
 
     def release(self, lease: int) -> None:
         """Tell the engine that the file is not needed any more."""
         self._identities.pop(lease, None)
-        self._open.release(lease)
+        self.handle.release(lease)
 
     def holds(self, lease: int) -> bool:
         """Whether a lease was neither taken back nor released."""
         return lease in self._identities
 
-    def busy_s(self, lease: int, told: float) -> float:
+    def _busy_s(self, lease: int, told: float) -> float:
         """A worker's seconds on a batch: as the engine tells them, but no more than have passed since the lease was given.
 
         The longer a device says that its batches take, the longer a stalled one is waited for.
@@ -124,11 +167,11 @@ class EngineJob:
 
     def waiting(self, waiting: bool) -> None:
         """Tell the engine that training waits for this job."""
-        self._open.set_waiting(waiting)
+        self.handle.set_waiting(waiting)
 
     def close(self) -> None:
         """End the job on the engine."""
-        self._open.close()
+        self.handle.close()
 
     def fetch(self, lease: int, position: int, handle: Path) -> PreparedBatch:
         """Return the published batch, verified. One sample in every ``audit`` batches is made again here and compared.
@@ -136,9 +179,8 @@ class EngineJob:
         Blocks. Over the socket that ends with `close`; from the spool it lasts as long as the file system takes. Raises
         `csd_engine.errors.DamagedBatch`, `EngineGone`, `WrongPixels` or OSError.
         """
-        assert self.fetching is not None
         resources, (identity, _) = self._resources, self._identities[lease]
-        ELSEWHERE.seconds += self._open.parcel_cpu_s(lease)  # what the batch has cost this host before
+        ELSEWHERE.seconds += self.handle.parcel_cpu_s(lease)  # what the batch has cost this host before
         size = resources.plan.size(position) * resources.plan.views
         layout = self._layout if size == self._layout.batch else dataclasses.replace(self._layout, batch=size)
         sample: int | None = None  # the one to compare
@@ -149,10 +191,10 @@ class EngineJob:
             return fresh_rows(resources, size)[0]
 
         if resources.gpu_transfer is None:
-            batch, bad_rows, back = in_memory(self.fetching.read(handle, identity, lease, layout, memory), sample)
+            batch, bad_rows, back = in_memory(self._fetching.read(handle, identity, lease, layout, memory), sample)
         else:
             epilogue = resources.epoch.portable.epilogue
-            batch, bad_rows, back = self.fetching.land(epilogue, handle, identity, lease, layout, sample, memory)
+            batch, bad_rows, back = self._fetching.land(epilogue, handle, identity, lease, layout, sample, memory)
         bad = [] if bad_rows is None else np.flatnonzero(bad_rows).tolist()
         if len(bad) > layout.most_bad_rows:
             raise DamagedBatch(f"the device leaves {len(bad)} of its {size} samples to this host, which makes all of it")
@@ -187,9 +229,11 @@ class EngineJob:
         for number in list(itertools.islice(self._left_out, len(rows)))[-1:]:
             last, _ = self._resources.plan.image_items(position)[rows[-1]]
             where = self._resources.reader.where(last)
-            self._remark(
+            self._sink.remark(
+                self._name,
                 f"it left {number} samples to this host, the last one {where}: they take more pixels, memory or time than it "
-                "allows an image, it can't read them, or Pillow warns of them"
+                "allows an image, it can't read them, or Pillow warns of them",
+                "left out",
             )
 
     def _make_in_memory(
@@ -318,8 +362,8 @@ class EngineSource:
         except Exception as error:  # a fault of ours and not of the device: it must be seen
             sink.lost(name, repr(error), error)
         finally:
-            if job is not None and job.handle is not None:
-                job.handle.close()
+            if job is not None:
+                job.close()
 
     def _open_job(
         self, sink: EpochSink, place: EngineConnection, files: Sequence[OperatorFile]
@@ -328,10 +372,6 @@ class EngineSource:
         name, resources, portable = self.name, sink.resources, sink.resources.epoch.portable
         nothing = None, Capacity(0)
         welcome = place.link.open()
-        file_transfer: FileTransfer | None = None
-        if resources.gpu_transfer is not None and place.shared:
-            assert place.link.spool is not None
-            file_transfer = resources.gpu_transfer.open(place.link.spool, place.mapped)
         if place.operators is not None:
             put_operators(files, place.operators)
         urls = () if place.carried else welcome.versions.get("urls", "").split()
@@ -358,20 +398,15 @@ class EngineSource:
                 f"the spool of {name} holds {welcome.quota_bytes} bytes, a batch file of this loader needs "
                 f"{layout.file_bytes}. Give it a larger quota, or use smaller batches."
             )
-        job = EngineJob(resources, dataset, layout, self.audit, lambda text: sink.remark(name, text, "left out"))
-        job.handle = open_job(portable.pipeline, layout, _telling(sink, name, files, job))
+        job = EngineJob(sink, self, place, dataset, layout, open_job)
         try:
-            job.fetching = BatchFetcher(
-                job.handle, place.shared, lambda text: sink.remark(name, text), mapped=place.mapped, wanted=job.holds,
-                gpu_transfer=file_transfer,
-            )  # fmt: skip
             sink.remark(name, place.remark)
             if sink.over_within(0):
-                job.handle.close()
+                job.close()
                 return nothing
             _compare_bits(sink, name, job.handle, self.allow_different_bits, open_job)
         except BaseException:
-            job.handle.close()
+            job.close()
             raise
         workers = min(max(1, welcome.workers), MOST_WORKERS)
         # Who requests objects, a worker there or this host for it, begins with those of the next leases.
@@ -380,36 +415,6 @@ class EngineSource:
         return job, Capacity(
             max(1, quota // ranks), workers, "spool" if place.shared else "stream", place.node, dataset.carried, ahead
         )
-
-
-def _telling(sink: EpochSink, name: str, files: Sequence[OperatorFile], job: EngineJob) -> Callable[[EngineEvent], None]:
-    """Return the callback that passes the engine's events to the epoch."""
-    reasons: set[str] = set()  # reasons of failed leases that were told already
-
-    def on_event(event: EngineEvent) -> None:
-        if isinstance(event, LeasePublished):
-            sink.published(name, event.lease, event.path, job.busy_s(event.lease, event.busy_s))
-        elif isinstance(event, LeaseFailed):
-            kind = event.reason.partition(":")[0]
-            told = kind in reasons or len(reasons) >= _MOST_REASONS
-            sink.failed(name, event.lease, by_name(event.reason, files), fatal=event.fatal, told=told)
-            if not told:
-                reasons.add(kind)
-        elif isinstance(event, LeaseProgress):
-            sink.progressed(name, event.samples)
-        elif isinstance(event, RanksMeasured):
-            sink.measured(name, ((samples, min(busy_s, _MOST_BUSY_S)) for samples, busy_s in event.batches))
-        elif isinstance(event, EngineNote):
-            sink.note(name, event.text)
-        elif isinstance(event, EngineRetires):
-            sink.retires(name, "its engine was told to end", event.begun)
-        elif isinstance(event, EngineLost):
-            sink.lost(name, event.reason)
-
-    return on_event
-
-
-_OpenJob = Callable[[Pipeline, Layout, Callable[[EngineEvent], None]], JobHandle]
 
 
 def _compare_bits(sink: EpochSink, name: str, handle: JobHandle, allow: bool, open_job: _OpenJob) -> None:
