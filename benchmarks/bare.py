@@ -28,6 +28,7 @@ from benchmarks.common import BenchFailed, user_environment
 from benchmarks.data import loader
 from csd_engine.batchfile.reader import Layout
 from csd_engine.batchfile.writer import BatchWriter
+from csd_engine.directory import Directory
 from csd_engine.prepare.batch_maker import BatchMaker
 from csd_engine.prepare.sample import prepare_sample
 from csd_engine.prepare.started_batch import BatchRequest
@@ -84,11 +85,12 @@ def engine_batch(found: Portable, batch: int, directory: str, slowdown: float) -
     """Return a function that prepares the n-th batch as an engine's worker does: into a file in the spool, which it removes."""
     maker, ring = _maker(found), np.asarray(_order(found))
     layout, never_before = Layout(batch, *found.shape, 0), np.zeros(batch, dtype=np.int64)
+    spool = Directory(directory)
     slow = Slowdown(slowdown)  # as in the worker: a slow processor also writes its files slowly
 
     def make(k: int) -> None:
         slow.begin()
-        writer = BatchWriter(directory, f"{k:032x}", k, layout)
+        writer = BatchWriter(spool, f"{k:032x}", k, layout)
         sources, at = ring[(k * batch + np.arange(batch)) % len(ring)], 0
         rows = WrittenRows(writer)
         with maker.start(BatchRequest(sources, never_before, 0, k)) as started:
@@ -110,11 +112,11 @@ def fetched_batch(found: Portable, batch: int, directory: str) -> Callable[[int]
     reader, order = found.dataset.reader(), _order(found)
     paths = []
     for number in range(_FETCHED_FILES):
-        writer = BatchWriter(directory, f"{number:032x}", number, layout)
+        writer = BatchWriter(Directory(directory), f"{number:032x}", number, layout)
         for row in range(batch):
             pixels = np.empty(found.shape, dtype=np.uint8)
             prepare_sample(reader, found.pipeline, (order[(number * batch + row) % len(order)], 0), 0, 0, pixels, None)
-            writer.write(row, pixels)
+            writer.write_rows(row, pixels[np.newaxis])
         paths.append(writer.publish())
 
     def make(k: int) -> torch.Tensor:

@@ -29,6 +29,7 @@ from benchmarks.common import Aim, BenchFailed, add_output, alternate, command, 
 from csd_engine.batchfile.layout import DATA_OFFSET
 from csd_engine.batchfile.reader import Layout, open_batch
 from csd_engine.batchfile.writer import BatchWriter
+from csd_engine.directory import Directory
 from ddlp.errors import DDLPError
 from ddlp.schedule.slots import FETCHERS
 from ddlp.transfer.choose_transfer import WAYS, ways
@@ -226,7 +227,7 @@ def _raw(files: list[Path], layout: Layout, reads: range, stream: DeviceStream) 
 
 
 def _written(spool: Path, number: int, layout: Layout) -> Path:
-    writer = BatchWriter(str(spool), f"{number:032x}", number, layout)
+    writer = BatchWriter(Directory(str(spool)), f"{number:032x}", number, layout)
     draws = np.random.default_rng(number)
     writer.write_rows(0, draws.integers(0, 256, layout.image_shape, dtype=np.uint8))
     return Path(writer.publish())

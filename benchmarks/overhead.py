@@ -29,6 +29,7 @@ from torchvision import transforms
 from benchmarks.common import Aim, add_output, command, emit, say, spread
 from csd_engine.batchfile.reader import Layout
 from csd_engine.batchfile.writer import BatchWriter
+from csd_engine.directory import Directory
 from ddlp.datasets import ImageArrays
 from ddlp.loader import DDLPLoader
 from ddlp.process.cores import cpu_s, family
@@ -202,8 +203,8 @@ def bare(n: int = 2000) -> tuple[float, float]:
     host_us = 1e6 * (time.thread_time() - began) / n
     with tempfile.TemporaryDirectory(prefix="ddlp-bench-") as spool:
         layout, name = Layout(1, 1, 1, 3), f"{0:032x}"
-        writer = BatchWriter(spool, name, 0, layout)
-        writer.write(0, np.zeros((1, 1, 3), np.uint8))
+        writer = BatchWriter(Directory(spool), name, 0, layout)
+        writer.write_rows(0, np.zeros((1, 1, 1, 3), np.uint8))
         path = writer.publish()
         began = time.thread_time()
         for k in range(n):

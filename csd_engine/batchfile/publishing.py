@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import Any, Optional
+from typing import Any
+
+from csd_engine.directory import Directory
 
 __all__ = ["PART_SUFFIX", "is_there", "publish_name", "pwrite"]
 
@@ -22,17 +24,18 @@ def pwrite(descriptor: int, data: Any, offset: int) -> None:
         offset += written
 
 
-def is_there(name: str, at: Optional[int]) -> bool:
-    """Return whether the directory `at` has an entry of this name. Raises OSError."""
+def is_there(directory: Directory, name: str) -> bool:
+    """Return whether the directory has an entry of this name. Raises OSError."""
     try:
-        os.stat(name, dir_fd=at, follow_symlinks=False)
+        directory.status(name)
     except FileNotFoundError:
         return False
     return True
 
 
-def publish_name(part: str, final: str, at: Optional[int]) -> None:
-    """Give the finished file its name in the directory `at`, never over an existing one (FileExistsError)."""
+def publish_name(directory: Directory, part: str, final: str) -> None:
+    """Give the finished file its name in the directory, never over an existing one (FileExistsError)."""
+    at = directory.descriptor
     try:
         os.link(part, final, src_dir_fd=at, dst_dir_fd=at, follow_symlinks=False)
         os.unlink(part, dir_fd=at)
@@ -44,7 +47,7 @@ def publish_name(part: str, final: str, at: Optional[int]) -> None:
     claim = final + ".claim"
     os.close(os.open(claim, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=at))
     try:
-        if is_there(final, at):
+        if is_there(directory, final):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), final)
         os.rename(part, final, src_dir_fd=at, dst_dir_fd=at)
     finally:

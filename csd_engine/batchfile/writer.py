@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
-from typing import Optional, Union
+from typing import Optional
 
 import numpy as np
 
@@ -40,7 +40,7 @@ class BatchWriter:
     """Fills one batch file row by row; its memory does not grow with the images.
 
     Args:
-        directory: the job's directory below the spool. An open one is used through its descriptor.
+        directory: the job's below the spool. It stays open for as long as this object.
         batch_identity: 32 hex digits.
         lease: the lease's number.
         layout: shape of the batch.
@@ -53,7 +53,7 @@ class BatchWriter:
 
     def __init__(
         self,
-        directory: Union[str, "os.PathLike[str]", Directory],
+        directory: Directory,
         batch_identity: str,
         lease: int,
         layout: Layout,
@@ -62,14 +62,9 @@ class BatchWriter:
         self.layout = layout
         self._identity = batch_identity
         self._lease = lease
-        name = file_name(batch_identity, lease)
-        self._directory = directory  # kept, so that its descriptor stays open
-        self._at: Optional[int] = None
-        if isinstance(directory, Directory):
-            self._at, self._final = directory.descriptor, name
-            self._path = os.path.join(directory.path, name)
-        else:
-            self._final = self._path = os.path.join(os.fspath(directory), name)
+        self._directory = directory
+        self._final = file_name(batch_identity, lease)
+        self._path = os.path.join(directory.path, self._final)
         self._part = self._final + PART_SUFFIX
         self._checksum = Checksum()
         self._boxes = bytearray()
@@ -78,10 +73,9 @@ class BatchWriter:
         self._descriptor = -1
         self._created = False
         try:
-            if is_there(self._final, self._at):
+            if is_there(directory, self._final):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self._path)
-            how = os.O_NOFOLLOW if begun else os.O_CREAT | os.O_EXCL
-            self._descriptor = os.open(self._part, os.O_RDWR | os.O_CLOEXEC | how, 0o644, dir_fd=self._at)
+            self._descriptor = directory.open(self._part, os.O_RDWR | (0 if begun else os.O_CREAT | os.O_EXCL))
             self._created = True
             if begun:
                 os.ftruncate(self._descriptor, layout.file_bytes)
@@ -95,19 +89,12 @@ class BatchWriter:
         """Rows written so far; the next one to write."""
         return self._row
 
-    def write(self, row: int, image: np.ndarray, boxes: Optional[np.ndarray] = None) -> None:
-        """Write row `row` (rows come in order): image uint8 (height, width, channels), boxes int32 (boxes, 4).
+    def write_rows(self, row: int, images: np.ndarray, boxes: Optional[np.ndarray] = None) -> None:
+        """Write rows from `row` on, which come in order: images uint8 (n, height, width, channels), boxes int32 (n, boxes, 4).
 
         Raises:
             SpoolFull, SpoolError: the write failed; the part file is removed.
             ValueError: out of order, or a shape or type that is not the layout's.
-        """
-        self.write_rows(row, image[np.newaxis], None if boxes is None else boxes[np.newaxis])
-
-    def write_rows(self, row: int, images: np.ndarray, boxes: Optional[np.ndarray] = None) -> None:
-        """Write several rows from `row` on: images uint8 (n, height, width, channels), boxes int32 (n, boxes, 4).
-
-        Raises as `write`.
         """
         layout, count = self.layout, len(images)
         if row != self._row or row + count > layout.batch:
@@ -148,7 +135,7 @@ class BatchWriter:
             pwrite(self._descriptor, first, 0)
             descriptor, self._descriptor = self._descriptor, -1
             os.close(descriptor)  # before it has its name: a network file system writes back at close, and may fail
-            publish_name(self._part, self._final, self._at)
+            publish_name(self._directory, self._part, self._final)
             self._created = False
         except OSError as error:
             raise self._failed(error) from error
@@ -161,10 +148,7 @@ class BatchWriter:
             os.close(descriptor)
         if self._created:  # else the name is another writer's
             self._created = False
-            try:
-                os.unlink(self._part, dir_fd=self._at)
-            except OSError:
-                pass
+            self._directory.unlink(self._part)
 
     def _failed(self, error: OSError) -> SpoolError:
         self.abort()

@@ -367,7 +367,7 @@ class SegmentWriter:
             os.ftruncate(descriptor, head.file_bytes)
             pwrite(descriptor, head.to_bytes(), 0)
             os.close(os.dup(descriptor))  # a network file system writes back at each close, and may fail; the lock stays
-            publish_name(self._part, self.name, self._directory.descriptor)
+            publish_name(self._directory, self._part, self.name)
             return head.file_bytes
         except OSError:
             self._directory.unlink(self._part)

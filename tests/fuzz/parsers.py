@@ -334,7 +334,7 @@ def _read_layout(_: Path, data: Any) -> None:
 
 
 def _batches(directory: Path) -> list[Any]:
-    writer = BatchWriter(directory, _HEX, 7, _LAYOUT)
+    writer = BatchWriter(Directory(str(directory)), _HEX, 7, _LAYOUT)
     writer.write_rows(0, np.ones(_LAYOUT.image_shape, np.uint8), np.zeros((3, 2, 4), np.int32))
     path = writer.publish()
     content = path.read_bytes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import hashlib
@@ -17,6 +18,7 @@ from csd_engine.batchfile import writer as batchwriter
 from csd_engine.batchfile.checksum import BLOCK_BYTES, MULTIPLIER, Checksum
 from csd_engine.batchfile.reader import DATA_OFFSET, Layout, file_name, identity, read_batch
 from csd_engine.batchfile.writer import BatchWriter
+from csd_engine.directory import Directory
 from csd_engine.errors import DamagedBatch, EngineError, SpoolError, SpoolFull
 
 NAME = "0123456789abcdef" * 2
@@ -37,9 +39,9 @@ def fill(directory, layout, lease=4):
     random = np.random.default_rng(1)
     images = random.integers(0, 256, layout.image_shape, dtype=np.uint8)
     boxes = random.integers(-9, 1 << 30, (layout.batch, layout.boxes, 4), dtype=np.int32) if layout.boxes else None
-    writer = BatchWriter(directory, NAME, lease, layout)
+    writer = BatchWriter(Directory(str(directory)), NAME, lease, layout)
     for row in range(layout.batch):
-        writer.write(row, images[row], None if boxes is None else boxes[row])
+        writer.write_rows(row, images[row : row + 1], None if boxes is None else boxes[row : row + 1])
     if layout.bad_rows:
         writer.mark_bad(1)
     return writer.publish(), images, boxes
@@ -129,18 +131,18 @@ def test_nothing_is_written_over(tmp_path):
     layout = LAYOUTS[0]
     path, images, _ = fill(tmp_path, layout)
     with pytest.raises(SpoolError):
-        BatchWriter(tmp_path, NAME, 4, layout)
-    writer = BatchWriter(tmp_path, NAME, 5, layout)
+        BatchWriter(Directory(str(tmp_path)), NAME, 4, layout)
+    writer = BatchWriter(Directory(str(tmp_path)), NAME, 5, layout)
     (tmp_path / file_name(NAME, 5)).write_bytes(b"another's")
     for row in range(layout.batch):
-        writer.write(row, images[row], np.zeros((2, 4), np.int32))
+        writer.write_rows(row, images[row : row + 1], np.zeros((1, 2, 4), np.int32))
     with pytest.raises(SpoolError):
         writer.publish()
     assert (tmp_path / file_name(NAME, 5)).read_bytes() == b"another's"
     assert len(os.listdir(tmp_path)) == 2
-    again = BatchWriter(tmp_path, NAME, 6, layout)
+    again = BatchWriter(Directory(str(tmp_path)), NAME, 6, layout)
     with pytest.raises(SpoolError):  # a second writer of the same lease leaves the first one's part alone
-        BatchWriter(tmp_path, NAME, 6, layout)
+        BatchWriter(Directory(str(tmp_path)), NAME, 6, layout)
     assert len(os.listdir(tmp_path)) == 3
     again.abort()
     again.abort()
@@ -155,10 +157,10 @@ def test_without_hard_links(tmp_path, monkeypatch):
     path, images, _ = fill(tmp_path, LAYOUTS[0])
     assert np.array_equal(read_batch(path, NAME, 4, LAYOUTS[0]).images, images)
     assert os.listdir(tmp_path) == [path.name]
-    writer = BatchWriter(tmp_path, NAME, 7, LAYOUTS[0])
+    writer = BatchWriter(Directory(str(tmp_path)), NAME, 7, LAYOUTS[0])
     (tmp_path / file_name(NAME, 7)).write_bytes(b"x")
     for row in range(5):
-        writer.write(row, images[row], np.zeros((2, 4), np.int32))
+        writer.write_rows(row, images[row : row + 1], np.zeros((1, 2, 4), np.int32))
     with pytest.raises(SpoolError):
         writer.publish()
     assert (tmp_path / file_name(NAME, 7)).read_bytes() == b"x" and len(os.listdir(tmp_path)) == 2
@@ -166,9 +168,9 @@ def test_without_hard_links(tmp_path, monkeypatch):
 
 def test_rows_come_in_order_and_complete(tmp_path):
     layout = LAYOUTS[1]
-    row = np.zeros((224, 224, 3), np.uint8)
-    writer = BatchWriter(tmp_path, NAME, 1, layout)
-    for wrong in (lambda: writer.write(1, row), lambda: writer.write(0, row[1:]), writer.publish):
+    row = np.zeros((1, 224, 224, 3), np.uint8)
+    writer = BatchWriter(Directory(str(tmp_path)), NAME, 1, layout)
+    for wrong in (lambda: writer.write_rows(1, row), lambda: writer.write_rows(0, row[:, 1:]), writer.publish):
         with pytest.raises(ValueError):
             wrong()
     writer.abort()
@@ -182,8 +184,8 @@ def test_a_full_disk_is_met_before_any_work(tmp_path):
     ).returncode:
         pytest.skip("mount is not permitted here")
     try:
-        with pytest.raises(SpoolFull, match="no room"):
-            BatchWriter(tmp_path, NAME, 1, LAYOUTS[1])
+        with contextlib.closing(Directory(str(tmp_path))) as directory, pytest.raises(SpoolFull, match="no room"):
+            BatchWriter(directory, NAME, 1, LAYOUTS[1])
         assert os.listdir(tmp_path) == []
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)
@@ -194,9 +196,9 @@ def test_offsets_beyond_4_gib(tmp_path):
     assert layout.data_bytes == 30000 * (150528 + 16) and layout.file_bytes > 4 << 30
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batchwriter, "_reserve", os.ftruncate)  # sparse: no 4 GiB on the disk
-        writer = BatchWriter(tmp_path, NAME, 1, layout)
+        writer = BatchWriter(Directory(str(tmp_path)), NAME, 1, layout)
         writer._row = 29999
-        writer.write(29999, np.full((224, 224, 3), 7, np.uint8), np.zeros((1, 4), np.int32))
+        writer.write_rows(29999, np.full((1, 224, 224, 3), 7, np.uint8), np.zeros((1, 1, 4), np.int32))
         with open(tmp_path / (file_name(NAME, 1) + ".part"), "rb") as stream:
             stream.seek(DATA_OFFSET + 29999 * layout.row_bytes - 1)
             assert stream.read(3) == b"\0\7\7"
@@ -272,7 +274,7 @@ def test_a_hostile_layout_is_refused(field, value):
 def test_a_receiver_hands_out_the_places_of_the_next_bytes(tmp_path):
     """Pieces end where they like: one may hold the end of the images, the boxes and the marks."""
     layout = Layout(5, 300, 250, 3, 2, bad_rows=True)
-    writer = BatchWriter(tmp_path, "0" * 32, 3, layout)
+    writer = BatchWriter(Directory(str(tmp_path)), "0" * 32, 3, layout)
     images = np.random.default_rng(1).integers(0, 256, layout.image_shape, np.uint8)
     boxes = np.arange(40, dtype=np.int32).reshape(5, 2, 4)
     writer.write_rows(0, images, boxes)

@@ -156,12 +156,12 @@ def test_a_file_that_is_written_over_is_as_a_new_one(tmp_path: Path, before: int
     for name, begun in (("new", False), ("over", True)):
         place = tmp_path / name
         place.mkdir()
-        writer = BatchWriter(place, NAME, 4, layout)
+        writer = BatchWriter(Directory(str(place)), NAME, 4, layout)
         if begun:
             part = next(place.iterdir())
             writer.abort()
             part.write_bytes(draws.bytes(before))
-            writer = BatchWriter(place, NAME, 4, layout, begun)
+            writer = BatchWriter(Directory(str(place)), NAME, 4, layout, begun)
             assert part.name.endswith(PART_SUFFIX) and part.read_bytes()[:4096] == bytes(4096)
         writer.write_rows(0, images, boxes)
         files.append(writer.publish())

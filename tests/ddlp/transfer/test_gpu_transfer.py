@@ -19,6 +19,7 @@ import torch
 from csd_engine.batchfile.checksum import BLOCK_BYTES, Checksum, digest
 from csd_engine.batchfile.reader import Layout
 from csd_engine.batchfile.writer import BatchWriter
+from csd_engine.directory import Directory
 from csd_engine.errors import DamagedBatch, MissingBatch
 from ddlp.transfer.device_checksum import padded, sum_blocks
 from ddlp.transfer.device_stream import CudaStream, PlainStream
@@ -67,7 +68,7 @@ def write(directory, shape, boxes=0, seed=0):
     layout, random = Layout(*shape, boxes), np.random.default_rng(seed)
     images = random.integers(0, 256, shape, dtype=np.uint8)
     corners = random.integers(0, min(shape[1:3]), (shape[0], boxes, 4)).astype(np.int32) if boxes else None
-    writer = BatchWriter(directory, IDENTITY, LEASE, layout)
+    writer = BatchWriter(Directory(str(directory)), IDENTITY, LEASE, layout)
     writer.write_rows(0, images, corners)
     return File(writer.publish(), layout, images, corners)
 

@@ -13,6 +13,7 @@ from torchvision import transforms
 
 from csd_engine.batchfile.reader import Layout, read_batch
 from csd_engine.batchfile.writer import BatchWriter
+from csd_engine.directory import Directory
 from csd_engine.errors import DamagedBatch, MissingBatch
 from ddlp.datasets import ImageArrays
 from ddlp.loader import DDLPLoader
@@ -28,10 +29,10 @@ LAYOUT = Layout(5, 17, 13, 3, 2)  # odd sizes and masks, so that the boxes begin
 
 def written(directory: Path, layout: Layout = LAYOUT) -> Path:
     draws = np.random.default_rng(0)
-    writer = BatchWriter(directory, NAME, 4, layout)
+    writer = BatchWriter(Directory(str(directory)), NAME, 4, layout)
     for row in range(layout.batch):
-        boxes = draws.integers(0, 9, (layout.boxes, 4), dtype=np.int32) if layout.boxes else None
-        writer.write(row, draws.integers(0, 256, (layout.height, layout.width, layout.channels), dtype=np.uint8), boxes)
+        boxes = draws.integers(0, 9, (1, layout.boxes, 4), dtype=np.int32) if layout.boxes else None
+        writer.write_rows(row, draws.integers(0, 256, (1, *layout.image_shape[1:]), dtype=np.uint8), boxes)
     if layout.bad_rows:
         writer.mark_bad(3)
     return Path(writer.publish())
