@@ -29,7 +29,7 @@ from ddlp.sampling.torch_loader import index_sampler_of
 from ddlp.schedule.ranges import RangeSet
 from ddlp.sources.base import BatchState, PreparedBatch
 from ddlp.sources.host.collate_errors import with_place
-from ddlp.sources.host.keyed_samples import KeyedBatch, KeyedSamples
+from ddlp.sources.workers.keyed_samples import KeyedBatch, KeyedSamples
 from ddlp.stats.live import Life
 from ddlp.transfer.to_device import can_pin, move
 from ddlp.translate.datasets import PortableSet

@@ -45,8 +45,8 @@ from ddlp.sampling.sampler_order import default_device
 from ddlp.sampling.torch_loader import collates
 from ddlp.sources.base import BatchState, PreparedBatch, Resources, StepRunner
 from ddlp.sources.host.collate_errors import with_place
-from ddlp.sources.host.hand_over import Blocks, HandOver
-from ddlp.sources.host.keyed_samples import KeyedBatch, KeyedSamples
+from ddlp.sources.workers.hand_over import Blocks, HandOver
+from ddlp.sources.workers.keyed_samples import KeyedBatch, KeyedSamples
 from ddlp.stats.thread_cpu import ELSEWHERE, thread_queued_s
 from ddlp.transfer.epilogue import Epilogue
 from ddlp.transfer.memory_pool import MemoryPool

@@ -1,7 +1,7 @@
 """torch's own DataLoader, to the bit, whose batches are measured: the baseline that ddlp is compared with.
 
 Data set, sampler, collate_fn, generators, workers and the way of their batches are torch's. Each batch brings the time that it
-took along (`ddlp.sources.host.timed_fetch`), and nothing else is added.
+took along (`ddlp.sources.workers.timed_fetch`), and nothing else is added.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from ddlp import decode
 from ddlp.sampling.checkpoint import Resume
 from ddlp.schedule.rates import Rates
-from ddlp.sources.host.timed_fetch import TimedCollate, time_fetches
+from ddlp.sources.workers.timed_fetch import TimedCollate, time_fetches
 from ddlp.sources.host.torch_workers import _counts, _Processes, _Single
 from ddlp.transfer.to_device import MoveAndTransform
 

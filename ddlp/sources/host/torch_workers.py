@@ -34,9 +34,9 @@ from ddlp.sampling.torch_loader import OrderSource, collates, index_sampler_of
 from ddlp.schedule.ledger import Side
 from ddlp.schedule.ranges import RangeSet
 from ddlp.schedule.rates import Rates
-from ddlp.sources.host.hand_over import Blocks, HandOver
-from ddlp.sources.host.keyed_samples import KeyedBatch, KeyedSamples
-from ddlp.sources.host.timed_fetch import FetchHooks, Made, TimedFetcher, time_fetches
+from ddlp.sources.workers.hand_over import Blocks, HandOver
+from ddlp.sources.workers.keyed_samples import KeyedBatch, KeyedSamples
+from ddlp.sources.workers.timed_fetch import FetchHooks, Made, TimedFetcher, time_fetches
 from ddlp.stats.report import Counts
 from ddlp.transfer.to_device import MoveAndTransform, pins
 

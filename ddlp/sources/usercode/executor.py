@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from ddlp.sources.host.keyed_samples import KeyedBatch
+from ddlp.sources.workers.keyed_samples import KeyedBatch
 from ddlp.sources.usercode.work import Answer, Work
 
 __all__ = ["Executor", "NodeGone", "NodeUnfit", "Starter"]

@@ -25,7 +25,7 @@ from ddlp.sampling.checkpoint import is_stateful, sampler_of
 from ddlp.sampling.epoch_plan import is_built_in
 from ddlp.sampling.torch_loader import collates, index_sampler_of
 from ddlp.sources.base import BatchState, EpochSink, PreparedBatch, Resources
-from ddlp.sources.host.keyed_samples import KeyedBatch, KeyedSamples
+from ddlp.sources.workers.keyed_samples import KeyedBatch, KeyedSamples
 from ddlp.sources.host.own_steps import WorkerEpoch, WorkerProcesses, worker_processes
 from ddlp.sources.usercode.tree import Encoded, encode
 from ddlp.sources.usercode.work import Work

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ddlp.sources.host.keyed_samples import KeyedBatch
+from ddlp.sources.workers.keyed_samples import KeyedBatch
 from ddlp.sources.usercode.executor import NodeGone, NodeUnfit
 from ddlp.sources.usercode.tree import MAX_BUFFERS, MAX_BYTES, MAX_HEADER_BYTES, Encoded
 from ddlp.sources.usercode.work import FAILED, GONE, MADE, NO_TREE, READY, Answer, Work

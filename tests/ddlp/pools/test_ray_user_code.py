@@ -13,7 +13,7 @@ import torch
 
 from ddlp import DDLPError, RayPool
 from ddlp.pools.base import nodes_of
-from ddlp.sources.host.keyed_samples import KeyedBatch
+from ddlp.sources.workers.keyed_samples import KeyedBatch
 from ddlp.sources.usercode.executor import NodeGone, NodeUnfit
 from ddlp.sources.usercode.tree import decode
 from ddlp.sources.usercode.work import FAILED, MADE, Work, pickled

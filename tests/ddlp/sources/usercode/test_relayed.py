@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from ddlp.sources.host.keyed_samples import KeyedBatch
+from ddlp.sources.workers.keyed_samples import KeyedBatch
 from ddlp.sources.usercode.executor import NodeGone, NodeUnfit
 from ddlp.sources.usercode.relayed import RelayedNode
 from ddlp.sources.usercode.tree import Encoded

@@ -13,7 +13,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from ddlp import DDLPLoader
 from ddlp.schedule.rates import Rates
-from ddlp.sources.host.timed_fetch import FetchHooks, Made
+from ddlp.sources.workers.timed_fetch import FetchHooks, Made
 from ddlp.stats.report import Counts
 
 SAMPLES, BATCH, SLEEP_S = 11, 4, 0.01

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from torchvision import tv_tensors
 
 from ddlp import DDLPLoader
-from ddlp.sources.host import hand_over
+from ddlp.sources.workers import hand_over
 from tests.engine_process import until
 from tests.open_files import open_files, opened_since
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import _DatasetKind, get_worker_info
 
 from csd_engine.prepare.read_time import READING
-from ddlp.sources.host.hand_over import HandOver
+from ddlp.sources.workers.hand_over import HandOver
 from ddlp.stats.thread_cpu import thread_queued_s
 
 __all__ = ["FetchHooks", "Made", "TimedCollate", "TimedFetcher", "time_fetches"]
