@@ -15,20 +15,16 @@ import copy
 import functools
 import inspect
 import math
-import multiprocessing.connection
 import operator
 import os
-import pickle
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing.reduction import ForkingPickler
 from typing import Any, Protocol
 
 import torch
-import torch.multiprocessing
 from PIL import Image
 from torch._utils import ExceptionWrapper
 from torch.utils.data import _DatasetKind, _utils, default_collate, get_worker_info
@@ -37,7 +33,6 @@ from torchvision import tv_tensors
 from csd_engine.errors import named, noted
 from csd_engine.kernels import kernel
 from csd_engine.keyed import Keyed
-from ddlp.process.allocator import keep_freed_memory
 from ddlp.process.finalizers import when_dropped
 from ddlp.sampling.keyed_generators import GENERATORS
 from ddlp.sampling.own_generators import own_generators
@@ -45,7 +40,8 @@ from ddlp.sampling.sampler_order import default_device
 from ddlp.sampling.torch_loader import collates
 from ddlp.sources.base import BatchState, PreparedBatch, Resources, StepRunner
 from ddlp.sources.host.collate_errors import with_place
-from ddlp.sources.workers.hand_over import Blocks, HandOver
+from ddlp.sources.workers.channel import Closed
+from ddlp.sources.workers.context import WorkerContext, worker_died
 from ddlp.sources.workers.keyed_samples import KeyedBatch, KeyedSamples
 from ddlp.stats.thread_cpu import ELSEWHERE, thread_queued_s
 from ddlp.transfer.epilogue import Epilogue
@@ -196,9 +192,9 @@ class OwnSteps:
         with self._taken(batch, facts):
             return self._keyed.__getitems__(self._asked(facts))
 
-    def answer(self, message: bytes) -> Any:
+    def answer(self, message: Any) -> Any:
         """Do the same in another process: take a message of `_Process.run`, and return the batch."""
-        block, shape, boxes, facts = pickle.loads(message)
+        block, shape, boxes, facts = message
         images = self._blocks.receive(block)[: math.prod(shape)].view(shape)
         return self.whole(PreparedBatch(images, None if boxes is None else torch.from_numpy(boxes)), facts)
 
@@ -383,27 +379,22 @@ class WorkerSteps(Protocol):
     def begin_worker(self, init: Callable[[], None]) -> None:
         """Run the user's worker_init_fn."""
 
-    def answer(self, message: bytes) -> Any:
+    def answer(self, message: Any) -> Any:
         """Return a batch, or what else the message asks for."""
 
 
 class _Answers:
-    """The steps as torch's worker loop wants them: a data set, which is asked with messages.
+    """The steps as torch's worker loop wants them: a data set, which is asked with messages."""
 
-    Args:
-        steps: make the answers.
-        token: the token of the training process's `Blocks`, for the large tensors in them.
-    """
-
-    def __init__(self, steps: WorkerSteps, token: int) -> None:
+    def __init__(self, steps: WorkerSteps) -> None:
         self.dataset, self.begin_worker = steps.dataset, steps.begin_worker
-        self._answer = HandOver(steps.answer, token)
+        self._answer = steps.answer
 
-    def __getitems__(self, message: bytes) -> tuple[float, float, bytes]:
-        """Return the processor seconds that this took, the seconds of waiting for a processor, and the pickled answer."""
+    def __getitems__(self, message: Any) -> tuple[float, float, Any]:
+        """Return the processor seconds that this took, the seconds of waiting for a processor, and the answer."""
         before_s, queued_s = time.process_time(), thread_queued_s()
-        made = bytes(ForkingPickler.dumps(self._answer(message)))
-        return time.process_time() - before_s, thread_queued_s() - queued_s, made
+        answer = self._answer(message)
+        return time.process_time() - before_s, thread_queued_s() - queued_s, answer
 
 
 class WorkerProcesses:
@@ -425,9 +416,7 @@ class WorkerProcesses:
         self._pid = os.getpid()
         self.epoch: WorkerEpoch | None = None  # the last one that they work for
         self.all: list[_Process] = []
-        self._blocks = Blocks()  # as long as the processes
-        answers = _Answers(steps, self._blocks.token)
-        context = torch.multiprocessing if context is None else context
+        answers = _Answers(steps)
         try:
             for number in range(processes):
                 self.all.append(_Process(answers, number, processes, context, init, base_seed))
@@ -473,21 +462,23 @@ class _Process:
         self, answers: _Answers, number: int, of: int, context: Any, init: Callable[[int], None] | None, base_seed: int
     ) -> None:
         self._sent = SentBlocks()
-        self._asked, self._made, self._over = context.Queue(), context.Queue(), context.Event()
         self._number = number
         self._lock = threading.Lock()  # a thread of the epoch before may still be here
         self._lent: tuple[Any, ...] = ()  # the memory of the batch in work: the process reads and writes it
-        self._process = context.Process(
+        workers = WorkerContext(context, postpone=None, first=number)
+        self._answers, self._requests = workers.answers(), workers.requests()
+        self._blocks = workers.blocks
+        self._process = workers.Process(
             target=_utils.worker._worker_loop,
             args=(
-                _DatasetKind.Map, [answers] if _TAKES_A_LIST else answers, self._asked, self._made, self._over, True, _as_it_is,
-                False, base_seed, _WorkerStart(init), number, of, False, None,
+                _DatasetKind.Map, [answers] if _TAKES_A_LIST else answers, self._requests, self._answers, workers.Event(), True,
+                _as_it_is, False, base_seed, _WorkerStart(init), number, of, False, None,
             ),
-            daemon=True,
         )  # fmt: skip
-        self._process.start()
-        # Only the process writes. So its end ends the pipe, also within an answer: else a reader would wait for the rest.
-        self._made._writer.close()
+        try:
+            self._process.start()
+        finally:
+            workers.started()
 
     @property
     def alive(self) -> bool:
@@ -505,69 +496,59 @@ class _Process:
                 block, holds = epoch.pool.lend(batch.images.numel())
                 block[1].copy_(batch.images.reshape(-1))
             boxes = None if batch.boxes is None else batch.boxes.numpy()  # an array is sent by value, a tensor is not
-            message = self._sent.send(block), tuple(batch.images.shape), boxes, facts
-            answer = self._ask(epoch, bytes(ForkingPickler.dumps(message)), holds)
-        return pickle.loads(_content(answer))
+            return self._ask(epoch, (self._sent.send(block), tuple(batch.images.shape), boxes, facts), holds)
 
-    def ask(self, epoch: WorkerEpoch, message: bytes) -> Any:
+    def ask(self, epoch: WorkerEpoch, message: Any) -> Any:
         """Return the answer to a message without memory in it. Raises as `run` does."""
         with self._lock:
             self._forget(epoch)
-            answer = self._ask(epoch, message, message)
-        return pickle.loads(_content(answer))
+            return self._ask(epoch, message, message)
 
-    def _ask(self, epoch: WorkerEpoch, message: bytes, holds: Any) -> Any:
-        self._asked.put((0, message))
+    def _ask(self, epoch: WorkerEpoch, message: Any, holds: Any) -> Any:
+        self._requests.put((0, message))
         self._lent = (holds,)
-        return self._answer(epoch)
+        return _counted(self._answer(epoch))
 
     def _forget(self, epoch: WorkerEpoch) -> None:
-        """Wait for the batch in work of an epoch that was broken off, if there is one. It is unpickled: its blocks get free."""
-        if self._lent and not isinstance(answer := self._answer(epoch), ExceptionWrapper):
-            pickle.loads(answer[2])
+        """Wait for the batch in work of an epoch that was broken off, if there is one."""
+        if self._lent:
+            self._answer(epoch)
 
     def _answer(self, epoch: WorkerEpoch) -> Any:
         """Wait for the batch in work, in an epoch that needs it or the process; a wrapped error if a sample failed."""
         while not epoch.closed:
-            multiprocessing.connection.wait([self._made._reader, self._process.sentinel], timeout=0.2)
             try:
-                _, made = self._made.get(timeout=0.01)
-            except (queue.Empty, EOFError, OSError):  # nothing so far; the pipe has ended, before an answer or within one
-                if not self._process.is_alive() and not epoch.closed:
-                    raise RuntimeError(
-                        f"DataLoader worker {self._number} (pid {self._process.pid}) exited unexpectedly, "
-                        f"with code {self._process.exitcode}"
-                    ) from None
+                number, answer = self._answers.get(timeout=0.2)
+            except queue.Empty:
                 continue
+            if type(number) is Closed and not epoch.closed:
+                raise worker_died(self._process, self._number)
             self._lent = ()
-            return made
+            return answer
         raise RuntimeError("this iteration was closed")
 
     def begin_end(self) -> None:
         """Tell the process to end as soon as it can."""
-        self._over.set()
-        self._asked.put(None)
-        self._asked.close()
-        self._asked.cancel_join_thread()
+        self._requests.close()
 
     def end(self) -> None:
         """Wait until the process has ended. Terminate it if it takes too long."""
+        with self._lock:  # a thread that waits here sees that its epoch is over
+            self._answers.close()
         self._process.join(_ENDS_S)
         if self._process.is_alive():
             self._process.terminate()
             self._process.join(_ENDS_S)
-        self._made.close()
 
 
-def _content(answer: Any) -> bytes:
-    """Return what a process has made, and count its seconds. Raises the user's error as torch's workers do."""
+def _counted(answer: Any) -> Any:
+    """Return the batch of a process's answer, and count its seconds. Raises the user's error as torch's workers do."""
     if isinstance(answer, ExceptionWrapper):
         answer.reraise()
-    cpu_s, queued_s, content = answer
+    cpu_s, queued_s, batch = answer
     ELSEWHERE.seconds += cpu_s
     ELSEWHERE.queued_s += queued_s
-    made: bytes = content
-    return made
+    return batch
 
 
 def _as_it_is(batch: Any) -> Any:
@@ -582,7 +563,6 @@ class _WorkerStart:
         self._init = init
 
     def __call__(self, worker: int) -> None:
-        keep_freed_memory()
         info = get_worker_info()
         steps: Any = None if info is None else info.dataset
         object.__setattr__(info, "dataset", steps.dataset)  # WorkerInfo refuses plain assignment

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 from ddlp import decode
 from ddlp.sampling.checkpoint import Resume
 from ddlp.schedule.rates import Rates
-from ddlp.sources.workers.timed_fetch import TimedCollate, time_fetches
 from ddlp.sources.host.torch_workers import _counts, _Processes, _Single
+from ddlp.sources.workers.timed_fetch import TimedCollate, time_fetches
 from ddlp.transfer.to_device import MoveAndTransform
 
 __all__ = ["PlainIterator", "iterate_plain"]

@@ -420,7 +420,7 @@ class StreamView:
         self.base_seed = 0  # that the iterator has, once there is one
         self.generator = loader.generator if base_seed is None else for_base_seed(base_seed)
         self.dataset = loader.dataset
-        self.worker_init_fn: Any = _WorkerStart(loader.worker_init_fn, loader.postpone_decoding)
+        self.worker_init_fn: Any = _WorkerStart(loader.worker_init_fn)
         self.stream: Stream | None = None
         if resume.order is not None:  # of an IterDataPipe, whose seed torch draws before its own
             self.generator = torch.Generator()

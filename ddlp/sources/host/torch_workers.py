@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import itertools
+import queue
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 from torch.utils.data import BatchSampler, get_worker_info
+from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 from torch.utils.data.dataloader import (
     _MultiProcessingDataLoaderIter,
     _SingleProcessDataLoaderIter,
 )
 
 from ddlp import decode
-from ddlp.process.allocator import keep_freed_memory
 from ddlp.process.finalizers import when_dropped
 from ddlp.sampling import sampler_order as order
 from ddlp.sampling.checkpoint import Resume, SamplerStart, save
@@ -34,9 +34,10 @@ from ddlp.sampling.torch_loader import OrderSource, collates, index_sampler_of
 from ddlp.schedule.ledger import Side
 from ddlp.schedule.ranges import RangeSet
 from ddlp.schedule.rates import Rates
-from ddlp.sources.workers.hand_over import Blocks, HandOver
+from ddlp.sources.workers.channel import Closed
+from ddlp.sources.workers.context import WorkerContext, worker_died
 from ddlp.sources.workers.keyed_samples import KeyedBatch, KeyedSamples
-from ddlp.sources.workers.timed_fetch import FetchHooks, Made, TimedFetcher, time_fetches
+from ddlp.sources.workers.timed_fetch import FetchHooks, Made, TimedCollate, TimedFetcher, time_fetches
 from ddlp.stats.report import Counts
 from ddlp.transfer.to_device import MoveAndTransform, pins
 
@@ -103,21 +104,14 @@ def postpone_in_workers() -> None:
 class _WorkerStart:
     """Runs first in each worker: sets ``get_worker_info().dataset`` to the user's own, then calls the user's worker_init_fn.
 
-    It also makes the worker measure its batches. ``postpone``: make `Image.open` give postponed images in the worker.
+    It also makes the worker measure its batches.
     """
 
-    def __init__(self, worker_init_fn: Callable[[int], None] | None, postpone: bool) -> None:
+    def __init__(self, worker_init_fn: Callable[[int], None] | None) -> None:
         self._worker_init_fn = worker_init_fn
-        self._postpone = postpone
 
     def __call__(self, worker: int) -> None:
-        gc.freeze()  # else each worker searches all objects of the training process for garbage, which takes up to a second
-        keep_freed_memory()
         time_fetches()
-        if self._postpone:
-            decode.install()
-        else:
-            decode.uninstall()
         info = get_worker_info()
         samples = info.dataset if info is not None and isinstance(info.dataset, KeyedSamples) else None
         if samples is not None:
@@ -169,7 +163,7 @@ class KeyedView:
         self.collate_fn = _as_it_is
         self.pin_memory = pins(loader)
         self._index_sampler = _KeyedSampler(self, index_sampler_of(loader), collates(loader))
-        self.worker_init_fn = _WorkerStart(loader.worker_init_fn, loader.postpone_decoding)
+        self.worker_init_fn = _WorkerStart(loader.worker_init_fn)
         # With workers, torch calls iter() of the sampler again after it has drawn its base seed, and reads that iterator.
         self.next_epoch(seed, epoch, resume, seed_drawn=loader.num_workers == 0)
 
@@ -451,9 +445,33 @@ class _Processes(_Finishing, _MultiProcessingDataLoaderIter):
 
 class _Multi(_Processes):
     def __init__(self, loader: Any, view: Any, counts: Counts, finish: MoveAndTransform) -> None:
-        self._blocks = Blocks()
-        view.collate_fn = HandOver(view.collate_fn, self._blocks.token)
-        super().__init__(loader, view, counts, finish)
+        view.multiprocessing_context = context = WorkerContext(loader.multiprocessing_context, view.postpone_decoding)
+        view.collate_fn = TimedCollate(view.collate_fn)
+        self._blocks = context.blocks
+        try:
+            super().__init__(loader, view, counts, finish)
+        finally:
+            context.started()
+
+    def _try_get_data(self, timeout: float = MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
+        """Return (True, what has come); (False, None) if nothing has come in ``timeout`` seconds."""
+        until = time.monotonic() + timeout
+        while True:
+            try:
+                data = self._data_queue.get(timeout=max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                return False, None
+            if type(data[0]) is not Closed:
+                return True, data
+            worker = data[0].worker
+            if self._workers_status[worker]:  # else its stream was at its end
+                self._mark_worker_as_unavailable(worker)
+                raise worker_died(self._workers[worker], worker)
+
+    def _shutdown_workers(self) -> None:
+        if not (getattr(self, "_shutdown", True) or hasattr(self, "_pin_memory_thread")):
+            self._worker_result_queue.close()  # else a worker would wait until its answer is read
+        super()._shutdown_workers()
 
 
 UserCodeIterator = _Single | _Multi

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from ddlp.sources.workers.keyed_samples import KeyedBatch
 from ddlp.sources.usercode.work import Answer, Work
+from ddlp.sources.workers.keyed_samples import KeyedBatch
 
 __all__ = ["Executor", "NodeGone", "NodeUnfit", "Starter"]
 

@@ -7,9 +7,7 @@ ddlp's own ledger, as one of portable batches does, because torch's iterator can
 from __future__ import annotations
 
 import functools
-import gc
 import operator
-import pickle
 import queue
 import threading
 from collections.abc import Callable
@@ -25,10 +23,10 @@ from ddlp.sampling.checkpoint import is_stateful, sampler_of
 from ddlp.sampling.epoch_plan import is_built_in
 from ddlp.sampling.torch_loader import collates, index_sampler_of
 from ddlp.sources.base import BatchState, EpochSink, PreparedBatch, Resources
-from ddlp.sources.workers.keyed_samples import KeyedBatch, KeyedSamples
 from ddlp.sources.host.own_steps import WorkerEpoch, WorkerProcesses, worker_processes
 from ddlp.sources.usercode.tree import Encoded, encode
 from ddlp.sources.usercode.work import Work
+from ddlp.sources.workers.keyed_samples import KeyedBatch, KeyedSamples
 from ddlp.stats.live import length
 from ddlp.transfer.epilogue import Epilogue
 from ddlp.translate.datasets import PortableSet
@@ -84,7 +82,6 @@ class _Batches:
     def __init__(self, loader: Any) -> None:
         self.dataset, self.collate_fn, self._postpone = loader.dataset, loader.collate_fn, loader.postpone_decoding
         self._keyed = KeyedSamples(self.dataset, self.collate_fn, collates(loader))
-        self._began = False
 
     def same_as(self, other: Any) -> bool:
         """Return whether ``other`` has the same objects."""
@@ -94,14 +91,11 @@ class _Batches:
     def begin_worker(self, init: Callable[[], None]) -> None:
         """Do nothing: a loader with a worker_init_fn has no such processes (`why_at_home`)."""
 
-    def answer(self, message: bytes) -> Any:
+    def answer(self, message: KeyedBatch) -> Any:
         """Return the batch."""
-        if not self._began:
-            self._began = True
-            gc.freeze()  # as in torch_workers
-            if self._postpone:
-                decode.install()
-        return self._keyed.__getitems__(pickle.loads(message))
+        if self._postpone:
+            decode.install()
+        return self._keyed.__getitems__(message)
 
 
 class UserCodeHost:
@@ -116,7 +110,7 @@ class UserCodeHost:
         self._workers: WorkerProcesses
         self._workers, self._persistent = worker_processes(loader, _Batches(loader), base_seed)
         self._epoch = self._workers.epoch = WorkerEpoch(None)
-        self._free: queue.SimpleQueue[Callable[[bytes], Any]] = queue.SimpleQueue()
+        self._free: queue.SimpleQueue[Callable[[KeyedBatch], Any]] = queue.SimpleQueue()
         for one in self._workers.all:
             self._free.put(functools.partial(one.ask, self._epoch))
         self._comparing = threading.Lock()
@@ -158,7 +152,7 @@ class UserCodeHost:
     def _ask(self, batch: KeyedBatch) -> Any:
         worker = self._free.get()
         try:
-            return worker(pickle.dumps(batch))
+            return worker(batch)
         finally:
             self._free.put(worker)
 

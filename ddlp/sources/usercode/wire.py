@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from ddlp.sources.workers.keyed_samples import KeyedBatch
 from ddlp.sources.usercode.executor import NodeGone, NodeUnfit
 from ddlp.sources.usercode.tree import MAX_BUFFERS, MAX_BYTES, MAX_HEADER_BYTES, Encoded
 from ddlp.sources.usercode.work import FAILED, GONE, MADE, NO_TREE, READY, Answer, Work
+from ddlp.sources.workers.keyed_samples import KeyedBatch
 
 __all__ = ["WireNode", "frames", "receive"]
 

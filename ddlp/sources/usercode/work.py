@@ -20,8 +20,8 @@ from PIL import Image, ImageFile
 from ddlp import decode
 from ddlp.errors import DDLPError
 from ddlp.sampling.torch_loader import collates
-from ddlp.sources.workers.keyed_samples import KeyedBatch, KeyedSamples
 from ddlp.sources.usercode.tree import Encoded, NotATree, encode
+from ddlp.sources.workers.keyed_samples import KeyedBatch, KeyedSamples
 
 __all__ = ["FAILED", "GONE", "MADE", "NO_TREE", "READY", "Answer", "Answers", "Work", "pickled"]
 

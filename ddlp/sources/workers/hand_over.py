@@ -18,15 +18,13 @@ import os
 import pickle
 import threading
 import weakref
-from collections.abc import Callable
 from multiprocessing import reduction, util
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import get_worker_info
 
-__all__ = ["Blocks", "HandOver"]
+__all__ = ["Blocks", "Ring"]
 
 _HEAD = 64  # bytes before a block's tensor; the first byte is 1 while the training process has the block
 _LEAST = 32 << 10  # bytes: a smaller tensor gets no block, since it goes through the pipe faster
@@ -39,28 +37,6 @@ Storages = list[tuple[int, int] | bytes]
 
 
 # -- in the workers --------------------------------------------------------------------------------------------------------
-
-
-class HandOver:
-    """The collate_fn of torch's iterators in worker processes. It packs the finished batch.
-
-    Args:
-        collate: makes the finished batch.
-        token: the token of the training process's `Blocks`.
-    """
-
-    def __init__(self, collate: Callable[[Any], Any], token: int) -> None:
-        self._collate = collate
-        self._token = token
-        self._ring: _Ring | None = None
-
-    def __call__(self, samples: Any) -> Any:
-        batch = self._collate(samples)
-        if not hasattr(os, "memfd_create") or get_worker_info() is None:
-            return batch
-        if self._ring is None:
-            self._ring = _Ring()
-        return self._ring.packed(batch, self._token)
 
 
 class _Block:
@@ -96,10 +72,15 @@ class _Block:
         return torch.frombuffer(piece, dtype=torch.uint8).untyped_storage()
 
 
-class _Ring:
-    """A worker's blocks. torch's default collate puts a large result straight into a block."""
+class Ring:
+    """A worker's blocks. torch's default collate puts a large result straight into a block.
 
-    def __init__(self) -> None:
+    Args:
+        token: the token of the training process's `Blocks`.
+    """
+
+    def __init__(self, token: int) -> None:
+        self._token = token
         self._blocks: dict[int, _Block] = {}  # by address
         self._numbers = itertools.count()
         self._thread = threading.get_ident()
@@ -132,7 +113,7 @@ class _Ring:
         block = self._blocks.get(address)
         return None if block is None or block.lent else block
 
-    def packed(self, batch: Any, token: int) -> _Packed:
+    def packed(self, batch: Any) -> _Packed:
         """Return the batch as a message. From now on its blocks belong to the training process."""
         stream = _Bytes()
         packer = _Packer(stream, self)
@@ -144,7 +125,7 @@ class _Ring:
             raise
         new = [(one.number, one.size, one.passed_on) for one in self._new]
         given_up = self._given_up
-        message = _Packed(token, os.getpid(), new, given_up, packer.storages, stream.content)
+        message = _Packed(self._token, os.getpid(), new, given_up, packer.storages, stream.content)
         self._new, self._given_up = [], []
         self._batch += 1
         if self._batch % _KEPT == 0:
@@ -170,7 +151,7 @@ class _Bytes:
 class _Packer(reduction.ForkingPickler):
     """Pickles a batch without the content of its plain tensors."""
 
-    def __init__(self, stream: Any, ring: _Ring) -> None:
+    def __init__(self, stream: Any, ring: Ring) -> None:
         super().__init__(stream, pickle.HIGHEST_PROTOCOL)
         self._ring = ring
         self.storages: Storages = []

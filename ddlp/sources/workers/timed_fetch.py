@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from torch.utils.data import _DatasetKind, get_worker_info
 
 from csd_engine.prepare.read_time import READING
-from ddlp.sources.workers.hand_over import HandOver
 from ddlp.stats.thread_cpu import thread_queued_s
 
 __all__ = ["FetchHooks", "Made", "TimedCollate", "TimedFetcher", "time_fetches"]
@@ -74,7 +73,7 @@ class TimedFetcher:
 
 
 class TimedCollate:
-    """A collate_fn as it is. In a worker process it marks the fetcher that is to be timed, as `HandOver` does."""
+    """A collate_fn as it is. In a worker process it marks the fetcher that is to be timed."""
 
     def __init__(self, collate: Callable[[Any], Any]) -> None:
         self._collate = collate
@@ -92,6 +91,6 @@ def time_fetches() -> None:
 
     def create_fetcher(kind: Any, dataset: Any, auto_collation: bool, collate_fn: Any, drop_last: bool) -> Any:
         fetcher = torchs(kind, dataset, auto_collation, collate_fn, drop_last)
-        return TimedFetcher(fetcher) if isinstance(collate_fn, (HandOver, TimedCollate)) and os.getpid() == pid else fetcher
+        return TimedFetcher(fetcher) if isinstance(collate_fn, TimedCollate) and os.getpid() == pid else fetcher
 
     _DatasetKind.create_fetcher = staticmethod(create_fetcher)  # type: ignore[method-assign]

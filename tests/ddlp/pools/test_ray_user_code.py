@@ -13,10 +13,10 @@ import torch
 
 from ddlp import DDLPError, RayPool
 from ddlp.pools.base import nodes_of
-from ddlp.sources.workers.keyed_samples import KeyedBatch
 from ddlp.sources.usercode.executor import NodeGone, NodeUnfit
 from ddlp.sources.usercode.tree import decode
 from ddlp.sources.usercode.work import FAILED, MADE, Work, pickled
+from ddlp.sources.workers.keyed_samples import KeyedBatch
 from tests.ddlp.faults.scene import REPOSITORY, train, until
 from tests.ddlp.pools.test_ray import START_S, ended, nothing_left
 from tests.ddlp.pools.user_code import Raises, Records, check, make_loader
