@@ -12,11 +12,13 @@ import multiprocessing.util
 import os
 import weakref
 from collections import OrderedDict
+from multiprocessing.reduction import DupFd
+from typing import Any
 
 import numpy as np
 import torch
-import torch.multiprocessing
 
+from ddlp.process.shared_memory import received, share
 from ddlp.transfer.memory_pool import MemoryPool
 
 __all__ = ["Block", "BlockOnItsWay", "ReceivedBlocks", "SentBlocks", "SharedPool"]
@@ -27,8 +29,15 @@ _KNOWN = 32  # the other side keeps at most so many blocks, those that came last
 Block = tuple[int, torch.Tensor]
 """A block's number, and its bytes, uint8 (size,)."""
 
-BlockOnItsWay = tuple[int, torch.Tensor | None]
-"""The same; None where the other side has it."""
+BlockOnItsWay = tuple[int, Any]
+"""A block's number, and (its size, its descriptor on its way); None where the other side has it."""
+
+
+_descriptors: dict[int, int] = {}  # of the blocks that live, by number
+
+
+def _forget(number: int) -> None:
+    os.close(_descriptors.pop(number))
 
 
 class SharedPool(MemoryPool):
@@ -42,26 +51,17 @@ class SharedPool(MemoryPool):
         multiprocessing.util.get_temp_dir()  # for the sockets that pass descriptors: this process ends last, and removes it
 
     def _shared(self, size: int) -> np.ndarray:
-        storage = torch.UntypedStorage._new_shared(size, device="cpu")
-        if torch.multiprocessing.get_sharing_strategy() == "file_descriptor":
-            try:  # else the first write to a page without room ends the process
-                os.posix_fallocate(storage._share_fd_cpu_()[0], 0, size)
-            except OSError as error:
-                raise OSError(
-                    error.errno,
-                    f"no room for a batch of {size} bytes in shared memory ({error.strerror}): give the container more "
-                    "(docker run --shm-size), or leave the processes out: num_workers=0 or own_steps='threads'",
-                ) from None
-        block: np.ndarray = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).numpy()
-        address = block.ctypes.data
-        self._numbers[address] = next(_numbers)
-        self._by_address[address] = block
+        memory, descriptor = share(size)
+        block = np.frombuffer(memory, np.uint8)
+        number, address = next(_numbers), block.ctypes.data
+        self._numbers[address], self._by_address[address], _descriptors[number] = number, block, descriptor
+        weakref.finalize(block, _forget, number)
         return block
 
     def block_of(self, tensor: torch.Tensor) -> Block | None:
         """The block that begins where a tensor begins; None if the memory is not this pool's."""
         block = self._by_address.get(tensor.data_ptr())
-        return None if block is None else (self._numbers[tensor.data_ptr()], block.base)  # type: ignore[return-value]
+        return None if block is None else (self._numbers[tensor.data_ptr()], torch.from_numpy(block))
 
     def lend(self, size: int) -> tuple[Block, np.ndarray]:
         """Lend a block of ``size`` bytes, more than 0. Return it and the lent array, uint8 (size,)."""
@@ -85,7 +85,7 @@ class SentBlocks:
         self._there.move_to_end(number)
         while len(self._there) > _KNOWN:
             self._there.popitem(last=False)
-        return number, None if known else content
+        return number, None if known else (content.numel(), DupFd(_descriptors[number]))
 
 
 class ReceivedBlocks:
@@ -96,9 +96,10 @@ class ReceivedBlocks:
 
     def receive(self, block: BlockOnItsWay) -> torch.Tensor:
         """The block's bytes, uint8 (size,)."""
-        number, content = block
-        if content is not None:
-            self._here[number] = content
+        number, passed_on = block
+        if passed_on is not None:
+            size, descriptor = passed_on
+            self._here[number] = torch.frombuffer(received(descriptor, size), dtype=torch.uint8)
         self._here.move_to_end(number)
         while len(self._here) > _KNOWN:
             self._here.popitem(last=False)

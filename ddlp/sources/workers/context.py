@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import signal
 import threading
 from collections.abc import Callable
@@ -66,8 +65,8 @@ class WorkerContext:
         self._given = [requests.reader, writer]
         ends = {Requests: requests.reader, Answers: writer, threading.Event: requests.reader}
         theirs = tuple(ends.get(type(given), given) for given in args)
-        token = self.blocks.token if hasattr(os, "memfd_create") else None
-        return self._context.Process(target=_work, args=(target, theirs, writer, token, self._postpone), daemon=True)
+        given = target, theirs, writer, self.blocks.token, self._postpone
+        return self._context.Process(target=_work, args=given, daemon=True)
 
     def started(self) -> None:
         """Note that the last worker was started, or is not to be started: it has its ends."""
@@ -79,14 +78,13 @@ class WorkerContext:
         return self._context.Pipe(duplex=False)
 
 
-def _work(target: Callable[..., None], args: tuple[Any, ...], writer: Writer, token: int | None, postpone: bool | None) -> None:
+def _work(target: Callable[..., None], args: tuple[Any, ...], writer: Writer, token: int, postpone: bool | None) -> None:
     """Run in a worker process: get it ready, then run torch's loop."""
     gc.freeze()  # else each worker searches all objects of the training process for garbage, which takes up to a second
     keep_freed_memory()
     if postpone is not None:
         (decode.install if postpone else decode.uninstall)()
-    if token is not None:
-        writer.packed = Ring(token).packed
+    writer.packed = Ring(token).packed
     target(*args)
 
 

@@ -6,12 +6,14 @@ on the rest of its batch. Small tensors come with the message. A block is free f
 gone in the training process, which then sets the block's first byte. Blocks have no name in the file system: they are gone with
 the last process that has them mapped.
 
-Anything but a plain tensor in this computer's memory is sent in torch's way, inside the same message.
+All tensors in this computer's memory come so, of whatever kind. Only one that the user's code has shared itself is passed on as
+it is. Of a large storage only the tensor's part is sent, if it is a small one.
 """
 
 from __future__ import annotations
 
 import ctypes
+import io
 import itertools
 import mmap
 import os
@@ -23,6 +25,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from ddlp.process.shared_memory import received, share
 
 __all__ = ["Blocks", "Ring"]
 
@@ -45,10 +49,8 @@ class _Block:
     def __init__(self, number: int, size: int) -> None:
         self.number = number
         self.size = -(-(_HEAD + size) // _PAGE) * _PAGE
-        descriptor = os.memfd_create("ddlp-batch", os.MFD_CLOEXEC)
+        self.memory, descriptor = share(self.size)
         try:
-            os.ftruncate(descriptor, self.size)
-            self.memory = mmap.mmap(descriptor, self.size)
             self.passed_on = reduction.DupFd(descriptor)
         finally:
             os.close(descriptor)
@@ -92,9 +94,11 @@ class Ring:
 
     def _new_shared(self, size: int, *, device: Any = "cpu") -> torch.UntypedStorage:
         """Make a storage. This replaces torch's function, which its collate functions call."""
-        if threading.get_ident() != self._thread or torch.device(device).type != "cpu":
+        if torch.device(device).type != "cpu":
             return self._torchs(size, device=device)
-        return self.block(size).storage(size) if size >= _LEAST else torch.UntypedStorage(size)
+        if size < _LEAST or threading.get_ident() != self._thread:
+            return torch.UntypedStorage(size)
+        return self.block(size).storage(size)
 
     def block(self, size: int) -> _Block:
         """Return a free block for ``size`` bytes, or a new one."""
@@ -108,14 +112,9 @@ class Ring:
         found.used = self._batch
         return found
 
-    def at(self, address: int) -> _Block | None:
-        """Return the block whose tensor begins at an address. None if there is none, or the training process has it."""
-        block = self._blocks.get(address)
-        return None if block is None or block.lent else block
-
     def packed(self, batch: Any) -> _Packed:
         """Return the batch as a message. From now on its blocks belong to the training process."""
-        stream = _Bytes()
+        stream = io.BytesIO()
         packer = _Packer(stream, self)
         try:
             packer.dump(batch)
@@ -123,69 +122,73 @@ class Ring:
             for block in packer.blocks:
                 block.memory[0] = _FREE
             raise
-        new = [(one.number, one.size, one.passed_on) for one in self._new]
-        given_up = self._given_up
-        message = _Packed(self._token, os.getpid(), new, given_up, packer.storages, stream.content)
+        pickled = stream.getvalue()
+        content: bytes | tuple[int, int] = pickled
+        if len(pickled) >= _LEAST:
+            content = self.lend(np.frombuffer(pickled, np.uint8).ctypes.data, len(pickled)).number, len(pickled)
+        new = [(block.number, block.size, block.passed_on) for block in self._new]
+        message = _Packed(self._token, os.getpid(), new, self._given_up, packer.storages, content)
         self._new, self._given_up = [], []
         self._batch += 1
         if self._batch % _KEPT == 0:
-            old = [address for address, one in self._blocks.items() if one.used < self._batch - _KEPT]
+            old = [address for address, block in self._blocks.items() if block.used < self._batch - _KEPT]
             self._given_up = [self._blocks.pop(address).number for address in old]
         return message
 
-
-class _Bytes:
-    """A file-like object to write to."""
-
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
-
-    def write(self, part: Any) -> None:
-        self._parts.append(bytes(part))
-
-    @property
-    def content(self) -> bytes:
-        return b"".join(self._parts)
+    def lend(self, address: int, size: int) -> _Block:
+        """Return the block that begins at an address, or a copy of these bytes. It is lent to the training process."""
+        block = self._blocks.get(address)
+        if block is None or block.lent:
+            block = self.block(size)
+            ctypes.memmove(block.address, address, size)
+        block.memory[0] = _LENT
+        return block
 
 
 class _Packer(reduction.ForkingPickler):
-    """Pickles a batch without the content of its plain tensors."""
+    """Pickles a batch without the content of its tensors, whatever kinds of tensors they are."""
 
     def __init__(self, stream: Any, ring: Ring) -> None:
         super().__init__(stream, pickle.HIGHEST_PROTOCOL)
         self._ring = ring
         self.storages: Storages = []
         self.blocks: list[_Block] = []
-        self._places: dict[int, int | None] = {}  # address -> index in `storages`; None: the storage is sent in torch's way
+        self._places: dict[tuple[int, int], int] = {}  # (address, bytes) -> index in `storages`
         self._kept: list[Any] = []  # keeps the storages, so that no address is used again meanwhile
 
     def reducer_override(self, thing: Any) -> Any:
-        if type(thing) is not torch.Tensor or not _is_plain(thing):
-            return NotImplemented
-        storage = thing.untyped_storage()
-        address, size = storage.data_ptr(), storage.nbytes()
-        if address not in self._places:
-            self._kept.append(storage)
-            self._places[address] = self._place(thing, storage, address, size)
-        place = self._places[address]
-        if place is None:
-            return NotImplemented
-        return _tensor, (place, thing.dtype, thing.storage_offset(), tuple(thing.size()), thing.stride())
+        if type(thing) is torch.Tensor and _is_plain(thing):
+            storage = thing.untyped_storage()
+            if storage.is_shared():
+                return NotImplemented
+            begin, end = 0, storage.nbytes()
+            if end >= _LEAST and 2 * thing.nbytes < end and (storage.data_ptr(), end) not in self._places:
+                begin, end = _span(thing)  # a small part of a large storage, which may be the whole data set's
+            place, offset = self._place(storage, begin, end), thing.storage_offset() - begin // thing.itemsize
+            return _tensor, (place, thing.dtype, offset, tuple(thing.size()), thing.stride())
+        if isinstance(thing, torch.UntypedStorage) and thing.device.type == "cpu" and thing.nbytes() and not thing.is_shared():
+            return _storage_at, (self._place(thing, 0, thing.nbytes()),)
+        return NotImplemented
 
-    def _place(self, tensor: torch.Tensor, storage: torch.UntypedStorage, address: int, size: int) -> int | None:
-        block = self._ring.at(address)
-        if block is None:
-            if tensor.is_shared() or (size >= _LEAST and tensor.nbytes < size):  # it is shared, or a part of a large one
-                return None
+    def _place(self, storage: torch.UntypedStorage, begin: int, end: int) -> int:
+        """Return the index in `storages` of these bytes of a storage."""
+        address, size = storage.data_ptr() + begin, end - begin
+        if (address, size) not in self._places:
+            self._places[address, size] = len(self.storages)
+            self._kept.append(storage)
             if size < _LEAST:
                 self.storages.append(ctypes.string_at(address, size))
-                return len(self.storages) - 1
-            block = self._ring.block(size)
-            block.storage(size).copy_(storage)
-        block.memory[0] = _LENT
-        self.blocks.append(block)
-        self.storages.append((block.number, size))
-        return len(self.storages) - 1
+            else:
+                self.blocks.append(self._ring.lend(address, size))
+                self.storages.append((self.blocks[-1].number, size))
+        return self._places[address, size]
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the first byte of a tensor within its storage, and the byte after its last."""
+    last = sum((length - 1) * stride for length, stride in zip(tensor.size(), tensor.stride(), strict=True))
+    first = int(tensor.storage_offset())
+    return first * tensor.itemsize, (first + int(last) + 1) * tensor.itemsize
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -194,7 +197,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
         and tensor.layout is torch.strided
         and tensor.device.type == "cpu"
         and not (tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
-        and tensor.untyped_storage().nbytes() > 0
+        and tensor.numel() > 0
     )
 
 
@@ -250,18 +253,14 @@ def _storage(memory: mmap.mmap, size: int) -> torch.UntypedStorage:
 
 
 def _unpacked(
-    token: int, worker: int, new: list[tuple[int, int, Any]], given_up: list[int], storages: Storages, content: bytes
+    token: int, worker: int, new: list[tuple[int, int, Any]], given_up: list[int], storages: Storages, content: bytes | tuple[int, int]
 ) -> Any:
     """Return the batch. Unpickling the message calls this."""
     blocks = _blocks.get(token)
     if blocks is None:  # the iterator is gone: its queue is only being emptied
         return None
     for number, size, passed_on in new:
-        descriptor = passed_on.detach()
-        try:
-            blocks.memory[worker, number] = mmap.mmap(descriptor, size)
-        finally:
-            os.close(descriptor)
+        blocks.memory[worker, number] = received(passed_on, size)
     for number in given_up:
         blocks.memory.pop((worker, number), None)
     _unpacking.storages = [
@@ -271,9 +270,19 @@ def _unpacked(
         for one in storages
     ]
     try:
-        return pickle.loads(content)
+        if isinstance(content, bytes):
+            return pickle.loads(content)
+        memory, size = blocks.memory[worker, content[0]], content[1]
+        batch = pickle.loads(memory[_HEAD : _HEAD + size])
+        memory[0] = _FREE
+        return batch
     finally:
         del _unpacking.storages
+
+
+def _storage_at(place: int) -> torch.UntypedStorage:
+    storage: torch.UntypedStorage = _unpacking.storages[place]
+    return storage
 
 
 def _tensor(place: int, dtype: torch.dtype, offset: int, size: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:

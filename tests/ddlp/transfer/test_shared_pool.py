@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import errno
+import gc
 import multiprocessing as mp
-import os
 import pickle
 from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
-import pytest
 import torch
 
 from ddlp.transfer.shared_pool import ReceivedBlocks, SentBlocks, SharedPool
+from tests.open_files import open_files, opened_since
 
 
 def test_a_block_is_known_by_what_lies_at_its_beginning():
@@ -20,7 +19,7 @@ def test_a_block_is_known_by_what_lies_at_its_beginning():
     images = torch.from_numpy(pool.empty((2, 3, 4), np.uint8))
     number, content = pool.block_of(images)
     content[5] = 77
-    assert images[0, 1, 1] == 77 and content.shape == (24,) and content.is_shared()
+    assert images[0, 1, 1] == 77 and content.shape == (24,)
     (other, _), lent = pool.lend(24)
     assert other != number and pool.block_of(torch.from_numpy(lent))[0] == other
     assert pool.block_of(torch.zeros(5)) is None and pool.block_of(images[1]) is None
@@ -63,18 +62,22 @@ def test_another_process_writes_into_it():
 
 
 def test_both_sides_forget_the_same_blocks():
-    sent, received = SentBlocks(), ReceivedBlocks()
-    drawn = np.random.default_rng(1)
-    for number in drawn.integers(0, 80, 2000).tolist():
-        block = sent.send((number, torch.tensor([number])))
+    pool, sent, received = SharedPool(2), SentBlocks(), ReceivedBlocks()
+    lent = [pool.lend(1) for _ in range(80)]
+    for number, (_, array) in enumerate(lent):
+        array[0] = number
+    for number in np.random.default_rng(1).integers(0, 80, 2000).tolist():
+        block = pickle.loads(ForkingPickler.dumps(sent.send(lent[number][0])))
         assert received.receive(block).item() == number
     assert len(received._here) < 80
 
 
-def test_no_room_is_an_error_not_the_end(monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(OSError, match="no room for a batch of 1000 bytes in shared memory .*--shm-size"):
-        SharedPool(2).lend(1000)
+def test_a_block_that_is_gone_has_no_descriptor():
+    gc.collect()
+    before = open_files()
+    pool = SharedPool(0)
+    block, lent = pool.lend(1000)
+    assert len(opened_since(before)) == 2  # and that of the mapping
+    del block, lent
+    pool.close()
+    assert opened_since(before) == []
