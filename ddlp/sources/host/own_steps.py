@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from PIL import Image
@@ -41,12 +41,12 @@ from ddlp.sampling.torch_loader import collates
 from ddlp.sources.base import BatchState, PreparedBatch, Resources, StepRunner
 from ddlp.sources.host.collate_errors import with_place
 from ddlp.sources.workers.channel import Closed
-from ddlp.sources.workers.context import WorkerContext, worker_died
+from ddlp.sources.workers.context import WorkerContext
 from ddlp.sources.workers.keyed_samples import KeyedBatch, KeyedSamples
 from ddlp.stats.thread_cpu import ELSEWHERE, thread_queued_s
 from ddlp.transfer.epilogue import Epilogue
 from ddlp.transfer.memory_pool import MemoryPool
-from ddlp.transfer.shared_pool import ReceivedBlocks, SentBlocks, SharedPool
+from ddlp.transfer.shared_pool import BlockOnItsWay, ReceivedBlocks, SentBlocks, SharedPool
 from ddlp.translate.cut import Rest
 from ddlp.translate.joint import Joint
 
@@ -91,6 +91,19 @@ class SampleFacts:
         sizes = [part.image_size(index) for part, index in found if part.transforms is not None]
         epoch = resources.epoch
         return cls(targets, parts, list(resources.plan.items(position)), places, epoch.seed, epoch.number, sizes)
+
+
+class Asked(NamedTuple):
+    """A request to a worker process: a batch of bytes in shared memory, and what the steps need to know of it."""
+
+    block: BlockOnItsWay
+    shape: tuple[int, ...]
+    boxes: Any
+    facts: SampleFacts
+
+    def at(self, place: int) -> str:
+        """As `ddlp.sources.workers.mark.Work.at`."""
+        return "while it made a batch" if place < 0 else f"at sample {self.facts.places[place]}"
 
 
 class _Samples:
@@ -192,7 +205,7 @@ class OwnSteps:
         with self._taken(batch, facts):
             return self._keyed.__getitems__(self._asked(facts))
 
-    def answer(self, message: Any) -> Any:
+    def answer(self, message: Asked) -> Any:
         """Do the same in another process: take a message of `_Process.run`, and return the batch."""
         block, shape, boxes, facts = message
         images = self._blocks.receive(block)[: math.prod(shape)].view(shape)
@@ -465,9 +478,8 @@ class _Process:
         self._number = number
         self._lock = threading.Lock()  # a thread of the epoch before may still be here
         self._lent: tuple[Any, ...] = ()  # the memory of the batch in work: the process reads and writes it
-        workers = WorkerContext(context, postpone=None, first=number)
+        self._context = workers = WorkerContext(context, postpone=None, first=number)
         self._answers, self._requests = workers.answers(), workers.requests()
-        self._blocks = workers.blocks
         self._process = workers.Process(
             target=_utils.worker._worker_loop,
             args=(
@@ -496,7 +508,7 @@ class _Process:
                 block, holds = epoch.pool.lend(batch.images.numel())
                 block[1].copy_(batch.images.reshape(-1))
             boxes = None if batch.boxes is None else batch.boxes.numpy()  # an array is sent by value, a tensor is not
-            return self._ask(epoch, (self._sent.send(block), tuple(batch.images.shape), boxes, facts), holds)
+            return self._ask(epoch, Asked(self._sent.send(block), tuple(batch.images.shape), boxes, facts), holds)
 
     def ask(self, epoch: WorkerEpoch, message: Any) -> Any:
         """Return the answer to a message without memory in it. Raises as `run` does."""
@@ -520,9 +532,10 @@ class _Process:
             try:
                 number, answer = self._answers.get(timeout=0.2)
             except queue.Empty:
+                self._context.look()
                 continue
             if type(number) is Closed and not epoch.closed:
-                raise worker_died(self._process, self._number)
+                raise self._context.died(self._number)
             self._lent = ()
             return answer
         raise RuntimeError("this iteration was closed")

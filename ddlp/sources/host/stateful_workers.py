@@ -34,6 +34,7 @@ from ddlp.sources.host.torch_workers import (
     _WorkerStart,
     iterate_user_code,
 )
+from ddlp.sources.workers.keyed_samples import KeyedBatch
 from ddlp.transfer.to_device import MoveAndTransform
 
 __all__ = ["StreamView", "check_workers", "iterate", "kept", "lasting"]
@@ -48,8 +49,12 @@ class Asked(NamedTuple):
     """A request to a worker: batches to make again and drop, then a batch to give, and whether to take the state after it."""
 
     again: list[Any]
-    batch: Any
+    batch: KeyedBatch
     snapshot: bool
+
+    def at(self, place: int) -> str:
+        """As `ddlp.sources.workers.mark.Work.at`."""
+        return self.batch.at(place)
 
 
 class Given(NamedTuple):

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 from torch.utils.data import BatchSampler, get_worker_info
-from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
+from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL, signal_handling
 from torch.utils.data.dataloader import (
     _MultiProcessingDataLoaderIter,
     _SingleProcessDataLoaderIter,
@@ -35,11 +35,13 @@ from ddlp.schedule.ledger import Side
 from ddlp.schedule.ranges import RangeSet
 from ddlp.schedule.rates import Rates
 from ddlp.sources.workers.channel import Closed
-from ddlp.sources.workers.context import WorkerContext, worker_died
+from ddlp.sources.workers.context import WorkerContext
 from ddlp.sources.workers.keyed_samples import KeyedBatch, KeyedSamples
 from ddlp.sources.workers.timed_fetch import FetchHooks, Made, TimedCollate, TimedFetcher, time_fetches
 from ddlp.stats.report import Counts
 from ddlp.transfer.to_device import MoveAndTransform, pins
+
+_LOOK_UP_S = 1.0  # after so long without a batch, workers that do not begin are looked for
 
 
 class _KeyedSampler:
@@ -445,28 +447,36 @@ class _Processes(_Finishing, _MultiProcessingDataLoaderIter):
 
 class _Multi(_Processes):
     def __init__(self, loader: Any, view: Any, counts: Counts, finish: MoveAndTransform) -> None:
-        view.multiprocessing_context = context = WorkerContext(loader.multiprocessing_context, view.postpone_decoding)
+        self._context = WorkerContext(loader.multiprocessing_context, view.postpone_decoding)
+        view.multiprocessing_context = self._context
         view.collate_fn = TimedCollate(view.collate_fn)
-        self._blocks = context.blocks
+        self._blocks = self._context.blocks
         try:
             super().__init__(loader, view, counts, finish)
         finally:
-            context.started()
+            self._context.started()
+        # torch's handler of signals would raise first, anywhere in the training, and knows no sample.
+        signal_handling._remove_worker_pids(id(self))
+        self._worker_pids_set = False
 
     def _try_get_data(self, timeout: float = MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
         """Return (True, what has come); (False, None) if nothing has come in ``timeout`` seconds."""
         until = time.monotonic() + timeout
         while True:
+            left_s = max(0.0, until - time.monotonic())
             try:
-                data = self._data_queue.get(timeout=max(0.0, until - time.monotonic()))
+                data = self._data_queue.get(timeout=min(left_s, _LOOK_UP_S))
             except queue.Empty:
-                return False, None
+                self._context.look()
+                if left_s <= _LOOK_UP_S:
+                    return False, None
+                continue
             if type(data[0]) is not Closed:
                 return True, data
             worker = data[0].worker
             if self._workers_status[worker]:  # else its stream was at its end
                 self._mark_worker_as_unavailable(worker)
-                raise worker_died(self._workers[worker], worker)
+                raise self._context.died(worker)
 
     def _shutdown_workers(self) -> None:
         if not (getattr(self, "_shutdown", True) or hasattr(self, "_pin_memory_thread")):

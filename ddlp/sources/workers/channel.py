@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from torch._utils import ExceptionWrapper
 
 from ddlp.process.forks import no_forks, unlocked_in_children
+from ddlp.sources.workers.mark import Doing, Mark
 
 __all__ = ["Answers", "Closed", "Requests", "RequestReader", "Writer"]
 
@@ -62,9 +63,10 @@ class Requests:
         with no_forks():  # a child forked in between would have both ends
             reader, writer = pipe()
             self._end = _End(writer)
-        self.reader = RequestReader(reader)
-        self._waiting: deque[bytes] = deque()
-        self._sent: deque[int] = deque()  # bytes of the requests that are not answered
+        self.mark = Mark()
+        self.reader = RequestReader(reader, self.mark)
+        self._waiting: deque[tuple[bytes, Any]] = deque()
+        self._sent: deque[tuple[int, Any]] = deque()  # bytes of each request that is not answered, and the request
         self._lock = threading.Lock()  # a thread that pins batches reads the answers
 
     def put(self, request: Any) -> None:
@@ -74,7 +76,7 @@ class Requests:
             return
         content = bytes(ForkingPickler.dumps(request))
         with self._lock:
-            self._waiting.append(content)
+            self._waiting.append((content, request))
             self._send()
 
     def answered(self) -> None:
@@ -84,12 +86,19 @@ class Requests:
                 self._sent.popleft()
             self._send()
 
+    @property
+    def doing(self) -> str:
+        """What the worker does, or did last, in words."""
+        with self._lock:
+            return self.mark.told(self._sent[0][1][1] if self._sent else None)
+
     def _send(self) -> None:
-        while self._waiting and (not self._sent or sum(self._sent) + len(self._waiting[0]) <= _ROOM):
-            request = self._waiting.popleft()
-            self._sent.append(len(request))
+        """Write the requests for which there is room."""
+        while self._waiting and (not self._sent or sum(size for size, _ in self._sent) + len(self._waiting[0][0]) <= _ROOM):
+            content, request = self._waiting.popleft()
+            self._sent.append((len(content), request))
             with contextlib.suppress(OSError):  # the worker is gone, which its answers' pipe tells
-                self._end.connection.send_bytes(request)
+                self._end.connection.send_bytes(content)
 
     def cancel_join_thread(self) -> None:
         """Do nothing: no thread writes."""
@@ -179,22 +188,25 @@ class Answers:
 class RequestReader:
     """A worker's end of its requests. torch's loop has it for its ``done_event`` too."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, connection: Connection, mark: Mark) -> None:
+        self._connection, self.mark = connection, mark
 
     def get(self, timeout: float) -> Any:
         """Return the next request; None once the training process has closed its end, or is gone.
 
         Raises queue.Empty if nothing has come in ``timeout`` seconds.
         """
+        self.mark.numbers[0] = Doing.WAITS
         if not self._connection.poll(timeout):
             raise queue.Empty
         if self.is_set():
             return None
         try:
-            return pickle.loads(self._connection.recv_bytes())
+            request = pickle.loads(self._connection.recv_bytes())
         except EOFError:
             return None
+        self.mark.numbers[0], self.mark.numbers[1] = Doing.MAKES, -1
+        return request
 
     def is_set(self) -> bool:
         """Whether the training process has closed its end."""

@@ -5,17 +5,23 @@ from __future__ import annotations
 import gc
 import signal
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch.multiprocessing
 
 from ddlp import decode
 from ddlp.process.allocator import keep_freed_memory
-from ddlp.sources.workers.channel import Answers, Requests, Writer
+from ddlp.process.user_warnings import warn_user
+from ddlp.sources.workers.channel import Answers, RequestReader, Requests, Writer
 from ddlp.sources.workers.hand_over import Blocks, Ring
+from ddlp.sources.workers.mark import Doing
 
-__all__ = ["WorkerContext", "worker_died"]
+__all__ = ["WorkerContext"]
+
+_SILENT_S = 10.0
 
 
 class WorkerContext:
@@ -35,7 +41,7 @@ class WorkerContext:
         self._postpone = postpone
         self._answers: Answers | None = None
         self._given: list[Any] = []  # the worker's ends that are still open here
-        self._next = first
+        self._first, self._workers = first, list[_Worker]()
         self.blocks = Blocks()
 
     def Queue(self) -> Answers | Requests:  # noqa: N802  as multiprocessing names it
@@ -60,13 +66,15 @@ class WorkerContext:
         """Return a process that is not started."""
         requests = next(given for given in args if isinstance(given, Requests))
         assert self._answers is not None
-        writer = self._answers.writer(self._next, requests)
-        self._next += 1
+        number = self._first + len(self._workers)
+        writer = self._answers.writer(number, requests)
         self._given = [requests.reader, writer]
         ends = {Requests: requests.reader, Answers: writer, threading.Event: requests.reader}
         theirs = tuple(ends.get(type(given), given) for given in args)
-        given = target, theirs, writer, self.blocks.token, self._postpone
-        return self._context.Process(target=_work, args=given, daemon=True)
+        given = target, theirs, requests.reader, writer, self.blocks.token, self._postpone
+        process = self._context.Process(target=_work, args=given, daemon=True)
+        self._workers.append(_Worker(number, process, requests, time.monotonic()))
+        return process
 
     def started(self) -> None:
         """Note that the last worker was started, or is not to be started: it has its ends."""
@@ -74,27 +82,66 @@ class WorkerContext:
             end.close()
         self._given = []
 
+    def look(self) -> None:
+        """Tell the user, once for each worker, if one has not asked for work `_SILENT_S` after its start."""
+        for worker in self._workers:
+            silent = not worker.silent and worker.requests.mark.doing < Doing.WAITS
+            if silent and time.monotonic() - worker.started_s >= _SILENT_S and worker.process.is_alive():
+                worker.silent = True
+                warn_user(worker.silence())
+
+    def died(self, number: int) -> RuntimeError:
+        """Return the error for a worker that has ended without being asked to."""
+        return self._workers[number - self._first].died()
+
     def _pipe(self) -> Any:
         return self._context.Pipe(duplex=False)
 
 
-def _work(target: Callable[..., None], args: tuple[Any, ...], writer: Writer, token: int, postpone: bool | None) -> None:
+@dataclass
+class _Worker:
+    number: int
+    process: Any
+    requests: Requests
+    started_s: float
+    silent: bool = False  # the user was told that it is
+
+    def __str__(self) -> str:
+        return f"DataLoader worker {self.number} (pid {self.process.pid})"
+
+    def silence(self) -> str:
+        """Return what the user is told of a worker that does not begin."""
+        mark = self.requests.mark
+        where = mark.stack(self.process.pid)
+        if mark.doing is Doing.STARTS:
+            why = (
+                "an import takes long, or another thread held a lock when this process forked; then the worker waits for ever, "
+                "and multiprocessing_context='forkserver' helps"
+            )
+        else:
+            why = "worker_init_fn takes long, or waits for a lock that another thread held when this process forked"
+        return f"ddlp: {self} has not asked for work {_SILENT_S:.0f} s after its start{where and f' ({where})'}: {why}"
+
+    def died(self) -> RuntimeError:
+        """Return the error: what has ended the worker, and at which sample."""
+        self.process.join(1.0)  # its pipe may be closed before it has ended
+        code, was = self.process.exitcode, f"It was worker {self.number}, {self.requests.doing}"
+        if code is None or code >= 0:
+            return RuntimeError(f"DataLoader worker (pid {self.process.pid}) exited unexpectedly, with code {code}. {was}")
+        memory = ". The system kills so when memory runs out, which `dmesg` tells" if -code == signal.SIGKILL else ""
+        return RuntimeError(
+            f"DataLoader worker (pid {self.process.pid}) is killed by signal: {signal.strsignal(-code)}. {was}{memory}"
+        )
+
+
+def _work(
+    target: Callable[..., None], args: tuple[Any, ...], reader: RequestReader, writer: Writer, token: int, postpone: bool | None
+) -> None:
     """Run in a worker process: get it ready, then run torch's loop."""
+    reader.mark.begin()
     gc.freeze()  # else each worker searches all objects of the training process for garbage, which takes up to a second
     keep_freed_memory()
     if postpone is not None:
         (decode.install if postpone else decode.uninstall)()
     writer.packed = Ring(token).packed
     target(*args)
-
-
-def worker_died(process: Any, worker: int) -> RuntimeError:
-    """Return the error for a worker process that has ended without being asked to."""
-    process.join(1.0)  # its pipe may be closed before it has ended
-    code = process.exitcode
-    who = f"DataLoader worker {worker} (pid {process.pid})"
-    if code is None or code >= 0:
-        return RuntimeError(f"{who} exited unexpectedly, with code {code}")
-    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-    why = ". The system does so when memory runs out: `dmesg` tells" if -code == signal.SIGKILL else ""
-    return RuntimeError(f"{who} was killed by {name}{why}")

@@ -253,7 +253,12 @@ def _storage(memory: mmap.mmap, size: int) -> torch.UntypedStorage:
 
 
 def _unpacked(
-    token: int, worker: int, new: list[tuple[int, int, Any]], given_up: list[int], storages: Storages, content: bytes | tuple[int, int]
+    token: int,
+    worker: int,
+    new: list[tuple[int, int, Any]],
+    given_up: list[int],
+    storages: Storages,
+    content: bytes | tuple[int, int],
 ) -> Any:
     """Return the batch. Unpickling the message calls this."""
     blocks = _blocks.get(token)

@@ -9,6 +9,8 @@ Transforms with generators of their own (albumentations') are seeded before each
 from __future__ import annotations
 
 import operator
+import reprlib
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -19,9 +21,11 @@ from csd_engine.keyed import KeyedRows
 from ddlp.sampling.checkpoint import is_stateful
 from ddlp.sampling.keyed_generators import GENERATORS
 from ddlp.sampling.own_generators import own_generators
+from ddlp.sources.workers import mark
 
 __all__ = ["KeyedBatch", "KeyedSamples"]
 
+_SLOW_S = 5e-6  # a mark takes a fiftieth of it
 _TRIED = 8  # so many samples, and collated batches, are watched to find the generators that are drawn from
 _MASK32 = (1 << 32) - 1
 _MASK64 = (1 << 64) - 1
@@ -39,6 +43,12 @@ class KeyedBatch(NamedTuple):
     items: list[tuple[int, int]] | None
     seed: int
     epoch: int
+
+    def at(self, place: int) -> str:
+        """Return the words for the sample at this place; -1: it is not known which."""
+        if not isinstance(self.indices, list):
+            return f"at sample {self.indices}"
+        return f"at sample {self.indices[place]}" if place >= 0 else f"at one of the samples {reprlib.repr(self.indices)}"
 
     def keys(self, batched: bool) -> list[int]:
         """Return the 64-bit key of each sample."""
@@ -72,6 +82,7 @@ class KeyedSamples:
         self._own: list[Any] = []  # the objects with generators of their own
         self._looked_at: int | None = None  # the epoch in which they were looked for
         self._samples_to_try = self._collates_to_try = _TRIED
+        self._slow = True  # a sample takes long beside what it takes to mark it
 
     def __getitems__(self, batch: KeyedBatch) -> Any:
         """Return the finished batch."""
@@ -131,6 +142,8 @@ class KeyedSamples:
             made = self._ask(first, operator.getitem, dataset, indices)
         elif self._many:
             made = self._ask(first, dataset.__getitems__, indices)
+        elif mark.here is not None and self._slow:
+            made = self._marked(dataset, indices, keys, mark.here.numbers)
         elif keys:
             made = [self._ask(key, operator.getitem, dataset, index) for index, key in zip(indices, keys, strict=True)]
         else:
@@ -142,6 +155,16 @@ class KeyedSamples:
             return self._try(first ^ _OF_COLLATE, self.collate_fn, made)
         self._seed(self._seeded, first ^ _OF_COLLATE)
         return self.collate_fn(made)
+
+    def _marked(self, dataset: Any, indices: Any, keys: list[int], numbers: memoryview) -> list[Any]:
+        """Return the samples. The worker's mark tells which one is made."""
+        began_s, made = time.monotonic(), []
+        for place, index in enumerate(indices):
+            numbers[1] = place
+            made.append(self._ask(keys[place], operator.getitem, dataset, index) if keys else dataset[index])
+        numbers[1] = -1
+        self._slow = time.monotonic() - began_s > _SLOW_S * len(made)
+        return made
 
     def _ask(self, key: int, call: Callable[..., Any], *arguments: Any) -> Any:
         """Return the data set's answer, with its draws keyed."""
