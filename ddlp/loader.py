@@ -16,7 +16,7 @@ from ddlp.auto_workers import LoaderWorkers, number_of_workers
 from ddlp.begin.begin_epoch import begin_epoch
 from ddlp.begin.explain import Explanation, explain
 from ddlp.begin.fill_cache import fill_cache
-from ddlp.begin.live import live, with_loader
+from ddlp.begin.live import live, numbers_until_now, with_loader
 from ddlp.begin.loader_parts import LoaderParts
 from ddlp.begin.loader_view import LoaderView
 from ddlp.begin.progress import Memory, Progress, stays
@@ -233,7 +233,7 @@ class DDLPLoader(DataLoader):
         self._parts = LoaderParts()
         self._travel = self._travel_type()
         self._last: Memory | None = None  # the part of its last epoch that it keeps
-        self._before: Live | None = None  # the last epoch's numbers at the moment when this epoch began
+        self._before: Callable[[], Live] | None = None  # the last epoch's numbers at the moment when this epoch began
         self._prepared: Prepared | None = None
         if postpone_decoding:
             postpone_in_workers()
@@ -284,7 +284,7 @@ class DDLPLoader(DataLoader):
         progress = self._progress
         with progress.going_on(progress.resume, self._index_sampler):
             warn_if_not_shared(self, self._prepared is not None and self._prepared.shared)
-            self._before = self.live() if self._last is not None and not progress.resume.partly else None
+            self._before = None if progress.resume.partly else numbers_until_now(self, self._parts, self._last)
             iterator = begin_epoch(self._view(), kept)
             self._last = iterator.memory
             return iterator

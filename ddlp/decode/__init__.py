@@ -5,7 +5,7 @@ opens and transforms images need not change, and its pixels stay the same. This 
 process can have it in a few milliseconds.
 """
 
-from ddlp.decode.opening import here, in_forks, install, installed, not_here, uninstall, why_not
+from ddlp.decode.opening import Here, here, in_forks, install, installed, not_here, uninstall, why_not
 from ddlp.decode.savings import Savings, count_in, total
 
-__all__ = ["Savings", "count_in", "here", "in_forks", "install", "installed", "not_here", "total", "uninstall", "why_not"]
+__all__ = ["Here", "Savings", "count_in", "here", "in_forks", "install", "installed", "not_here", "total", "uninstall", "why_not"]

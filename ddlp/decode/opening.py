@@ -19,7 +19,7 @@ from csd_engine.errors import PipelineError
 from csd_engine.transforms.resample import native_order
 from ddlp.decode.image import PostponedFile
 
-__all__ = ["here", "in_forks", "install", "installed", "not_here", "uninstall", "why_not"]
+__all__ = ["Here", "here", "in_forks", "install", "installed", "not_here", "uninstall", "why_not"]
 
 _FORMAT = "JPEG"
 _lock = threading.RLock()  # around what follows
@@ -73,25 +73,49 @@ def not_here(worker: int) -> None:
     uninstall()
 
 
+class Here:
+    """Has `PIL.Image.open` give postponed JPEGs to the thread that is in its block; Pillow's own if not ``wants``.
+
+    Other threads get what they got before. The block may be entered again and again; `close` ends that, and has Pillow's own
+    entry put back, as does the end of this object. Whether this process can have postponed images is found out at the first JPEG.
+    """
+
+    def __init__(self, wants: bool) -> None:
+        global _threads
+        self._wants, self._before, self._open = wants, None, wants
+        with _lock:
+            _threads += wants
+            if wants:
+                _register()
+
+    def __enter__(self) -> None:
+        self._before, _thread.wants = getattr(_thread, "wants", None), self._wants
+
+    def __exit__(self, *error: object) -> None:
+        _thread.wants = self._before
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Put Pillow's own entry back, if nobody else wants ddlp's. May be called twice, and by any thread."""
+        global _threads
+        with _lock:
+            if self._open:
+                _threads = max(0, _threads - self._wants)  # a forked child does not know how many
+            self._open = False
+            _unregister()
+
+
 @contextlib.contextmanager
 def here(wants: bool = True) -> Iterator[None]:
-    """Have `PIL.Image.open` give postponed JPEGs to this thread until the block is left; Pillow's own if not ``wants``.
-
-    Other threads get what they got before. Whether this process can have postponed images is found out at the first JPEG.
-    """
-    global _threads
-    before, _thread.wants = _wants(), wants
-    with _lock:
-        _threads += wants
-        if wants:
-            _register()
+    """As the block of `Here`, once."""
+    block = Here(wants)
     try:
-        yield
+        with block:
+            yield
     finally:
-        _thread.wants = before
-        with _lock:
-            _threads = max(0, _threads - wants)  # a forked child does not know how many
-            _unregister()
+        block.close()
 
 
 def _wants() -> bool | None:

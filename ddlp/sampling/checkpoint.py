@@ -478,7 +478,9 @@ def drawn_on(loader: DataLoader, resume: Resume) -> Resume:
     A generator that is as it was then, and not as it was in the run that was saved, was forgotten. The loader's own go on from
     their saved states. torch's default generator is left as it is, but this epoch's draws come from its saved state.
     """
-    saved, before = resume.generators or {}, resume.at_load or {}
+    if not resume.generators:
+        return resume if resume.at_load is None else replace(resume, at_load=None)
+    saved, before = resume.generators, resume.at_load or {}
     now = next_draws(loader) or {}
     names = [name for name in saved if name in now and saved[name] != before.get(name) == now[name]]
     resume = replace(resume, at_load=None)

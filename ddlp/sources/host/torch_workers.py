@@ -414,11 +414,15 @@ class _Single(_Finishing, _SingleProcessDataLoaderIter):
     def __init__(self, loader: Any, view: Any, counts: Counts, finish: MoveAndTransform) -> None:
         super().__init__(loader, view, counts, finish)
         self._dataset_fetcher = TimedFetcher(self._dataset_fetcher)
-        self._fetching = functools.partial(decode.here, view.postpone_decoding)
+        self._postponing = decode.Here(view.postpone_decoding)
 
     def _next_data(self) -> Any:
-        with self._fetching():
-            return super()._next_data()
+        try:
+            with self._postponing:
+                return super()._next_data()
+        except StopIteration:
+            self._postponing.close()
+            raise
 
     def _number(self) -> int:
         return -1  # it sends one at a time; torch does not count a batch that has failed
