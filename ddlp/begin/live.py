@@ -41,7 +41,9 @@ def numbers_until_now(loader: DataLoader, parts: LoaderParts, last: Memory | Non
     return functools.partial(counted, parts.life.last, Sums(), length(loader))
 
 
-def with_loader(now: Live, before: Callable[[], Live] | None, workers: int, auto: LoaderWorkers | None, parts: LoaderParts) -> Live:
+def with_loader(
+    now: Live, before: Callable[[], Live] | None, workers: int, auto: LoaderWorkers | None, parts: LoaderParts
+) -> Live:
     """Return the numbers with what only the loader knows.
 
     Args:

@@ -8,4 +8,6 @@ process can have it in a few milliseconds.
 from ddlp.decode.opening import Here, here, in_forks, install, installed, not_here, uninstall, why_not
 from ddlp.decode.savings import Savings, count_in, total
 
-__all__ = ["Here", "Savings", "count_in", "here", "in_forks", "install", "installed", "not_here", "total", "uninstall", "why_not"]
+__all__ = [
+    "Here", "Savings", "count_in", "here", "in_forks", "install", "installed", "not_here", "total", "uninstall", "why_not",
+]  # fmt: skip

@@ -76,8 +76,8 @@ def not_here(worker: int) -> None:
 class Here:
     """Has `PIL.Image.open` give postponed JPEGs to the thread that is in its block; Pillow's own if not ``wants``.
 
-    Other threads get what they got before. The block may be entered again and again; `close` ends that, and has Pillow's own
-    entry put back, as does the end of this object. Whether this process can have postponed images is found out at the first JPEG.
+    Other threads get what they got before. The block may be entered again and again. `close`, or the end of this object, puts
+    Pillow's own entry back. Whether this process can have postponed images is found out at the first JPEG.
     """
 
     def __init__(self, wants: bool) -> None:
