@@ -1,0 +1,63 @@
+"""Workers that are forked beside threads of all kinds begin: no lock that they need is held in them."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+from torchvision import datasets, transforms
+
+from ddlp import DDLPLoader
+from tests.small_images import make_images
+
+TRANSFORM = transforms.Compose([transforms.Resize((32, 32)), transforms.ToTensor()])
+
+
+class Opened(Dataset):
+    """Images that the user's code opens: the workers use what ddlp postpones, its kernel and torch."""
+
+    def __init__(self, root: Path) -> None:
+        self.images = datasets.ImageFolder(str(root), TRANSFORM)
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        return self.images[index]
+
+
+@pytest.mark.parametrize("forks", [8, pytest.param(100, marks=pytest.mark.slow)])
+def test_no_fork_hangs(forks, tmp_path, capsys):
+    make_images(tmp_path / "class", 24)
+    over = threading.Event()
+    second = DDLPLoader(datasets.ImageFolder(str(tmp_path), TRANSFORM), 4, num_workers=2)
+
+    def trains() -> None:
+        while not over.is_set():
+            for _ in second:
+                pass
+
+    def shows_progress() -> None:
+        while not over.is_set():
+            print(second.live().report.samples, end="\r", file=sys.stderr)
+
+    def computes() -> None:
+        while not over.is_set():
+            torch.ones(300, 300) @ torch.ones(300, 300)
+
+    threads = [threading.Thread(target=loop) for loop in (trains, shows_progress, computes)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(forks):
+            batches = list(DDLPLoader(Opened(tmp_path), 2, num_workers=2, timeout=120))
+            assert [len(images) for images, _ in batches] == [2, 2]
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()

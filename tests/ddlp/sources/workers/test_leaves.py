@@ -1,0 +1,69 @@
+"""However a trainer ends, its workers end within seconds. They leave no file, and say nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.ddlp.sources.workers.leaves import WAYS
+from tests.engine_process import until
+
+TIMES = int(os.environ.get("DDLP_TIMES", "1"))  # 50 were run for docs/user-code.md
+
+
+def is_there(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("start", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.some(5)
+def test_nothing_is_left(way, start, tmp_path):
+    for number in range(TIMES):
+        ends(way, start, tmp_path / str(number))
+
+
+def ends(way: str, start: str, temporary: Path) -> None:
+    temporary.mkdir()
+    command = [sys.executable, "-W", "ignore", "-m", "tests.ddlp.sources.workers.leaves", way, start]
+    shared = set(os.listdir("/dev/shm"))
+    with tempfile.TemporaryFile("w+") as said:
+        trainer = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=said, text=True, env={**os.environ, "TMPDIR": str(temporary)},
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            assert trainer.stdout is not None
+            workers = [int(pid) for pid in trainer.stdout.readline().split()]
+            assert len(workers) == 2, said.seek(0) or said.read()
+            if way == "Ctrl-C":
+                os.killpg(trainer.pid, signal.SIGINT)  # as a terminal does: to all of its processes
+            elif way == "kill -9":
+                trainer.kill()
+            elif way == "del":
+                assert trainer.stdout.readline() == "dropped\n"
+            until(lambda: not any(map(is_there, workers)), 10)
+            if way == "del":
+                trainer.kill()
+            trainer.wait(60)
+        finally:
+            trainer.kill()
+            trainer.wait()
+            trainer.stdout.close()
+        said.seek(0)
+        lines = said.read().strip().splitlines()
+    expected = {"Ctrl-C": "KeyboardInterrupt", "exception": "ValueError: the user's own error"}.get(way)
+    assert (lines[-1] if lines else None) == expected, "\n".join(lines)
+    assert sum(line.startswith("Traceback") for line in lines) == (expected is not None), "\n".join(lines)
+    until(lambda: set(os.listdir("/dev/shm")) <= shared, 10)
+    if way not in ("kill -9", "del"):  # a killed process can't remove its directory for sockets
+        assert list(temporary.iterdir()) == []
