@@ -43,6 +43,7 @@ from ddlp.sources.host.collate_errors import with_place
 from ddlp.sources.workers.channel import Closed
 from ddlp.sources.workers.context import WorkerContext
 from ddlp.sources.workers.keyed_samples import KeyedBatch, KeyedSamples
+from ddlp.sources.workers.start import WorkerStart, as_it_is
 from ddlp.stats.thread_cpu import ELSEWHERE, thread_queued_s
 from ddlp.transfer.epilogue import Epilogue
 from ddlp.transfer.memory_pool import MemoryPool
@@ -484,7 +485,7 @@ class _Process:
             target=_utils.worker._worker_loop,
             args=(
                 _DatasetKind.Map, [answers] if _TAKES_A_LIST else answers, self._requests, self._answers, workers.Event(), True,
-                _as_it_is, False, base_seed, _WorkerStart(init), number, of, False, None,
+                as_it_is, False, base_seed, WorkerStart(init), number, of, False, None,
             ),
         )  # fmt: skip
         try:
@@ -562,25 +563,6 @@ def _counted(answer: Any) -> Any:
     ELSEWHERE.seconds += cpu_s
     ELSEWHERE.queued_s += queued_s
     return batch
-
-
-def _as_it_is(batch: Any) -> Any:
-    """The collate_fn for torch's worker loop. `KeyedSamples` has called the user's own already."""
-    return batch
-
-
-class _WorkerStart:
-    """Runs first in each process: sets ``get_worker_info().dataset`` to the user's own, then calls the worker_init_fn."""
-
-    def __init__(self, init: Callable[[int], None] | None) -> None:
-        self._init = init
-
-    def __call__(self, worker: int) -> None:
-        info = get_worker_info()
-        steps: Any = None if info is None else info.dataset
-        object.__setattr__(info, "dataset", steps.dataset)  # WorkerInfo refuses plain assignment
-        if self._init is not None:
-            steps.begin_worker(functools.partial(self._init, worker))
 
 
 def torch_modes() -> Callable[[], contextlib.AbstractContextManager[Any]]:

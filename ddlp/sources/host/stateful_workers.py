@@ -27,14 +27,13 @@ from ddlp.schedule.ranges import RangeSet
 from ddlp.sources.host.torch_workers import (
     KeyedView,
     UserCodeIterator,
-    _as_it_is,
     _counts,
     _Multi,
     _Single,
-    _WorkerStart,
     iterate_user_code,
 )
 from ddlp.sources.workers.keyed_samples import KeyedBatch
+from ddlp.sources.workers.start import WorkerStart, as_it_is
 from ddlp.transfer.to_device import MoveAndTransform
 
 __all__ = ["StreamView", "check_workers", "iterate", "kept", "lasting"]
@@ -102,8 +101,7 @@ class StatefulSamples:
     """A map-style data set with a state of its own, for torch's fetchers. It gives finished batches."""
 
     def __init__(self, view: Any, dataset: Any, before: Before) -> None:
-        self.dataset = view.dataset  # the `KeyedSamples`
-        self._own = dataset
+        self.dataset, self.begin_worker = dataset, view.dataset.begin_worker
         self._fetch = _MapDatasetFetcher(view.dataset, view._auto_collation, view.collate_fn, view.drop_last).fetch
         self._before = before
 
@@ -112,7 +110,7 @@ class StatefulSamples:
         if self._before is not None:
             (state, _), self._before = self._before[worker], None
             if state is not None:
-                self._own.load_state_dict(state["dataset"])
+                self.dataset.load_state_dict(state["dataset"])
         for batch in asked.again:
             self._fetch(batch)
         batch = self._fetch(asked.batch)
@@ -122,7 +120,7 @@ class StatefulSamples:
 
     def snapshot(self) -> bytes:
         """Return the data set's state as it is now."""
-        return pickle.dumps({"dataset": self._own.state_dict()})
+        return pickle.dumps({"dataset": self.dataset.state_dict()})
 
 
 class Stream(IterableDataset):
@@ -143,6 +141,10 @@ class Stream(IterableDataset):
         self._before = before
         self.begun: bytes | None = None  # the state of an own kind with which the epoch has begun
         self.generators: dict[str, Any] = {}  # their states then
+
+    def begin_worker(self, init: Callable[[], None]) -> None:
+        """Call the user's worker_init_fn."""
+        init()
 
     def __iter__(self) -> Stream:
         state, done = (None, 0) if self._before is None else self._before[_worker()]
@@ -219,18 +221,6 @@ class Stream(IterableDataset):
     def _put_back(self) -> None:
         for name, state in self.generators.items():
             GENERATORS[name].put_back(state)
-
-
-class _Start:
-    """Runs first in each worker: sets the worker's data set to the one within ddlp's, then calls ``then``."""
-
-    def __init__(self, then: Callable[[int], None]) -> None:
-        self._then = then
-
-    def __call__(self, worker: int) -> None:
-        info = get_worker_info()
-        object.__setattr__(info, "dataset", info.dataset.dataset)  # type: ignore[union-attr]
-        self._then(worker)
 
 
 # -- in the training process -------------------------------------------------------------------------------------------------
@@ -371,8 +361,7 @@ class StatefulView(KeyedView):
         super().__init__(loader, seed, epoch, resume, base_seed)
         before = None if loader.num_workers == 0 else _before(resume)  # else `load_here` was called
         self.dataset: Any = StatefulSamples(self, loader.dataset, before)
-        self.collate_fn = _as_it_is
-        self.worker_init_fn: Any = _Start(self.worker_init_fn)
+        self.collate_fn = as_it_is
         self._index_sampler: Any = _Asking(self, self._index_sampler)
 
     def next_epoch(self, seed: int | None, epoch: int, resume: Resume, *, seed_drawn: bool) -> None:
@@ -425,7 +414,7 @@ class StreamView:
         self.base_seed = 0  # that the iterator has, once there is one
         self.generator = loader.generator if base_seed is None else for_base_seed(base_seed)
         self.dataset = loader.dataset
-        self.worker_init_fn: Any = _WorkerStart(loader.worker_init_fn)
+        self.worker_init_fn = WorkerStart(loader.worker_init_fn)
         self.stream: Stream | None = None
         if resume.order is not None:  # of an IterDataPipe, whose seed torch draws before its own
             self.generator = torch.Generator()
@@ -433,9 +422,8 @@ class StreamView:
         if not isinstance(loader.dataset, IterDataPipe):  # torch's iterators shuffle and share those by their type
             before = _before(resume) if _goes_on(loader, resume) else None
             self.dataset = self.stream = Stream(loader, _every(loader, snapshot_every_n_steps), before)
-            self.collate_fn: Any = _as_it_is
+            self.collate_fn: Any = as_it_is
             self._auto_collation = False  # the stream makes whole batches
-            self.worker_init_fn = _Start(self.worker_init_fn)
         self.next_epoch(None, epoch, resume, seed_drawn=False)
 
     def __getattr__(self, name: str) -> Any:

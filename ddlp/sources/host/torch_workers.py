@@ -37,7 +37,8 @@ from ddlp.schedule.rates import Rates
 from ddlp.sources.workers.channel import Closed
 from ddlp.sources.workers.context import WorkerContext
 from ddlp.sources.workers.keyed_samples import KeyedBatch, KeyedSamples
-from ddlp.sources.workers.timed_fetch import FetchHooks, Made, TimedCollate, TimedFetcher, time_fetches
+from ddlp.sources.workers.start import WorkerStart, as_it_is
+from ddlp.sources.workers.timed_fetch import FetchHooks, Made, TimedCollate, TimedFetcher
 from ddlp.stats.report import Counts
 from ddlp.transfer.to_device import MoveAndTransform, pins
 
@@ -103,34 +104,6 @@ def postpone_in_workers() -> None:
     decode.in_forks(lambda: get_worker_info() is not None)
 
 
-class _WorkerStart:
-    """Runs first in each worker: sets ``get_worker_info().dataset`` to the user's own, then calls the user's worker_init_fn.
-
-    It also makes the worker measure its batches.
-    """
-
-    def __init__(self, worker_init_fn: Callable[[int], None] | None) -> None:
-        self._worker_init_fn = worker_init_fn
-
-    def __call__(self, worker: int) -> None:
-        time_fetches()
-        info = get_worker_info()
-        samples = info.dataset if info is not None and isinstance(info.dataset, KeyedSamples) else None
-        if samples is not None:
-            object.__setattr__(info, "dataset", samples.dataset)  # WorkerInfo refuses plain assignment
-        if self._worker_init_fn is None:
-            return
-        if samples is None:
-            self._worker_init_fn(worker)
-        else:
-            samples.begin_worker(functools.partial(self._worker_init_fn, worker))
-
-
-def _as_it_is(batch: Any) -> Any:
-    """The collate_fn of torch's iterators. `KeyedSamples` has called the user's own already."""
-    return batch
-
-
 def _samples_of(loader: Any) -> KeyedSamples:
     """Return the loader's data set for torch's iterators.
 
@@ -162,10 +135,10 @@ class KeyedView:
         self.known_base_seed = base_seed  # None: torch's iterator draws it
         self.generator = loader.generator if base_seed is None else for_base_seed(base_seed)
         self.dataset = _samples_of(loader)
-        self.collate_fn = _as_it_is
+        self.collate_fn = as_it_is
         self.pin_memory = pins(loader)
         self._index_sampler = _KeyedSampler(self, index_sampler_of(loader), collates(loader))
-        self.worker_init_fn = _WorkerStart(loader.worker_init_fn)
+        self.worker_init_fn = WorkerStart(loader.worker_init_fn)
         # With workers, torch calls iter() of the sampler again after it has drawn its base seed, and reads that iterator.
         self.next_epoch(seed, epoch, resume, seed_drawn=loader.num_workers == 0)
 
