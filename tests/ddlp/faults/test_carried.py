@@ -14,13 +14,11 @@ import torch
 from PIL import UnidentifiedImageError
 from torch.utils.data import ConcatDataset
 
-from csd_engine.errors import EngineRefused
 from csd_engine.protocol import codec as say
 from csd_engine.service.spool import Spool
 from ddlp import Device, ImageArrays, ImageFiles
 from ddlp.sources.engine import parcels as module
 from tests.ddlp.faults.scene import Truth, dataset, device, make_loader, train, until
-from tests.ddlp.faults.test_by_address import fails
 from tests.engine_process import EngineProcess
 
 
