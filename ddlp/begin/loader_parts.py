@@ -20,8 +20,8 @@ from ddlp.process.finalizers import SharedHandle, when_dropped
 from ddlp.process.user_warnings import advise_user, warn_user
 from ddlp.remembered import Remembered
 from ddlp.sources.host.dali import Graphs
-from ddlp.sources.host.own_steps import WorkerProcesses
 from ddlp.sources.workers.keyed_samples import KeyedSamples
+from ddlp.sources.workers.processes import WorkerProcesses
 from ddlp.stats.live import Life
 from ddlp.transfer.choose_transfer import transfer_to
 from ddlp.transfer.gpu_transfer import GpuTransfer

@@ -13,51 +13,38 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import inspect
 import math
 import operator
-import os
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
-from torch._utils import ExceptionWrapper
-from torch.utils.data import _DatasetKind, _utils, default_collate, get_worker_info
+from torch.utils.data import default_collate, get_worker_info
 from torchvision import tv_tensors
 
 from csd_engine.errors import named, noted
-from csd_engine.kernels import kernel
 from csd_engine.keyed import Keyed
-from ddlp.process.finalizers import when_dropped
 from ddlp.sampling.keyed_generators import GENERATORS
 from ddlp.sampling.own_generators import own_generators
 from ddlp.sampling.sampler_order import default_device
 from ddlp.sampling.torch_loader import collates
 from ddlp.sources.base import BatchState, PreparedBatch, Resources, StepRunner
 from ddlp.sources.host.collate_errors import with_place
-from ddlp.sources.workers.channel import Closed
-from ddlp.sources.workers.context import WorkerContext
 from ddlp.sources.workers.keyed_samples import KeyedBatch, KeyedSamples
-from ddlp.sources.workers.start import WorkerStart, as_it_is
-from ddlp.stats.thread_cpu import ELSEWHERE, thread_queued_s
+from ddlp.sources.workers.processes import WorkerProcess, WorkerProcesses, worker_processes
 from ddlp.transfer.epilogue import Epilogue
 from ddlp.transfer.memory_pool import MemoryPool
-from ddlp.transfer.shared_pool import BlockOnItsWay, ReceivedBlocks, SentBlocks, SharedPool
+from ddlp.transfer.shared_pool import BlockOnItsWay, ReceivedBlocks, SharedPool
 from ddlp.translate.cut import Rest
 from ddlp.translate.joint import Joint
 
-__all__ = [
-    "Here", "OwnSteps", "Processes", "Threads", "WorkerEpoch", "WorkerProcesses", "in_processes", "start", "worker_processes",
-]  # fmt: skip
+__all__ = ["Here", "OwnSteps", "Processes", "Threads", "in_processes", "start"]
 
-_TAKES_A_LIST = "dataset_holder" in inspect.signature(_utils.worker._worker_loop).parameters  # since torch 2.13
 _TRIED = 8  # in threads, so many samples are watched for draws from the global generators
-_ENDS_S = 5.0  # a process has so long to end by itself before it is terminated
 
 
 @dataclass(frozen=True)
@@ -362,207 +349,25 @@ class Processes(_Beside):
 
     def __init__(self, workers: WorkerProcesses, pool: SharedPool, persistent: bool) -> None:
         super().__init__()
-        self._workers, self._persistent, self._epoch = workers, persistent, WorkerEpoch(pool)
-        workers.epoch = self._epoch
-        for one in workers.all:
-            self._free.put(functools.partial(one.run, self._epoch))
+        self._workers, self._pool, self._persistent, self._epoch = workers, pool, persistent, workers.begin()
+        for process in workers.all:
+            self._free.put(functools.partial(self._run, process))
+
+    def _run(self, process: WorkerProcess, batch: PreparedBatch, facts: SampleFacts) -> Any:
+        block = self._pool.block_of(batch.images)
+        lent: Any = batch.images
+        if block is None:
+            block, lent = self._pool.lend(batch.images.numel())
+            block[1].copy_(batch.images.reshape(-1))
+        boxes = None if batch.boxes is None else batch.boxes.numpy()  # an array is sent by value, a tensor is not
+        message = Asked(process.sent.send(block), tuple(batch.images.shape), boxes, facts)
+        return process.ask(self._epoch, message, lent)
 
     def close(self) -> None:
         """Drop the batches in work. End the processes unless they are kept."""
         self._epoch.closed = True
         if not self._persistent:
             self._workers.end()
-
-
-@dataclass
-class WorkerEpoch:
-    """What the processes need to know of an epoch: the memory of its batches, if they are sent any, and whether it is over."""
-
-    pool: SharedPool | None
-    closed: bool = False
-
-
-class WorkerSteps(Protocol):
-    """What worker processes run."""
-
-    dataset: Any  # the user's data set
-
-    def same_as(self, other: Any) -> bool:
-        """Return whether ``other`` would make the same."""
-
-    def begin_worker(self, init: Callable[[], None]) -> None:
-        """Run the user's worker_init_fn."""
-
-    def answer(self, message: Any) -> Any:
-        """Return a batch, or what else the message asks for."""
-
-
-class _Answers:
-    """The steps as torch's worker loop wants them: a data set, which is asked with messages."""
-
-    def __init__(self, steps: WorkerSteps) -> None:
-        self.dataset, self.begin_worker = steps.dataset, steps.begin_worker
-        self._answer = steps.answer
-
-    def __getitems__(self, message: Any) -> tuple[float, float, Any]:
-        """Return the processor seconds that this took, the seconds of waiting for a processor, and the answer."""
-        before_s, queued_s = time.process_time(), thread_queued_s()
-        answer = self._answer(message)
-        return time.process_time() - before_s, thread_queued_s() - queued_s, answer
-
-
-class WorkerProcesses:
-    """torch's worker processes with the user's code.
-
-    Args:
-        steps: the code.
-        processes: the number of processes.
-        context: the loader's multiprocessing context; None: torch.multiprocessing, with Python's default.
-        init: the user's worker_init_fn, or None.
-        base_seed: the base seed of the loader's epoch. The processes' generators begin like those of DataLoader's workers.
-    """
-
-    def __init__(
-        self, steps: WorkerSteps, processes: int, context: Any, init: Callable[[int], None] | None, base_seed: int
-    ) -> None:
-        kernel()  # found and checked once here, so that forked processes have it
-        self._steps, self._context, self._init, self._base_seed = steps, context, init, base_seed
-        self._pid = os.getpid()
-        self.epoch: WorkerEpoch | None = None  # the last one that they work for
-        self.all: list[_Process] = []
-        answers = _Answers(steps)
-        try:
-            for number in range(processes):
-                self.all.append(_Process(answers, number, processes, context, init, base_seed))
-        except BaseException:
-            self.end()
-            raise
-        when_dropped(self, functools.partial(_end, self.all))  # by the loader and by the epoch's iterator
-
-    @property
-    def in_use(self) -> bool:
-        """Whether an epoch of this process uses them."""
-        return self._pid == os.getpid() and self.epoch is not None and not self.epoch.closed
-
-    def fit(
-        self, steps: WorkerSteps, processes: int, context: Any, init: Callable[[int], None] | None, base_seed: int
-    ) -> bool:
-        """Return whether they can go on with these steps: no epoch uses them, all are alive, and nothing has changed."""
-        if self._pid != os.getpid():  # a fork has the loader; they are its parent's
-            return False
-        same = len(self.all) == processes and self._context is context and self._init is init
-        same = same and self._base_seed == base_seed  # else a state was loaded, of a run whose workers had another one
-        return not self.in_use and same and self._steps.same_as(steps) and all(one.alive for one in self.all)
-
-    def end(self) -> None:
-        """End the processes. Batches in work are dropped."""
-        if self._pid != os.getpid():
-            return
-        if self.epoch is not None:
-            self.epoch.closed = True
-        _end(self.all)
-
-
-def _end(processes: list[_Process]) -> None:
-    ending, processes[:] = list(processes), []
-    for one in ending:
-        one.begin_end()
-    for one in ending:
-        one.end()
-
-
-class _Process:
-    def __init__(
-        self, answers: _Answers, number: int, of: int, context: Any, init: Callable[[int], None] | None, base_seed: int
-    ) -> None:
-        self._sent = SentBlocks()
-        self._number = number
-        self._lock = threading.Lock()  # a thread of the epoch before may still be here
-        self._lent: tuple[Any, ...] = ()  # the memory of the batch in work: the process reads and writes it
-        self._context = workers = WorkerContext(context, postpone=None, first=number)
-        self._answers, self._requests = workers.answers(), workers.requests()
-        self._process = workers.Process(
-            target=_utils.worker._worker_loop,
-            args=(
-                _DatasetKind.Map, [answers] if _TAKES_A_LIST else answers, self._requests, self._answers, workers.Event(), True,
-                as_it_is, False, base_seed, WorkerStart(init), number, of, False, None,
-            ),
-        )  # fmt: skip
-        try:
-            self._process.start()
-        finally:
-            workers.started()
-
-    @property
-    def alive(self) -> bool:
-        """Whether the process runs."""
-        return self._process.is_alive()
-
-    def run(self, epoch: WorkerEpoch, batch: PreparedBatch, facts: SampleFacts) -> Any:
-        """Return the finished batch. Raises the user's error as torch's workers do; RuntimeError if the process died."""
-        with self._lock:
-            self._forget(epoch)
-            assert epoch.pool is not None
-            block = epoch.pool.block_of(batch.images)
-            holds: Any = batch.images
-            if block is None:
-                block, holds = epoch.pool.lend(batch.images.numel())
-                block[1].copy_(batch.images.reshape(-1))
-            boxes = None if batch.boxes is None else batch.boxes.numpy()  # an array is sent by value, a tensor is not
-            return self._ask(epoch, Asked(self._sent.send(block), tuple(batch.images.shape), boxes, facts), holds)
-
-    def ask(self, epoch: WorkerEpoch, message: Any) -> Any:
-        """Return the answer to a message without memory in it. Raises as `run` does."""
-        with self._lock:
-            self._forget(epoch)
-            return self._ask(epoch, message, message)
-
-    def _ask(self, epoch: WorkerEpoch, message: Any, holds: Any) -> Any:
-        self._requests.put((0, message))
-        self._lent = (holds,)
-        return _counted(self._answer(epoch))
-
-    def _forget(self, epoch: WorkerEpoch) -> None:
-        """Wait for the batch in work of an epoch that was broken off, if there is one."""
-        if self._lent:
-            self._answer(epoch)
-
-    def _answer(self, epoch: WorkerEpoch) -> Any:
-        """Wait for the batch in work, in an epoch that needs it or the process; a wrapped error if a sample failed."""
-        while not epoch.closed:
-            try:
-                number, answer = self._answers.get(timeout=0.2)
-            except queue.Empty:
-                self._context.look()
-                continue
-            if type(number) is Closed and not epoch.closed:
-                raise self._context.died(self._number)
-            self._lent = ()
-            return answer
-        raise RuntimeError("this iteration was closed")
-
-    def begin_end(self) -> None:
-        """Tell the process to end as soon as it can."""
-        self._requests.close()
-
-    def end(self) -> None:
-        """Wait until the process has ended. Terminate it if it takes too long."""
-        with self._lock:  # a thread that waits here sees that its epoch is over
-            self._answers.close()
-        self._process.join(_ENDS_S)
-        if self._process.is_alive():
-            self._process.terminate()
-            self._process.join(_ENDS_S)
-
-
-def _counted(answer: Any) -> Any:
-    """Return the batch of a process's answer, and count its seconds. Raises the user's error as torch's workers do."""
-    if isinstance(answer, ExceptionWrapper):
-        answer.reraise()
-    cpu_s, queued_s, batch = answer
-    ELSEWHERE.seconds += cpu_s
-    ELSEWHERE.queued_s += queued_s
-    return batch
 
 
 def torch_modes() -> Callable[[], contextlib.AbstractContextManager[Any]]:
@@ -601,21 +406,5 @@ def start(how: str, loader: Any, rest: Rest, epilogue: Epilogue, base_seed: int,
     if not in_processes(how, loader.num_workers):
         return Here(steps)
     assert isinstance(pool, SharedPool)
-    workers, persistent = worker_processes(loader, steps, base_seed)
+    workers, persistent = worker_processes(loader, loader._parts, steps, base_seed)
     return Processes(workers, pool, persistent)
-
-
-def worker_processes(loader: Any, steps: WorkerSteps, base_seed: int) -> tuple[WorkerProcesses, bool]:
-    """Return a loader's worker processes for one epoch, and whether they are left to the next one."""
-    given = steps, loader.num_workers, loader.multiprocessing_context, loader.worker_init_fn, base_seed
-    if not loader.persistent_workers:
-        return WorkerProcesses(*given), False
-    kept: WorkerProcesses | None = loader._parts.own_processes
-    if kept is None or not kept.fit(*given):
-        workers = WorkerProcesses(*given)
-        if kept is not None:
-            if kept.in_use:  # by another iterator of the loader
-                return workers, False
-            kept.end()
-        loader._parts.own_processes = kept = workers
-    return kept, True

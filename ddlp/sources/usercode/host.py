@@ -23,10 +23,10 @@ from ddlp.sampling.checkpoint import is_stateful, sampler_of
 from ddlp.sampling.epoch_plan import is_built_in
 from ddlp.sampling.torch_loader import collates, index_sampler_of
 from ddlp.sources.base import BatchState, EpochSink, PreparedBatch, Resources
-from ddlp.sources.host.own_steps import WorkerEpoch, WorkerProcesses, worker_processes
 from ddlp.sources.usercode.tree import Encoded, encode
 from ddlp.sources.usercode.work import Work
 from ddlp.sources.workers.keyed_samples import KeyedBatch, KeyedSamples
+from ddlp.sources.workers.processes import WorkerProcesses, worker_processes
 from ddlp.stats.live import length
 from ddlp.transfer.epilogue import Epilogue
 from ddlp.translate.datasets import PortableSet
@@ -108,8 +108,8 @@ class UserCodeHost:
         self.work = work
         self._batched = collates(loader)
         self._workers: WorkerProcesses
-        self._workers, self._persistent = worker_processes(loader, _Batches(loader), base_seed)
-        self._epoch = self._workers.epoch = WorkerEpoch(None)
+        self._workers, self._persistent = worker_processes(loader, loader._parts, _Batches(loader), base_seed)
+        self._epoch = self._workers.begin()
         self._free: queue.SimpleQueue[Callable[[KeyedBatch], Any]] = queue.SimpleQueue()
         for one in self._workers.all:
             self._free.put(functools.partial(one.ask, self._epoch))
