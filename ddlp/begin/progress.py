@@ -13,11 +13,11 @@ from ddlp.epoch.iterator import EpochMemory
 from ddlp.sampling import checkpoint as resuming
 from ddlp.sampling.merged import rest_of
 from ddlp.sources.host import stateful_workers as stateful
-from ddlp.sources.host.torch_workers import KeyedView
+from ddlp.sources.host.torch_workers import KeyedMemory
 
 __all__ = ["Memory", "Progress", "stays"]
 
-Memory = EpochMemory | KeyedView | stateful.StreamView
+Memory = EpochMemory | KeyedMemory | stateful.StreamMemory
 """The part of its last epoch that a loader keeps: its numbers and its state outlive the iterator."""
 
 
@@ -94,7 +94,7 @@ class Progress:
             return {**self._loaded, "epoch": self.epoch}
         state = None if last is None else last.state()
         if state is not None and by_count:
-            over = last.over_by_count() if isinstance(last, stateful.StreamView) else state["finished"]
+            over = last.over_by_count() if isinstance(last, stateful.StreamMemory) else state["finished"]
             state = None if over else state
         if state is None:
             state = resuming.between(self.epoch, stateful.lasting(last), resuming.sampler_state(loader), base_seed)

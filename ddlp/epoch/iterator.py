@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from ddlp.process.finalizers import when_dropped
 from ddlp.process.user_warnings import advise_user, warn_user
 from ddlp.sampling.checkpoint import save
 from ddlp.sampling.generator_states import for_base_seed
-from ddlp.sampling.torch_loader import index_sampler_of
+from ddlp.sampling.torch_loader import as_torch_reads, index_sampler_of
 from ddlp.schedule.ranges import RangeSet
 from ddlp.sources.base import BatchState, PreparedBatch
 from ddlp.sources.host.collate_errors import with_place
@@ -73,19 +73,6 @@ class EpochMemory:
                 self.reader.plan.forget(self.executor.ledger.delivered.first_missing())
 
 
-class _LoaderView:
-    """The loader as torch's base iterator sees it: its sampler is being read already, and its base seed is drawn."""
-
-    def __init__(self, loader: DataLoader, indices: Iterator[Any], base_seed: int) -> None:
-        self._loader = loader
-        self._index_sampler = indices
-        self.generator = for_base_seed(base_seed)
-        self.pin_memory = loader.pin_memory and can_pin()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-
 class _Targets:
     """The targets of the current batch, by their place in it, as a data set. ``sources``: the batch's source indices."""
 
@@ -107,7 +94,10 @@ class EpochIterator(_BaseDataLoaderIter):
     def __init__(self, loader: DataLoader, reader: SamplerReader, executor: EpochExecutor, life: Life) -> None:
         self._resources = executor.resources
         epoch = self._resources.epoch
-        super().__init__(_LoaderView(loader, iter(()), epoch.base_seed))  # type: ignore[arg-type]
+        seed = for_base_seed(epoch.base_seed)  # the sampler is being read already, and the base seed is drawn
+        super().__init__(
+            as_torch_reads(loader, _index_sampler=iter(()), generator=seed, pin_memory=loader.pin_memory and can_pin())
+        )
         self._index_sampler = index_sampler_of(loader)
         self._base_seed = epoch.base_seed
         self._workers: list[Any] = []

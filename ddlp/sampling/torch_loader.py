@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
-__all__ = ["OrderSource", "collates", "forget_iterator", "index_sampler_of"]
+__all__ = ["OrderSource", "as_torch_reads", "collates", "forget_iterator", "index_sampler_of"]
+
+_READ_BY_ITERATORS = (
+    "dataset", "_dataset_kind", "_IterableDataset_len_called", "_auto_collation", "_index_sampler", "drop_last", "num_workers",
+    "prefetch_factor", "pin_memory", "pin_memory_device", "timeout", "collate_fn", "generator", "worker_init_fn",
+    "multiprocessing_context", "persistent_workers", "in_order",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -22,6 +29,12 @@ class OrderSource:
 def index_sampler_of(loader: DataLoader | OrderSource) -> Any:
     """Return the batch sampler; the sampler of single indices with ``batch_size=None``."""
     return loader._index_sampler
+
+
+def as_torch_reads(loader: DataLoader, **instead: Any) -> Any:
+    """Return what torch's iterators read of a loader, some of it replaced. It does not hold the loader."""
+    read = {name: getattr(loader, name) for name in _READ_BY_ITERATORS if name not in instead and hasattr(loader, name)}
+    return SimpleNamespace(**read, **instead)
 
 
 def collates(loader: DataLoader) -> bool:

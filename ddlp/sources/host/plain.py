@@ -6,7 +6,6 @@ took along (`ddlp.sources.workers.timed_fetch`), and nothing else is added.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from ddlp import decode
 from ddlp.sampling.checkpoint import Resume
+from ddlp.sampling.torch_loader import as_torch_reads
 from ddlp.schedule.rates import Rates
 from ddlp.sources.host.torch_workers import _counts, _Processes, _Single
 from ddlp.sources.workers.timed_fetch import TimedCollate, time_fetches
@@ -38,27 +38,23 @@ class _TimedStart:
             self._worker_init_fn(worker)
 
 
-class _PlainView:
-    """The loader for torch's iterators, as it is but for what marks its workers' fetchers."""
+class _PlainMemory:
+    """As `KeyedMemory`, of a loader as it is but for what marks its workers' fetchers."""
 
     known_base_seed: int | None = None  # torch's iterator draws it
-    postpone_decoding = False
+    postpone = False
     ended = False
 
     def __init__(self, loader: DataLoader) -> None:
-        self._loader = weakref.ref(loader)  # weak, since the loader keeps an iterator whose workers persist
-        self.collate_fn: Any = TimedCollate(loader.collate_fn) if loader.num_workers else loader.collate_fn
-        self.worker_init_fn = _TimedStart(loader.worker_init_fn)
+        collate = TimedCollate(loader.collate_fn) if loader.num_workers else loader.collate_fn
+        self.torch = as_torch_reads(loader, collate_fn=collate, worker_init_fn=_TimedStart(loader.worker_init_fn))
         self._delivered = 0
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader(), name)
-
     def of(self, iterator: Any) -> None:
-        """As `KeyedView.of`. Nothing here needs the iterator."""
+        """As `KeyedMemory.of`. Nothing here needs the iterator."""
 
     def next_epoch(self, seed: int | None, epoch: int, resume: Resume, *, seed_drawn: bool) -> None:
-        """As `KeyedView.next_epoch`: torch reads the sampler itself."""
+        """As `KeyedMemory.next_epoch`: torch reads the sampler itself."""
         self.ended = False
 
     def deliver(self, number: int) -> int:
@@ -82,5 +78,5 @@ def iterate_plain(loader: DataLoader, rates: Rates, epoch: int, kept: PlainItera
     kind: Any = _Processes if loader.num_workers else _Single
     if loader.num_workers:
         loader.check_worker_number_rationality()  # as DataLoader: it may warn
-    iterator: PlainIterator = kind(loader, _PlainView(loader), _counts(rates, epoch, Resume()), _AS_IT_IS)
+    iterator: PlainIterator = kind(loader, _PlainMemory(loader), _counts(rates, epoch, Resume()), _AS_IT_IS)
     return iterator

@@ -22,21 +22,21 @@ from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFe
 from ddlp.sampling.checkpoint import Resume, is_stateful, save
 from ddlp.sampling.generator_states import States, capture, for_base_seed, put
 from ddlp.sampling.keyed_generators import GENERATORS
-from ddlp.sampling.torch_loader import collates
+from ddlp.sampling.torch_loader import as_torch_reads, collates
 from ddlp.schedule.ranges import RangeSet
 from ddlp.sources.host.torch_workers import (
-    KeyedView,
+    KeyedMemory,
     UserCodeIterator,
     _counts,
     _Multi,
     _Single,
     iterate_user_code,
 )
-from ddlp.sources.workers.keyed_samples import KeyedBatch
+from ddlp.sources.workers.keyed_samples import KeyedBatch, KeyedSamples
 from ddlp.sources.workers.start import WorkerStart, as_it_is
 from ddlp.transfer.to_device import MoveAndTransform
 
-__all__ = ["StreamView", "check_workers", "iterate", "kept", "lasting"]
+__all__ = ["StreamMemory", "check_workers", "iterate", "kept", "lasting"]
 
 _LOG = logging.getLogger("ddlp")
 
@@ -100,9 +100,9 @@ def _torchs() -> dict[str, torch.Generator]:
 class StatefulSamples:
     """A map-style data set with a state of its own, for torch's fetchers. It gives finished batches."""
 
-    def __init__(self, view: Any, dataset: Any, before: Before) -> None:
-        self.dataset, self.begin_worker = dataset, view.dataset.begin_worker
-        self._fetch = _MapDatasetFetcher(view.dataset, view._auto_collation, view.collate_fn, view.drop_last).fetch
+    def __init__(self, keyed: KeyedSamples, dataset: Any, batched: bool, before: Before) -> None:
+        self.dataset, self.begin_worker = dataset, keyed.begin_worker
+        self._fetch = _MapDatasetFetcher(keyed, batched, as_it_is, False).fetch
         self._before = before
 
     def __getitems__(self, asked: Asked) -> Given:
@@ -326,8 +326,8 @@ def _before(resume: Resume) -> Before:
 class _Asking:
     """The keyed sampler. It gives each batch with those that its worker must make again before it."""
 
-    def __init__(self, view: StatefulView, sampler: Any) -> None:
-        self._view, self._sampler = view, sampler
+    def __init__(self, memory: StatefulMemory, sampler: Any) -> None:
+        self._memory, self._sampler = memory, sampler
 
     def __len__(self) -> int:
         return len(self._sampler)
@@ -338,16 +338,16 @@ class _Asking:
     def _asked(self, batches: Iterator[Any]) -> Iterator[Asked]:
         again: dict[int, list[Any]] = {}
         for batch in batches:
-            worker = self._view.again_in
+            worker = self._memory.again_in
             if worker is not None:
                 again.setdefault(worker, []).append(batch)
             else:
-                worker, snapshot = self._view.asks()
+                worker, snapshot = self._memory.asks()
                 yield Asked(again.pop(worker, []), batch, snapshot)
 
 
-class StatefulView(KeyedView):
-    """The loader over a map-style data set with a state of its own."""
+class StatefulMemory(KeyedMemory):
+    """That of a map-style data set with a state of its own."""
 
     again_in: int | None = None  # the worker that makes the sampler's last batch again; None: that batch is to be delivered
     given: Given
@@ -357,17 +357,17 @@ class StatefulView(KeyedView):
     ) -> None:
         self._own = loader.dataset
         self._every = _every(loader, snapshot_every_n_steps)
+        self._count, self._stays = loader.num_workers, loader.persistent_workers
         self.workers = Workers(loader.num_workers, None)
         super().__init__(loader, seed, epoch, resume, base_seed)
         before = None if loader.num_workers == 0 else _before(resume)  # else `load_here` was called
-        self.dataset: Any = StatefulSamples(self, loader.dataset, before)
-        self.collate_fn = as_it_is
-        self._index_sampler: Any = _Asking(self, self._index_sampler)
+        self.torch.dataset = StatefulSamples(self.torch.dataset, loader.dataset, collates(loader), before)
+        self.torch._index_sampler = _Asking(self, self.torch._index_sampler)
 
     def next_epoch(self, seed: int | None, epoch: int, resume: Resume, *, seed_drawn: bool) -> None:
         """Set the epoch for which the sampler is read next."""
         super().next_epoch(seed, epoch, resume, seed_drawn=seed_drawn)
-        self.workers = Workers(self.num_workers, resume.workers or self.between())
+        self.workers = Workers(self._count, resume.workers or self.between())
         self._again = {position: worker for worker, state in enumerate(self.workers.states) for position in state.since}
 
     def read(self, position: int) -> bool:
@@ -396,41 +396,38 @@ class StatefulView(KeyedView):
 
     def between(self) -> dict[str, Any] | None:
         """Return the states with which the next epoch's data sets begin; None: they begin as the loader was given them."""
-        if self.num_workers == 0:
+        if self._count == 0:
             return {"num_workers": 0, "next": 0, "states": [[{"dataset": copy.deepcopy(self._own.state_dict())}, []]]}
-        return self.workers.saved(between=True) if self.persistent_workers else None
+        return self.workers.saved(between=True) if self._stays else None
 
 
-class StreamView:
-    """The loader over an IterableDataset, for torch's iterators. The epoch's state is made from it too."""
+class StreamMemory:
+    """That of a stream, as `KeyedMemory`."""
 
     given: Given
 
     def __init__(
         self, loader: Any, base_seed: int | None, epoch: int, resume: Resume, snapshot_every_n_steps: int
     ) -> None:
-        self._loader = weakref.ref(loader)  # for the same reason as in KeyedView
+        self._loader = weakref.ref(loader)  # weak, since the loader keeps this object: a cycle would keep the workers
         self.known_base_seed = base_seed
         self.base_seed = 0  # that the iterator has, once there is one
-        self.generator = loader.generator if base_seed is None else for_base_seed(base_seed)
-        self.dataset = loader.dataset
-        self.worker_init_fn = WorkerStart(loader.worker_init_fn)
-        self.stream: Stream | None = None
+        self.postpone = loader.postpone_decoding
+        generator = loader.generator if base_seed is None else for_base_seed(base_seed)
         if resume.order is not None:  # of an IterDataPipe, whose seed torch draws before its own
-            self.generator = torch.Generator()
-            put(resume.order, {"sampler": self.generator})
+            generator = torch.Generator()
+            put(resume.order, {"sampler": generator})
+        self.torch = as_torch_reads(loader, generator=generator, worker_init_fn=WorkerStart(loader.worker_init_fn))
+        self.stream: Stream | None = None
         if not isinstance(loader.dataset, IterDataPipe):  # torch's iterators shuffle and share those by their type
             before = _before(resume) if _goes_on(loader, resume) else None
-            self.dataset = self.stream = Stream(loader, _every(loader, snapshot_every_n_steps), before)
-            self.collate_fn: Any = as_it_is
-            self._auto_collation = False  # the stream makes whole batches
+            self.stream = Stream(loader, _every(loader, snapshot_every_n_steps), before)
+            self.torch.dataset, self.torch.collate_fn = self.stream, as_it_is
+            self.torch._auto_collation = False  # the stream makes whole batches
         self.next_epoch(None, epoch, resume, seed_drawn=False)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader(), name)
-
     def of(self, iterator: Any) -> None:
-        """Do nothing. `KeyedView` keeps the iterator here."""
+        """Do nothing. `KeyedMemory` keeps the iterator here."""
 
     def next_epoch(self, seed: int | None, epoch: int, resume: Resume, *, seed_drawn: bool) -> None:
         """Set the epoch for which iter() of the data set is called next."""
@@ -441,10 +438,10 @@ class StreamView:
             drawn_from = self._loader().generator or torch.default_generator  # type: ignore[union-attr]
             self._order = {**capture({"sampler": drawn_from}, python=False), "sampler_epoch": None}
         last = vars(self).get("workers")
-        workers = resume.workers if _goes_on(self, resume) else None
+        workers = resume.workers if _goes_on(self.torch, resume) else None
         if last is not None and workers is None:
             workers = last.after_the_end()
-        self.workers = Workers(self.num_workers, workers, stream=True)
+        self.workers = Workers(self.torch.num_workers, workers, stream=True)
         self.ended = False
 
     def deliver(self, number: int) -> int:
@@ -459,7 +456,7 @@ class StreamView:
         if self.ended:
             return None
         workers: Any = self.workers.saved()
-        if self.num_workers == 0 and self.stream is not None and workers["states"][0][0] is None:
+        if self.torch.num_workers == 0 and self.stream is not None and workers["states"][0][0] is None:
             begun = self.stream.begun
             first = {"dataset": None, "generators": self.stream.generators_then()} if begun is None else pickle.loads(begun)
             workers["states"][0][0] = first
@@ -469,7 +466,7 @@ class StreamView:
     def between(self) -> dict[str, Any] | None:
         """Return the states with which the next epoch's data sets begin; None: they begin as the loader was given them."""
         dataset = self._loader().dataset  # type: ignore[union-attr]
-        if self.num_workers == 0 and is_stateful(dataset) and not _by_number(dataset):
+        if self.torch.num_workers == 0 and is_stateful(dataset) and not _by_number(dataset):
             return {"num_workers": 0, "next": 0, "states": [[{"dataset": copy.deepcopy(dataset.state_dict())}, 0]]}
         return self.workers.after_the_end()
 
@@ -484,7 +481,7 @@ class StreamView:
 class _Opening:
     """Mixed into torch's iterators: takes the batch out of `Given`."""
 
-    view: Any
+    memory: Any
 
     def _next_data(self) -> Any:
         while True:
@@ -492,9 +489,9 @@ class _Opening:
             if type(given) is not Given:
                 return given
             if not given.ended:
-                self.view.given = given
+                self.memory.given = given
                 return given.batch
-            self.view.workers.end(given)
+            self.memory.workers.end(given)
 
 
 class _SingleOpening(_Opening, _Single):
@@ -504,7 +501,7 @@ class _SingleOpening(_Opening, _Single):
 class _MultiOpening(_Opening, _Multi):
     def _try_put_index(self) -> None:
         if self._send_idx == 0:  # on a resume, begin with the worker whose turn it was
-            for _ in range(self.view.workers.first):
+            for _ in range(self.memory.workers.first):
                 next(self._worker_queue_idx_cycle)
         super()._try_put_index()
 
@@ -519,16 +516,16 @@ def iterate(
     base_seed: int | None = None,
 ) -> UserCodeIterator:
     """Do the same as `iterate_user_code`. If the data set is a stream, or has states of its own, the epoch's state has them."""
-    view: Any
+    memory: Any
     if isinstance(loader.dataset, IterableDataset):
-        view = StreamView(loader, base_seed, epoch, resume, snapshot_every_n_steps)
+        memory = StreamMemory(loader, base_seed, epoch, resume, snapshot_every_n_steps)
         _tell(loader, resume)
     elif is_stateful(loader.dataset):
-        view = StatefulView(loader, seed, base_seed, epoch, resume, snapshot_every_n_steps)
+        memory = StatefulMemory(loader, seed, base_seed, epoch, resume, snapshot_every_n_steps)
     else:
         return iterate_user_code(loader, seed, epoch, resume, finish, base_seed)
     kind = _SingleOpening if loader.num_workers == 0 else _MultiOpening
-    iterator = kind(loader, view, _counts(loader._parts.life.rates, epoch, resume), finish)
+    iterator = kind(loader, memory, _counts(loader._parts.life.rates, epoch, resume), finish)
     if isinstance(loader.dataset, IterDataPipe):
         for _ in range(len(resume.delivered)):
             try:
@@ -600,7 +597,7 @@ def lasting(last: Any) -> dict[str, Any] | None:
 
     ``last``: the memory of the loader's last epoch.
     """
-    return last.between() if isinstance(last, (StatefulView, StreamView)) else None
+    return last.between() if isinstance(last, (StatefulMemory, StreamMemory)) else None
 
 
 def kept(loader: Any, resume: Resume) -> dict[str, Any] | None:

@@ -30,7 +30,7 @@ from ddlp.sampling import sampler_order as order
 from ddlp.sampling.checkpoint import Resume, SamplerStart, save
 from ddlp.sampling.epoch_plan import is_built_in
 from ddlp.sampling.generator_states import for_base_seed
-from ddlp.sampling.torch_loader import OrderSource, collates, index_sampler_of
+from ddlp.sampling.torch_loader import OrderSource, as_torch_reads, collates, index_sampler_of
 from ddlp.schedule.ledger import Side
 from ddlp.schedule.ranges import RangeSet
 from ddlp.schedule.rates import Rates
@@ -48,8 +48,8 @@ _LOOK_UP_S = 1.0  # after so long without a batch, workers that do not begin are
 class _KeyedSampler:
     """The loader's index sampler. It gives each batch with the numbers from which its samples' keys are made."""
 
-    def __init__(self, view: KeyedView, sampler: Any, batched: bool) -> None:
-        self._view, self._sampler, self._batched = view, sampler, batched
+    def __init__(self, memory: KeyedMemory, sampler: Any, batched: bool) -> None:
+        self._memory, self._sampler, self._batched = memory, sampler, batched
         indices = getattr(sampler, "sampler", sampler) if batched else sampler  # without batches, a BatchSampler gives lists
         self._each_once = is_built_in(sampler) and order.gives_each_once(indices)
 
@@ -57,18 +57,18 @@ class _KeyedSampler:
         return len(self._sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        return self._keyed(self._view.begin())  # iter() of the user's sampler is called now, as by torch's iterators
+        return self._keyed(self._memory.begin())  # iter() of the user's sampler is called now, as by torch's iterators
 
     def _keyed(self, items: Iterator[Any]) -> Iterator[KeyedBatch]:
         count = _Occurrences()
-        for position, item in enumerate(self._view.order_again(items)):
+        for position, item in enumerate(self._memory.order_again(items)):
             indices, numbered = item, None
             with contextlib.suppress(TypeError):  # the batch is no list of indices: its worker raises the error
                 indices = list(item) if self._batched and iter(item) is item else item
                 numbered = None if self._each_once else count(indices if self._batched else (indices,))
-            if self._view.read(position):
-                yield KeyedBatch(indices, numbered, self._view.seed(), self._view.epoch)
-        self._view.end()
+            if self._memory.read(position):
+                yield KeyedBatch(indices, numbered, self._memory.seed(), self._memory.epoch)
+        self._memory.end()
 
 
 class _Occurrences:
@@ -117,33 +117,33 @@ def _samples_of(loader: Any) -> KeyedSamples:
     return kept
 
 
-class KeyedView:
-    """The loader for torch's iterators, with the keyed data set and sampler in place of its own.
+class KeyedMemory:
+    """What an epoch of user code has read and delivered: its state is made from it. It outlives the iterator.
 
-    The epoch's state is made from it too. It outlives the iterator, to which it has a weak reference.
+    ``torch``: the loader as torch's iterator reads it, with the keyed data set and sampler in place of its own.
     """
 
     def __init__(
         self, loader: Any, seed: int | None, epoch: int, resume: Resume, base_seed: int | None = None
     ) -> None:
-        self._loader = weakref.ref(loader)  # weak, since the loader keeps this view: a cycle would keep the workers
         self._source = OrderSource(index_sampler_of(loader), loader.generator)
         self._built_in = is_built_in(index_sampler_of(loader))
         self._iterator: weakref.ref[Any] | None = None
         self.base_seed = 0  # that the iterator has, once there is one
         self._prefetch_batches = (loader.prefetch_factor or 2) * loader.num_workers
         self.known_base_seed = base_seed  # None: torch's iterator draws it
-        self.generator = loader.generator if base_seed is None else for_base_seed(base_seed)
-        self.dataset = _samples_of(loader)
-        self.collate_fn = as_it_is
-        self.pin_memory = pins(loader)
-        self._index_sampler = _KeyedSampler(self, index_sampler_of(loader), collates(loader))
-        self.worker_init_fn = WorkerStart(loader.worker_init_fn)
+        self.postpone = loader.postpone_decoding
+        self.torch = as_torch_reads(
+            loader,
+            dataset=_samples_of(loader),
+            collate_fn=as_it_is,
+            pin_memory=pins(loader),
+            generator=loader.generator if base_seed is None else for_base_seed(base_seed),
+            worker_init_fn=WorkerStart(loader.worker_init_fn),
+            _index_sampler=_KeyedSampler(self, index_sampler_of(loader), collates(loader)),
+        )
         # With workers, torch calls iter() of the sampler again after it has drawn its base seed, and reads that iterator.
         self.next_epoch(seed, epoch, resume, seed_drawn=loader.num_workers == 0)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader(), name)
 
     def next_epoch(self, seed: int | None, epoch: int, resume: Resume, *, seed_drawn: bool) -> None:
         """Set the epoch for which the sampler is read next."""
@@ -159,7 +159,7 @@ class KeyedView:
         self.ended = False
 
     def of(self, iterator: Any) -> None:
-        """Keep a weak reference to the iterator of this view."""
+        """Keep a weak reference to the iterator."""
         self._iterator = weakref.ref(iterator)
 
     def seed(self) -> int:
@@ -277,23 +277,23 @@ class _Finishing:
     on_end: Callable[[], None] | None = None  # called when training has asked for a batch after the last one
     on_over: Callable[[], None] | None = None  # called once then: all is counted
 
-    def __init__(self, loader: Any, view: Any, counts: Counts, finish: MoveAndTransform) -> None:
+    def __init__(self, loader: Any, memory: Any, counts: Counts, finish: MoveAndTransform) -> None:
         self._finish = finish
         self._in_batches = collates(loader)
         self.counts = counts
-        self.view = self.memory = view
-        view.of(self)
-        super().__init__(view)  # type: ignore[call-arg]
+        self.memory = memory
+        memory.of(self)
+        super().__init__(memory.torch)  # type: ignore[call-arg]
         counts.rates.epoch_begins(max(1, self._num_workers), 0, 0)
 
     @property
     def _base_seed(self) -> Any:
         """The base seed. torch sets it to one that it has drawn, before it starts the workers."""
-        return self.view.base_seed
+        return self.memory.base_seed
 
     @_base_seed.setter
     def _base_seed(self, drawn: Any) -> None:
-        self.view.base_seed = drawn if self.view.known_base_seed is None else self.view.known_base_seed
+        self.memory.base_seed = drawn if self.memory.known_base_seed is None else self.memory.known_base_seed
 
     def __next__(self) -> Any:
         counts = self.counts
@@ -326,7 +326,7 @@ class _Finishing:
         if counts.batch_bytes is None:
             counts.batch_bytes = bytes_in(batch)
         batch = self._finish(batch)
-        position = self.view.deliver(self._number())
+        position = self.memory.deliver(self._number())
         if self._hooks is not None:
             self._hooks.delivered(made, position, samples, asked_s, got_s, self._ready())
         return batch
@@ -356,7 +356,7 @@ class _Finishing:
         Data sets with states of their own have any number: other workers could not go on with those states.
         """
         same = (self._num_workers, self._prefetch_factor) == (workers, prefetch_factor)
-        return (type(self.view) is not KeyedView or same) and self._base_seed == base_seed
+        return (type(self.memory) is not KeyedMemory or same) and self._base_seed == base_seed
 
     def _ready(self) -> int:
         """Return how many batches are in memory, ready for the training thread."""
@@ -379,15 +379,15 @@ class _Finishing:
         """Begin the next epoch with the same workers (persistent_workers=True)."""
         self.counts, self._handed = _counts(self.counts.rates, epoch, resume), None
         self._finish = finish
-        self.view.next_epoch(seed, epoch, resume, seed_drawn=False)
+        self.memory.next_epoch(seed, epoch, resume, seed_drawn=False)
         self._reset(loader)  # type: ignore[attr-defined]
 
 
 class _Single(_Finishing, _SingleProcessDataLoaderIter):
-    def __init__(self, loader: Any, view: Any, counts: Counts, finish: MoveAndTransform) -> None:
-        super().__init__(loader, view, counts, finish)
+    def __init__(self, loader: Any, memory: Any, counts: Counts, finish: MoveAndTransform) -> None:
+        super().__init__(loader, memory, counts, finish)
         self._dataset_fetcher = TimedFetcher(self._dataset_fetcher)
-        self._postponing = decode.Here(view.postpone_decoding)
+        self._postponing = decode.Here(memory.postpone)
 
     def _next_data(self) -> Any:
         try:
@@ -423,13 +423,13 @@ class _Processes(_Finishing, _MultiProcessingDataLoaderIter):
 
 
 class _Multi(_Processes):
-    def __init__(self, loader: Any, view: Any, counts: Counts, finish: MoveAndTransform) -> None:
-        self._context = WorkerContext(loader.multiprocessing_context, view.postpone_decoding)
-        view.multiprocessing_context = self._context
-        view.collate_fn = TimedCollate(view.collate_fn)
+    def __init__(self, loader: Any, memory: Any, counts: Counts, finish: MoveAndTransform) -> None:
+        self._context = WorkerContext(loader.multiprocessing_context, memory.postpone)
+        memory.torch.multiprocessing_context = self._context
+        memory.torch.collate_fn = TimedCollate(memory.torch.collate_fn)
         self._blocks = self._context.blocks
         try:
-            super().__init__(loader, view, counts, finish)
+            super().__init__(loader, memory, counts, finish)
         finally:
             self._context.started()
         # torch's handler of signals would raise first, anywhere in the training, and knows no sample.
@@ -475,8 +475,8 @@ def iterate_user_code(
         base_seed: that of the workers that these replace, or of a state; None: torch draws it.
     """
     kind = _Single if loader.num_workers == 0 else _Multi
-    view = KeyedView(loader, seed, epoch, resume, base_seed)
-    return kind(loader, view, _counts(loader._parts.life.rates, epoch, resume), finish)
+    memory = KeyedMemory(loader, seed, epoch, resume, base_seed)
+    return kind(loader, memory, _counts(loader._parts.life.rates, epoch, resume), finish)
 
 
 def _counts(rates: Rates, epoch: int, resume: Resume) -> Counts:
