@@ -57,3 +57,12 @@ def test_a_directory_without_such_tests(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["peer_tests", str(tmp_path)])
     with pytest.raises(SystemExit, match="has none of test/test_dataloader.py, .*give the checkout of PyTorch"):
         main()
+
+
+def test_tests_that_lack_a_package_are_told_of(monkeypatch, tmp_path):
+    file = tmp_path / "test/test_dataloader.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("import a_package_that_is_missing\n")
+    monkeypatch.setattr(sys, "argv", ["peer_tests", str(tmp_path), "--only-ddlp"])
+    with pytest.raises(SystemExit, match="(?s)did not run:.*No module named 'a_package_that_is_missing'"):
+        main()
