@@ -444,16 +444,20 @@ class _Multi(_Processes):
             try:
                 data = self._data_queue.get(timeout=min(left_s, _LOOK_UP_S))
             except queue.Empty:
-                self._context.look()
-                if left_s <= _LOOK_UP_S:
-                    return False, None
-                continue
-            if type(data[0]) is not Closed:
-                return True, data
-            worker = data[0].worker
-            if self._workers_status[worker]:  # else its stream was at its end
-                self._mark_worker_as_unavailable(worker)
-                raise self._context.died(worker)
+                ended = self._context.look()
+                if not any(self._workers_status[worker] for worker in ended):
+                    if left_s <= _LOOK_UP_S:
+                        return False, None
+                    continue
+            else:
+                if type(data[0]) is not Closed:
+                    return True, data
+                ended = [data[0].worker]
+            for worker in ended:
+                if self._workers_status[worker]:  # else its stream was at its end
+                    error = self._context.died(worker)
+                    self._mark_worker_as_unavailable(worker)
+                    raise error
 
     def _shutdown_workers(self) -> None:
         if not (getattr(self, "_shutdown", True) or hasattr(self, "_pin_memory_thread")):

@@ -90,7 +90,8 @@ class Requests:
     def doing(self) -> str:
         """What the worker does, or did last, in words."""
         with self._lock:
-            return self.mark.told(self._sent[0][1][1] if self._sent else None)
+            request = self._sent[0][1] if self._sent else None
+        return self.mark.told(request[1] if isinstance(request, tuple) else None)
 
     def _send(self) -> None:
         """Write the requests for which there is room."""
@@ -144,7 +145,7 @@ class Answers:
         if not self._ready:
             raise queue.Empty
         number = self._ready.popleft()
-        if number not in self._ends:  # `put` has woken this thread
+        if number == self._woken.connection.fileno():  # `put` has woken this thread
             self._woken.connection.recv_bytes()
             return self._wakes.popleft()
         end, worker, requests = self._ends[number]
@@ -162,8 +163,11 @@ class Answers:
         self._wake.connection.send_bytes(b"")
 
     def qsize(self) -> int:
-        """Return how many answers wait; of each worker one is counted."""
-        return len({*self._ready, *(number for number, _ in self._poll.poll(0))})
+        """Return how many workers have answers that wait. Any thread may call it."""
+        poll = select.poll()  # not that in which another thread may wait
+        for number in list(self._ends):
+            poll.register(number, select.POLLIN)
+        return len({*self._ready, *(number for number, _ in poll.poll(0))})
 
     def _forget(self, number: int) -> None:
         end, _, _ = self._ends.pop(number)
@@ -190,6 +194,7 @@ class RequestReader:
 
     def __init__(self, connection: Connection, mark: Mark) -> None:
         self._connection, self.mark = connection, mark
+        self._poll: Any = None  # made in the worker, which may get this object pickled
 
     def get(self, timeout: float) -> Any:
         """Return the next request; None once the training process has closed its end, or is gone.
@@ -197,22 +202,25 @@ class RequestReader:
         Raises queue.Empty if nothing has come in ``timeout`` seconds.
         """
         self.mark.numbers[0] = Doing.WAITS
-        if not self._connection.poll(timeout):
+        events = self._events(timeout)
+        if not events:
             raise queue.Empty
-        if self.is_set():
-            return None
-        try:
-            request = pickle.loads(self._connection.recv_bytes())
-        except EOFError:
-            return None
+        if events & ~select.POLLIN:
+            return None  # requests that are left in the pipe are not wanted any more
+        request = pickle.loads(self._connection.recv_bytes())
         self.mark.numbers[0], self.mark.numbers[1] = Doing.MAKES, -1
         return request
 
     def is_set(self) -> bool:
         """Whether the training process has closed its end."""
-        poll = select.poll()
-        poll.register(self._connection.fileno(), 0)
-        return bool(poll.poll(0))
+        return bool(self._events(0) & ~select.POLLIN)
+
+    def _events(self, timeout: float) -> int:
+        """Wait for a request, or the pipe's end. Returns what has happened, as poll(2) tells it; 0: nothing."""
+        if self._poll is None:
+            self._poll = select.poll()
+            self._poll.register(self._connection.fileno(), select.POLLIN)
+        return sum(events for _, events in self._poll.poll(timeout * 1000))
 
     def close(self) -> None:
         """Close this end."""

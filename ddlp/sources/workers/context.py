@@ -82,13 +82,20 @@ class WorkerContext:
             end.close()
         self._given = []
 
-    def look(self) -> None:
-        """Tell the user, once for each worker, if one has not asked for work `_SILENT_S` after its start."""
+    def look(self) -> list[int]:
+        """Return the workers that have ended. Tell the user of one that has not asked for work `_SILENT_S` after its start.
+
+        That a worker has ended is told by its pipe, unless a process of the worker's own has that too, and lives on.
+        """
+        ended = []
         for worker in self._workers:
-            silent = not worker.silent and worker.requests.mark.doing < Doing.WAITS
-            if silent and time.monotonic() - worker.started_s >= _SILENT_S and worker.process.is_alive():
-                worker.silent = True
-                warn_user(worker.silence())
+            if not worker.process.is_alive():
+                ended.append(worker.number)
+            elif not worker.silent and worker.requests.mark.doing < Doing.WAITS:
+                if time.monotonic() - worker.started_s >= _SILENT_S:
+                    worker.silent = True
+                    warn_user(worker.silence())
+        return ended
 
     def died(self, number: int) -> RuntimeError:
         """Return the error for a worker that has ended without being asked to."""

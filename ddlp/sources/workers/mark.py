@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import enum
 import faulthandler
-import io
 import mmap
 import os
 import signal
 import time
+import weakref
 from multiprocessing.reduction import DupFd
 from typing import Any, Protocol
 
@@ -45,11 +45,12 @@ class Mark:
         self._take(*share(_SIZE))
 
     def _take(self, memory: Any, descriptor: int) -> None:
-        self._memory, self._file = memory, io.FileIO(descriptor, "r+")
+        self._file = descriptor
         self.numbers = memoryview(memory).cast("q")  #: `Doing`, and the place of the sample in its batch; -1: not known
+        weakref.finalize(self, os.close, descriptor)
 
     def __reduce__(self) -> Any:
-        return _received, (DupFd(self._file.fileno()),)
+        return _received, (DupFd(self._file),)
 
     # -- in the worker -----------------------------------------------------------------------------------------------------
 
@@ -58,7 +59,7 @@ class Mark:
         global here
         here = self
         if _STACKS:
-            os.lseek(self._file.fileno(), _STACK_AT, os.SEEK_SET)
+            os.lseek(self._file, _STACK_AT, os.SEEK_SET)
             faulthandler.register(_STACKS, self._file, all_threads=False)
         self.numbers[0] = Doing.BEGINS
 
@@ -88,7 +89,7 @@ class Mark:
                 return ""
             for _ in range(20):
                 time.sleep(0.01)
-                lines = os.pread(self._file.fileno(), _SIZE, _STACK_AT).decode(errors="replace").strip("\0\n ").split("\n")
+                lines = os.pread(self._file, _SIZE, _STACK_AT).decode(errors="replace").strip("\0\n ").split("\n")
                 if len(lines) > 1:
                     return "; ".join(line.strip() for line in lines[1:4])
         try:
@@ -97,12 +98,6 @@ class Mark:
             return f"the kernel says it waits in {waits}" if waits else "it computes"
         except OSError:
             return ""
-
-    def close(self) -> None:
-        """Give the memory up."""
-        self.numbers.release()
-        self._memory.close()
-        self._file.close()
 
 
 def _received(passed_on: Any) -> Mark:

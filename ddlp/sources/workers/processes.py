@@ -188,12 +188,14 @@ class WorkerProcess:
             try:
                 number, answer = self._answers.get(timeout=0.2)
             except queue.Empty:
-                self._context.look()
-                continue
-            if type(number) is Closed and not epoch.closed:
+                ended = bool(self._context.look())
+            else:
+                ended = type(number) is Closed
+                if not ended:
+                    self._asked = ()
+                    return answer
+            if ended and not epoch.closed:
                 raise self._context.died(self._number)
-            self._asked = ()
-            return answer
         raise RuntimeError("this iteration was closed")
 
     def begin_end(self) -> None:

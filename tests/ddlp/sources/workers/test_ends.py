@@ -129,3 +129,19 @@ def test_a_lock_that_was_held_at_the_fork_is_suspected(monkeypatch):
                 list(DDLPLoader(Ends(by_exit), 1, num_workers=1, sampler=[1]))
         finally:
             hangs[0] = False
+
+
+class Helped(Ends):
+    """A process of the worker's own has the worker's ends of the pipes, and outlives it."""
+
+    def __getitem__(self, index: int) -> int:
+        if index == 0 and os.fork() == 0:
+            time.sleep(20)
+            os._exit(0)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_worker_whose_own_child_lives_on(workers):
+    with pytest.raises(RuntimeError, match="is killed by signal: Killed.*at sample 5"):
+        list(DDLPLoader(Helped(by_signal), 8, num_workers=workers))
