@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import threading
 from pathlib import Path
@@ -61,3 +62,34 @@ def test_no_fork_hangs(forks, tmp_path, capsys):
         over.set()
         for thread in threads:
             thread.join()
+
+
+@pytest.mark.parametrize("module", ["ddlp.decode.opening", "csd_engine.kernels", "ddlp.sources.engine.shared_engines"])
+@pytest.mark.parametrize("holder", ["another thread", "this one"])
+def test_a_lock_of_ours_that_is_held_at_the_fork(module, holder, tmp_path):
+    make_images(tmp_path / "class", 4)
+    lock = importlib.import_module(module)._lock
+    held, over = threading.Event(), threading.Event()
+
+    def holds() -> None:
+        with lock:
+            held.set()
+            over.wait()
+
+    thread = threading.Thread(target=holds)
+    thread.start()
+    held.wait()
+    if holder == "this one":
+        over.set()
+        thread.join()
+        lock.acquire()
+    try:
+        iterator = iter(DDLPLoader(Opened(tmp_path), 2, num_workers=1, timeout=120))
+        if holder == "another thread":  # as far as the training process does not want it itself
+            over.set()
+        assert [len(images) for images, _ in iterator] == [2, 2]
+    finally:
+        if holder == "this one":
+            lock.release()
+        over.set()
+        thread.join()
