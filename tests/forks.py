@@ -6,11 +6,13 @@ each script on its standard input, and answers with its exit status; at once, wi
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import os
 import runpy
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -68,9 +70,25 @@ class Forks:
     def end(self) -> None:
         try:
             self._process.communicate(timeout=10)
-        except subprocess.TimeoutExpired:  # the tests were interrupted while a script ran
+        except subprocess.TimeoutExpired:  # the tests were interrupted while a script ran, or one has left processes behind
             os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.communicate()
+            self._process.wait()
+            left = self._left()
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+            assert not left, f"scripts have left processes: {left}"
+
+    def _left(self) -> dict[int, str]:
+        """Return the processes that can still write into the pipe, with their commands."""
+        assert self._process.stdout is not None
+        pipe = os.readlink(f"/proc/self/fd/{self._process.stdout.fileno()}")
+        left = {}
+        for file in Path("/proc").glob("[0-9]*/fd/*"):
+            with contextlib.suppress(OSError):
+                if os.readlink(file) == pipe and os.stat(file, follow_symlinks=False).st_mode & stat.S_IWUSR:
+                    process = file.parents[1]
+                    left[int(process.name)] = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        return left
 
 
 def main() -> None:

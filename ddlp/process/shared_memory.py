@@ -21,8 +21,8 @@ def share(size: int) -> tuple[mmap.mmap, int]:
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("ddlp-batch", os.MFD_CLOEXEC)
     else:  # macOS
-        with tempfile.TemporaryFile() as file:
-            descriptor = os.dup(file.fileno())
+        descriptor, path = tempfile.mkstemp()
+        os.unlink(path)
     try:
         os.ftruncate(descriptor, size)
         return mmap.mmap(descriptor, size), descriptor

@@ -16,7 +16,7 @@ from ddlp.sampling.checkpoint import Resume
 from ddlp.sampling.torch_loader import as_torch_reads
 from ddlp.schedule.rates import Rates
 from ddlp.sources.host.torch_workers import _counts, _Processes, _Single
-from ddlp.sources.workers.timed_fetch import TimedCollate, time_fetches
+from ddlp.sources.workers.timed_fetch import time_fetches, timed
 from ddlp.transfer.to_device import MoveAndTransform
 
 __all__ = ["PlainIterator", "iterate_plain"]
@@ -46,8 +46,8 @@ class _PlainMemory:
     ended = False
 
     def __init__(self, loader: DataLoader) -> None:
-        collate = TimedCollate(loader.collate_fn) if loader.num_workers else loader.collate_fn
-        self.torch = as_torch_reads(loader, collate_fn=collate, worker_init_fn=_TimedStart(loader.worker_init_fn))
+        start = _TimedStart(loader.worker_init_fn)
+        self.torch = as_torch_reads(loader, collate_fn=timed(loader, loader.collate_fn), worker_init_fn=start)
         self._delivered = 0
 
     def of(self, iterator: Any) -> None:

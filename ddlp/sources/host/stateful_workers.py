@@ -34,6 +34,7 @@ from ddlp.sources.host.torch_workers import (
 )
 from ddlp.sources.workers.keyed_samples import KeyedBatch, KeyedSamples
 from ddlp.sources.workers.start import WorkerStart, as_it_is
+from ddlp.sources.workers.timed_fetch import timed
 from ddlp.transfer.to_device import MoveAndTransform
 
 __all__ = ["StreamMemory", "check_workers", "iterate", "kept", "lasting"]
@@ -417,12 +418,17 @@ class StreamMemory:
         if resume.order is not None:  # of an IterDataPipe, whose seed torch draws before its own
             generator = torch.Generator()
             put(resume.order, {"sampler": generator})
-        self.torch = as_torch_reads(loader, generator=generator, worker_init_fn=WorkerStart(loader.worker_init_fn))
+        self.torch = as_torch_reads(
+            loader,
+            collate_fn=timed(loader, loader.collate_fn),
+            generator=generator,
+            worker_init_fn=WorkerStart(loader.worker_init_fn),
+        )
         self.stream: Stream | None = None
         if not isinstance(loader.dataset, IterDataPipe):  # torch's iterators shuffle and share those by their type
             before = _before(resume) if _goes_on(loader, resume) else None
             self.stream = Stream(loader, _every(loader, snapshot_every_n_steps), before)
-            self.torch.dataset, self.torch.collate_fn = self.stream, as_it_is
+            self.torch.dataset, self.torch.collate_fn = self.stream, timed(loader, as_it_is)
             self.torch._auto_collation = False  # the stream makes whole batches
         self.next_epoch(None, epoch, resume, seed_drawn=False)
 

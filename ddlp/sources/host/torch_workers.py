@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import os
 import queue
 import time
 import weakref
@@ -38,7 +39,7 @@ from ddlp.sources.workers.channel import Closed
 from ddlp.sources.workers.context import WorkerContext
 from ddlp.sources.workers.keyed_samples import KeyedBatch, KeyedSamples
 from ddlp.sources.workers.start import WorkerStart, as_it_is
-from ddlp.sources.workers.timed_fetch import FetchHooks, Made, TimedCollate, TimedFetcher
+from ddlp.sources.workers.timed_fetch import FetchHooks, Made, TimedFetcher, timed
 from ddlp.stats.report import Counts
 from ddlp.transfer.to_device import MoveAndTransform, pins
 
@@ -136,7 +137,7 @@ class KeyedMemory:
         self.torch = as_torch_reads(
             loader,
             dataset=_samples_of(loader),
-            collate_fn=as_it_is,
+            collate_fn=timed(loader, as_it_is),
             pin_memory=pins(loader),
             generator=loader.generator if base_seed is None else for_base_seed(base_seed),
             worker_init_fn=WorkerStart(loader.worker_init_fn),
@@ -426,7 +427,6 @@ class _Multi(_Processes):
     def __init__(self, loader: Any, memory: Any, counts: Counts, finish: MoveAndTransform) -> None:
         self._context = WorkerContext(loader.multiprocessing_context, memory.postpone)
         memory.torch.multiprocessing_context = self._context
-        memory.torch.collate_fn = TimedCollate(memory.torch.collate_fn)
         self._blocks = self._context.blocks
         try:
             super().__init__(loader, memory, counts, finish)
@@ -464,6 +464,9 @@ class _Multi(_Processes):
             self._worker_result_queue.close()  # else a worker would wait until its answer is read
         super()._shutdown_workers()
 
+
+if not hasattr(os, "fork"):  # Windows, whose pipes can't be polled: torch's queues are left
+    _Multi = _Processes  # type: ignore[assignment,misc]
 
 UserCodeIterator = _Single | _Multi
 

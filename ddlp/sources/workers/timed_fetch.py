@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from torch.utils.data import _DatasetKind, get_worker_info
+from torch.utils.data import DataLoader, _DatasetKind, get_worker_info
 
 from csd_engine.prepare.read_time import READING
 from ddlp.stats.thread_cpu import thread_queued_s
 
-__all__ = ["FetchHooks", "Made", "TimedCollate", "TimedFetcher", "time_fetches"]
+__all__ = ["FetchHooks", "Made", "TimedCollate", "TimedFetcher", "time_fetches", "timed"]
 
 
 _QUICK_S = 1e-3
@@ -92,6 +92,11 @@ class TimedCollate:
 
     def __call__(self, samples: Any) -> Any:
         return self._collate(samples)
+
+
+def timed(loader: DataLoader, collate: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return this collate_fn; marked, if a loader has workers."""
+    return TimedCollate(collate) if loader.num_workers else collate
 
 
 def time_fetches() -> None:

@@ -73,7 +73,7 @@ def test_the_estimate_is_what_the_simulator_plays():
     """
     rng = random.Random(3)
     off = []
-    while len(off) < 12:
+    while len(off) < 30:
         truth = random_workload(rng)
         for one in (estimate(truth, truth.paths[:1]), oracle(truth)):
             parts = [rate * one.time_s for rate in (one.host_batches_per_s, *one.source_batches_per_s)]

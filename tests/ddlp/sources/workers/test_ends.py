@@ -136,7 +136,7 @@ class Helped(Ends):
 
     def __getitem__(self, index: int) -> int:
         if index == 0 and os.fork() == 0:
-            time.sleep(20)
+            time.sleep(6)
             os._exit(0)
         return super().__getitem__(index)
 
