@@ -1,4 +1,4 @@
-"""The private names of torch's DataLoader that ddlp reads. docs/drop-in.md lists them."""
+"""The private names of torch's DataLoader that ddlp reads, and what torch's iterators read of a loader."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def is_there(pid: int) -> bool:
 
 @pytest.mark.parametrize("start", ["fork", "forkserver", "spawn"])
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.some(5)
+@pytest.mark.some(3)
 def test_nothing_is_left(way, start, tmp_path):
     for number in range(TIMES):
         ends(way, start, tmp_path / str(number))
