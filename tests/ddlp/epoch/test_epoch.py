@@ -1,9 +1,11 @@
-"""How an epoch begins: what is drawn in which order, and what is left where it can't."""
+"""An epoch is described once, and its description and what lives in it are all that its executor needs: no loader."""
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,14 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 
 from ddlp import DDLPLoader, ImageArrays
+from ddlp.epoch.begin import execute, host_of
+from ddlp.sampling.epoch_plan import EpochPlan
+from ddlp.schedule.rates import Rates
+from ddlp.schedule.strategies import Cpu
+from ddlp.sources.base import PreparedBatch, Resources
+from ddlp.sources.epoch import Epoch
+from ddlp.transfer.memory_pool import MemoryPool
+from ddlp.translate.portable import portable
 from tests.engine_process import until
 
 COUNT, BATCH = 22, 4
@@ -20,6 +30,44 @@ COUNT, BATCH = 22, 4
 def data() -> ImageArrays:
     images = np.random.default_rng(1).integers(0, 256, (COUNT, 12, 12, 3), np.uint8)
     return ImageArrays(images, range(COUNT), transforms.Compose([transforms.RandomCrop(8), transforms.ToTensor()]))
+
+
+def described(number: int, workers: int = 2) -> Resources:
+    loader = DataLoader(data(), BATCH)
+    samples = portable(loader, None, None)
+    plan = EpochPlan(loader.batch_sampler, samples.dataset, whole=True, batched=True)
+    epoch = Epoch(samples, seed=5, number=number, workers=workers, batch_size=BATCH)
+    return Resources(epoch, plan, samples.dataset.reader(), MemoryPool(4))
+
+
+def delivered(resources: Resources) -> list[torch.Tensor]:
+    """Run the epoch, and return its images in their order."""
+    closed: list[bool] = []
+    executor = execute(
+        resources, None, host_of(resources, None), Cpu.make, Rates(), on_closed=lambda: closed.append(True)
+    )
+    batches: dict[int, PreparedBatch] = {}
+    while (batch := executor.delivery.next_batch()) is not None:
+        position, _, batches[position] = batch
+    executor.close()
+    assert closed == [True] and executor.report().batches_cpu == len(batches) == 6
+    return [batches[position].images for position in range(len(batches))]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_runs_without_a_loader(workers: int) -> None:
+    resources = described(3, workers)
+    loader = DDLPLoader(data(), BATCH, seed=5)
+    loader.set_epoch(3)
+    for ours, (theirs, _) in zip(delivered(resources), loader, strict=True):
+        assert torch.equal(ours, theirs)
+    assert not torch.equal(delivered(described(4))[0], delivered(described(3))[0]), "another epoch draws other crops"
+
+
+def test_a_description_does_not_change() -> None:
+    epoch: Any = described(0).epoch
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        epoch.seed = 6
 
 
 class Drawing:
