@@ -181,6 +181,8 @@ class OwnSteps:
         dataset: the user's data set, for ``get_worker_info().dataset``.
     """
 
+    postpone: bool | None = None  # the images come prepared; what steps open is opened as in the training process
+
     def __init__(self, rest: Rest, epilogue: Epilogue, collate: Callable[[Any], Any], batched: bool, dataset: Any) -> None:
         self.dataset = dataset
         self._epilogue, self._batched = epilogue, batched

@@ -443,21 +443,18 @@ class _Multi(_Processes):
             left_s = max(0.0, until - time.monotonic())
             try:
                 data = self._data_queue.get(timeout=min(left_s, _LOOK_UP_S))
+                ended = [data[0].worker] if type(data[0]) is Closed else []
             except queue.Empty:
-                ended = self._context.look()
-                if not any(self._workers_status[worker] for worker in ended):
-                    if left_s <= _LOOK_UP_S:
-                        return False, None
-                    continue
-            else:
-                if type(data[0]) is not Closed:
-                    return True, data
-                ended = [data[0].worker]
+                data, ended = None, self._context.look()
             for worker in ended:
                 if self._workers_status[worker]:  # else its stream was at its end
                     error = self._context.died(worker)
                     self._mark_worker_as_unavailable(worker)
                     raise error
+            if data is not None and not ended:
+                return True, data
+            if data is None and left_s <= _LOOK_UP_S:
+                return False, None
 
     def _shutdown_workers(self) -> None:
         if not (getattr(self, "_shutdown", True) or hasattr(self, "_pin_memory_thread")):

@@ -18,7 +18,6 @@ import torch
 from torch.utils.data import BatchSampler, IterableDataset, SubsetRandomSampler
 
 from csd_engine.transforms.pipeline import Pipeline
-from ddlp import decode
 from ddlp.sampling.checkpoint import is_stateful, sampler_of
 from ddlp.sampling.epoch_plan import is_built_in
 from ddlp.sampling.torch_loader import collates, index_sampler_of
@@ -80,12 +79,12 @@ class _Batches:
     """Runs in the host's worker processes: makes whole batches by the user's code."""
 
     def __init__(self, loader: Any) -> None:
-        self.dataset, self.collate_fn, self._postpone = loader.dataset, loader.collate_fn, loader.postpone_decoding
+        self.dataset, self.collate_fn, self.postpone = loader.dataset, loader.collate_fn, loader.postpone_decoding or None
         self._keyed = KeyedSamples(self.dataset, self.collate_fn, collates(loader))
 
     def same_as(self, other: Any) -> bool:
         """Return whether ``other`` has the same objects."""
-        ours, theirs = ((one.dataset, one.collate_fn, one._postpone) for one in (self, other) if isinstance(one, _Batches))
+        ours, theirs = ((one.dataset, one.collate_fn, one.postpone) for one in (self, other) if isinstance(one, _Batches))
         return all(map(operator.is_, ours, theirs))
 
     def begin_worker(self, init: Callable[[], None]) -> None:
@@ -93,8 +92,6 @@ class _Batches:
 
     def answer(self, message: KeyedBatch) -> Any:
         """Return the batch."""
-        if self._postpone:
-            decode.install()
         return self._keyed.__getitems__(message)
 
 

@@ -41,9 +41,13 @@ class WorkerEpoch:
 
 
 class WorkerSteps(Protocol):
-    """What worker processes run."""
+    """What worker processes run.
 
-    dataset: Any  # the user's data set
+    ``dataset``: the user's data set. ``postpone``: as `WorkerContext` takes it.
+    """
+
+    dataset: Any
+    postpone: bool | None
 
     def same_as(self, other: Any) -> bool:
         """Return whether ``other`` would make the same."""
@@ -59,7 +63,7 @@ class _Answers:
     """The steps as torch's worker loop wants them: a data set, which is asked with messages."""
 
     def __init__(self, steps: WorkerSteps) -> None:
-        self.dataset, self.begin_worker = steps.dataset, steps.begin_worker
+        self.dataset, self.begin_worker, self.postpone = steps.dataset, steps.begin_worker, steps.postpone
         self._answer = steps.answer
 
     def __getitems__(self, message: Any) -> tuple[float, float, Any]:
@@ -147,7 +151,7 @@ class WorkerProcess:
         self._number = number
         self._lock = threading.Lock()  # a thread of the epoch before may still be here
         self._asked: tuple[Any, ...] = ()  # (memory that the process reads,) while it has something to answer
-        self._context = workers = WorkerContext(context, postpone=None, first=number)
+        self._context = workers = WorkerContext(context, answers.postpone, first=number)
         self._answers, self._requests = workers.answers(), workers.requests()
         self._process = workers.Process(
             target=_utils.worker._worker_loop,
