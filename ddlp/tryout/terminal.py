@@ -82,7 +82,7 @@ def checked(found: Comparison) -> str:
             f"{count} {'process' if count == 1 else 'processes'} on {'+'.join(map(str, cpus))}"
             for cpus, count in sorted(by_cpus.items())
         )
-        rows.append(f"{row.name} {processes}")
+        rows.append(f"{row.name} {processes or 'too short to tell'}")
     engine = f" (the engine has core {found.cores.engine})" if found.csd is None and found.rate_engine is not None else ""
     return f"Checked in each turn, on which cores processes ran{engine}: {'; '.join(rows)}."
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -145,6 +146,7 @@ def _work(
     target: Callable[..., None], args: tuple[Any, ...], reader: RequestReader, writer: Writer, token: int, postpone: bool | None
 ) -> None:
     """Run in a worker process: get it ready, then run torch's loop."""
+    sys.excepthook = _say
     reader.mark.begin()
     gc.freeze()  # else each worker searches all objects of the training process for garbage, which takes up to a second
     keep_freed_memory()
@@ -152,3 +154,13 @@ def _work(
         (decode.install if postpone else decode.uninstall)()
     writer.packed = Ring(token).packed
     target(*args)
+
+
+def _say(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
+    """Print an error that nothing has caught.
+
+    multiprocessing's thread that passes descriptors calls this too. Nobody needs to hear of it when the training process was
+    killed while it took one.
+    """
+    if threading.current_thread() is threading.main_thread() or not isinstance(error, (EOFError, ConnectionError)):
+        sys.__excepthook__(kind, error, traceback)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import time
+from multiprocessing.reduction import DupFd
 from pathlib import Path
 
 import pytest
+from torch.utils.data import Dataset
 
+from ddlp import DDLPLoader
 from tests.ddlp.sources.workers.leaves import WAYS
 from tests.engine_process import until
 
@@ -67,3 +72,23 @@ def ends(way: str, start: str, temporary: Path) -> None:
     until(lambda: set(os.listdir("/dev/shm")) <= shared, 10)
     if way not in ("kill -9", "del"):  # a killed process can't remove its directory for sockets
         assert list(temporary.iterdir()) == []
+
+
+class Breaks(Dataset):
+    """A worker's thread that passes descriptors has a caller that is gone at once, as a killed trainer is."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        address, _ = DupFd(sys.stderr.fileno())._id
+        for _ in range(2):  # the second is taken only after the first has failed
+            with socket.socket(socket.AF_UNIX) as caller:
+                caller.connect(address)
+        time.sleep(0.2)
+        return index
+
+
+def test_a_worker_says_nothing_of_a_trainer_that_is_gone(capfd):
+    assert len(list(DDLPLoader(Breaks(), num_workers=1, multiprocessing_context="fork"))) == 2
+    assert capfd.readouterr().err == ""
