@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision import transforms as T
 from torchvision.datasets import CIFAR10, ImageFolder
+from torchvision.transforms import v2
 
 from ddlp import decode
 from ddlp.transforms import Views
@@ -27,8 +28,9 @@ CIFAR_IMAGES = 20000
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 PIPELINES = ("imagenet1", "imagenet2", "imagenet3", "cifar10")
-# What people train with today. Each begins as imagenet1 does. timm's comes from `create_transform`, simclr makes two views.
-PRESETS = ("randaugment", "trivialaugment", "autoaugment", "colorjitter", "timm", "simclr")
+# What people train with today. Each begins as imagenet1 does, toimage on a tensor. timm's comes from `create_transform`,
+# simclr makes two views.
+PRESETS = ("randaugment", "trivialaugment", "autoaugment", "colorjitter", "toimage", "timm", "simclr")
 OF_BATCHES = PRESETS[:4]  # one image a sample, nothing erased: their batches have the same parts as imagenet1's
 JITTER = 0.4  # colorjitter's brightness, contrast and saturation
 RESIZE = {"imagenet2": 256, "imagenet3": 232}
@@ -46,6 +48,9 @@ def transform(pipeline: str) -> Any:
 
         # mmax9: with a magnitude of 10 timm asks Pillow for images of 0 bits, which is an error since Pillow 13.
         return create_transform(224, is_training=True, auto_augment="rand-m9-mstd0.5-inc1-mmax9", re_prob=0.25)
+    if pipeline == "toimage":
+        on_tensor = [v2.ToImage(), v2.RandomResizedCrop(224), v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32, scale=True)]
+        return v2.Compose([*on_tensor, v2.Normalize(MEAN, STD), v2.ToPureTensor()])
     crop: list[Any] = [T.RandomResizedCrop(224), T.RandomHorizontalFlip()]
     if pipeline == "simclr":
         jitter = T.RandomApply([T.ColorJitter(0.8, 0.8, 0.8, 0.2)], p=0.8)

@@ -16,6 +16,7 @@ from torchvision.transforms import InterpolationMode, autoaugment, v2
 from csd_engine.kernels.windows import PADDING_MODES
 from csd_engine.transforms.resample import FILTERS
 from csd_engine.transforms.timm_policies import NAMES as TIMM_OPERATORS
+from csd_engine.transforms.torch_resample import TORCH_FILTERS
 from csd_engine.transforms.warp_steps import WARP_FILTERS
 from ddlp.deploy.parity import operator_rows
 from ddlp.transforms import Views
@@ -72,11 +73,15 @@ def _joined(rows: Callable[[Any], Rows], several: Iterable[Any]) -> Rows:
 
 
 def _resampling_rows(name: str) -> Rows:
-    how = {"interpolation": InterpolationMode(name)}
+    how = {"interpolation": InterpolationMode(name.removeprefix("torch-"))}
+
+    def as_bytes(m: Any, make: Callable[[Any], Any]) -> Any:
+        return v2.Compose([v2.ToImage(), make(v2)]) if name in TORCH_FILTERS else make(m)
+
     return {
-        f"Resize {name}": ("1 to 300 pixels a side", lambda m, s: m.Resize(s.pair(1, 300), **how)),
-        f"RandomResizedCrop {name}": ("scale 0.01 to 1, ratio 0.2 to 5", lambda m, s: m.RandomResizedCrop(
-            (96, 128), s.fixed(0.01, 1), s.fixed(0.2, 5), **how)),
+        f"Resize {name}": ("1 to 300 pixels a side", lambda m, s: as_bytes(m, lambda m: m.Resize(s.pair(1, 300), **how))),
+        f"RandomResizedCrop {name}": ("scale 0.01 to 1, ratio 0.2 to 5", lambda m, s: as_bytes(
+            m, lambda m: m.RandomResizedCrop((96, 128), s.fixed(0.01, 1), s.fixed(0.2, 5), **how))),
     }  # fmt: skip
 
 
@@ -95,7 +100,7 @@ def _shorter_side(m: Any, s: Span) -> Any:
 
 def _size_rows() -> Rows:
     return {
-        **_joined(_resampling_rows, FILTERS),
+        **_joined(_resampling_rows, (*FILTERS, *TORCH_FILTERS)),
         **_joined(_padding_rows, PADDING_MODES),
         "Resize shorter side": ("2 to 200", lambda m, s: m.Resize(s.whole(2, 200))),
         "Resize shorter side, at most": ("2 to 200, at most 1 to 100 more", _shorter_side),

@@ -44,7 +44,7 @@ from csd_engine.transforms import policies
 from csd_engine.transforms.warps import perspective_coefficients
 from ddlp.deploy.parity import all_cases, file_sources, pixel_sources
 from ddlp.transforms import Views
-from ddlp.translate.transforms import translate, translate_steps
+from ddlp.translate.transforms import steps_of, translate, translate_steps
 
 __all__ = ["Compared", "Table", "all_names", "compare_row"]
 
@@ -225,6 +225,8 @@ def _theirs(t: Any, image: Image.Image, index: int) -> np.ndarray:
             made = t.transforms[0](image)
         else:
             made = t(image)
+        if isinstance(made, torch.Tensor):
+            made = made.permute(1, 2, 0).contiguous()
     images = [np.asarray(one) for one in (made if isinstance(t, _SEVERAL) else [made])]
     return np.concatenate([one if one.ndim == 3 else one[..., np.newaxis] for one in images])
 
@@ -237,7 +239,7 @@ def _ours(t: Any, source: str, sources: Mapping[str, np.ndarray], index: int, mo
     elif isinstance(t, Views):
         translation = translate(Views(*(v1.Compose([one, v1.PILToTensor()]) for one in t.transforms)), mode)
     else:
-        translation, _ = translate_steps([t], mode)
+        translation, _ = translate_steps(steps_of(t, mode), mode)
     result = run_cases(sources, [Case(source, index, translation.pipeline.to_data())])
     if 0 in result.errors:
         raise ValueError(result.errors[0])

@@ -19,7 +19,7 @@ from csd_engine.kernels.windows import Windows
 
 __all__ = ["Context", "Job", "Kernel", "rebuild"]
 
-ABI = 13  # DDLP_ABI of src/ddlp.h
+ABI = 14  # DDLP_ABI of src/ddlp.h
 _REFUSALS = {
     1: "there is no libjpeg",
     2: "no JPEG with a plain header",

@@ -14,6 +14,7 @@ from PIL import Image
 
 from csd_engine.data.image_files import is_above_limit
 from csd_engine.errors import PipelineError
+from csd_engine.transforms.torch_resample import TORCH_FILTERS, torch_resize
 
 __all__ = ["FILTERS", "ORDERS", "RESAMPLED", "crop_resize", "native_order", "resize", "vertical_first"]
 
@@ -22,8 +23,8 @@ _BAND_PIXELS = 1 << 18  # 1 MB in Pillow's memory: a band stays in a core's cach
 _WHOLE_PIXELS = 1 << 20  # a crop up to this size is copied in one piece, which needs less Python
 # Pillow's numbers; the names are torchvision's. The enum Image.Resampling came only with Pillow 9.1.
 FILTERS = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}
-# The filters that weigh pixels, in two passes; the kernel does it with Pillow's bits. "nearest" copies pixels.
-RESAMPLED = {name: number for name, number in FILTERS.items() if name != "nearest"}
+# The filters that weigh pixels, in two passes, which the kernel does with the same bits. "nearest" copies pixels.
+RESAMPLED = {**{name: number for name, number in FILTERS.items() if name != "nearest"}, **TORCH_FILTERS}
 
 
 def vertical_first(order: str, width: int, height: int, out_width: int, out_height: int) -> bool:
@@ -56,7 +57,9 @@ def native_order() -> str:
 
 
 def resize(image: Image.Image, width: int, height: int, filter_name: str, order: str) -> Image.Image:
-    """Resample an image to (width, height) with the passes in the given order, by any version of Pillow."""
+    """Resample an image to (width, height) with the passes in the given order, by any version of Pillow; or as torch does."""
+    if filter_name in TORCH_FILTERS:
+        return torch_resize(image, width, height, filter_name)
     number = FILTERS[filter_name]
     one_pass = filter_name not in RESAMPLED or width == image.width or height == image.height
     if one_pass or order == native_order():
@@ -77,14 +80,14 @@ def crop_resize(
     """
     left, top, right, bottom = box
     across, down = right - left, bottom - top
-    number = FILTERS[filter_name]
+    number = RESAMPLED.get(filter_name, 0)
 
     def piece(box: Tuple[int, int, int, int]) -> Image.Image:
         part = image.crop(box)
         return part if part.mode == mode else part.convert(mode)
 
-    one_pass = filter_name not in RESAMPLED or width == across or height == down
-    if one_pass or across * down <= _WHOLE_PIXELS or is_above_limit(across * down):  # Pillow judges the crop, not a band
+    in_one_piece = filter_name not in RESAMPLED or filter_name in TORCH_FILTERS or width == across or height == down
+    if in_one_piece or across * down <= _WHOLE_PIXELS or is_above_limit(across * down):  # Pillow judges the crop, not a band
         return resize(piece(box), width, height, filter_name, order)
     if vertical_first(order, across, down, width, height):
         between = Image.new(mode, (across, height))

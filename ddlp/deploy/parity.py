@@ -23,6 +23,7 @@ from csd_engine.kernels.windows import PADDING_MODES
 from csd_engine.parity import Case, Result, pack_cases, read_results, run_cases
 from csd_engine.transforms.resample import FILTERS, RESAMPLED, native_order
 from csd_engine.transforms.timm_policies import NAMES as TIMM_OPERATORS
+from csd_engine.transforms.torch_resample import TORCH_FILTERS
 from csd_engine.transforms.warp_steps import WARP_FILTERS
 from ddlp.deploy.advice import upgrade
 from ddlp.deploy.options import add_device, add_json
@@ -153,12 +154,12 @@ def operator_rows() -> dict[str, list[Data]]:
     """Pipelines to compare, by the name of their row."""
     size = [96, 128]
     rows: dict[str, list[Data]] = {}
-    for filter_name in FILTERS:
+    for filter_name in (*FILTERS, *TORCH_FILTERS):
         rows[f"Resize {filter_name}"] = [_op("Resize", size=size, max_size=None, interpolation=filter_name)]
     rows["Resize shorter side"] = [_op("Resize", size=64, max_size=None, interpolation="bilinear")]
     rows["Resize shorter side, at most"] = [_op("Resize", size=64, max_size=100, interpolation="bilinear")]
     rows["Resize longer side"] = [_op("Resize", size=None, max_size=100, interpolation="bilinear")]
-    for filter_name in FILTERS:
+    for filter_name in (*FILTERS, *TORCH_FILTERS):
         crop = _op("RandomResizedCrop", size=size, scale=[0.08, 1.0], ratio=[0.75, 4 / 3], interpolation=filter_name)
         rows[f"RandomResizedCrop {filter_name}"] = [crop]
     rows["CenterCrop"] = [_op("CenterCrop", size=[25, 31])]

@@ -24,6 +24,7 @@ from ddlp.transfer.epilogue import Epilogue
 from ddlp.transforms import CachePoint, Cutout, Views
 from ddlp.translate import timm
 from ddlp.translate.parameters import borders, interpolation, plain, size_pair
+from ddlp.translate.torch_pixels import torch_filter
 from ddlp.translate.user_operators import UserOperator
 from ddlp.translate.values import BATCH, KEEP, Values
 from ddlp.translate.views import Held, ViewTransforms, views_of
@@ -299,7 +300,7 @@ class _Translator:
             raise Untranslatable(name, "it comes after an operator that masks pixels, and masks are drawn for the "
                                  "finished image", ["move RandomErasing and Cutout to the end", KEEP])
         if self.values.tensor is not None and (kind in RESAMPLING + ON_PIXELS or kind in self.timm.on_pixels):
-            self.require_as_pil(transform, name)
+            self.require_known_pixels(transform, name)
         if kind in SEVERAL_CROPS and (inside is not None or self.values.tensor is not None):
             where = "after ToImage or ToTensor" if inside is None else f"inside {inside}"
             raise Untranslatable(name, f"it comes {where}, and ddlp knows it for PIL images and for every sample only",
@@ -320,8 +321,8 @@ class _Translator:
             raise Untranslatable(_name(transform), "it has forward hooks or a forward of its own",
                                  ["remove the hooks", KEEP])
 
-    def require_as_pil(self, transform: Any, name: str) -> None:
-        """Raise Untranslatable unless an operator on pixels that gets a tensor may run as on a PIL image."""
+    def require_known_pixels(self, transform: Any, name: str) -> None:
+        """Raise Untranslatable unless torch's pixels for an operator that gets a tensor are known, or may be Pillow's."""
         move = f"move ToImage or ToTensor behind {type(transform).__name__}"
         if not self.values.bytes_only:
             raise Untranslatable(name, "after ToTensor it runs torch's kernels for floats, whose pixels differ from Pillow's",
@@ -329,10 +330,20 @@ class _Translator:
         if getattr(transform, "antialias", True) is False:
             raise Untranslatable(name, "antialias=False holds for tensors only, and Pillow knows no such resampling",
                                  ["leave antialias out", KEEP])
-        if type(transform) not in SAME_ON_BYTES and not self.as_pil:
+        if type(transform) not in SAME_ON_BYTES and not self.as_pil and self.torch_filter(transform) is None:
             raise Untranslatable(name, "after ToImage or PILToTensor it runs torch's kernels for bytes, whose pixels differ a "
                                  "little from Pillow's (docs/operators.md)",
                                  ["pass as_pil=True to DDLPLoader: it runs as on a PIL image then", move, KEEP])
+
+    def torch_filter(self, t: Any) -> str | None:
+        """The filter by which torch resamples the operator's tensor; None: it gets a PIL image, or the pixels aren't known."""
+        if self.values.tensor is None or self.as_pil or type(t) not in RESAMPLING or not _is_v2(t):
+            return None
+        return torch_filter(interpolation(t.interpolation), t.antialias)
+
+    def filter(self, t: Any) -> str:
+        """The filter by which an operator resamples."""
+        return self.torch_filter(t) or interpolation(t.interpolation)
 
     def channels(self, name: str) -> int:
         channels = self.pipeline(name, self.ops).known_shape(None).channels
@@ -489,10 +500,10 @@ def _handlers(translator: _Translator) -> dict[type, Callable[[Any], list[Data]]
     }
     both: dict[str, Callable[[Any], list[Data]]] = {
         "Resize": lambda t: [{"op": "Resize", "size": _short_side(t.size), "max_size": plain(t.max_size),
-                              "interpolation": interpolation(t.interpolation)}],
+                              "interpolation": translator.filter(t)}],
         "RandomResizedCrop": lambda t: [{"op": "RandomResizedCrop", "size": size_pair(t.size),
                                          "scale": plain(t.scale), "ratio": plain(t.ratio),
-                                         "interpolation": interpolation(t.interpolation)}],
+                                         "interpolation": translator.filter(t)}],
         "CenterCrop": translator.center_crop,
         "FiveCrop": lambda t: [{"op": "FiveCrop", "size": size_pair(t.size)}],
         "TenCrop": lambda t: [{"op": "TenCrop", "size": size_pair(t.size), "vertical_flip": bool(t.vertical_flip)}],
@@ -523,11 +534,11 @@ def _handlers(translator: _Translator) -> dict[type, Callable[[Any], list[Data]]
         handlers[kind] = translator.to_rgb
     handlers[v2.ScaleJitter] = lambda t: [{
         "op": "ScaleJitter", "target_size": plain(t.target_size), "scale_range": plain(t.scale_range),
-        "interpolation": interpolation(t.interpolation),
+        "interpolation": translator.filter(t),
     }]  # fmt: skip
     handlers[v2.RandomShortestSize] = lambda t: [{
         "op": "RandomShortestSize", "min_size": plain(t.min_size), "max_size": plain(t.max_size),
-        "interpolation": interpolation(t.interpolation),
+        "interpolation": translator.filter(t),
     }]  # fmt: skip
     handlers.update(translator.timm.on_pixels)
     return handlers

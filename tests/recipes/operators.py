@@ -107,6 +107,6 @@ RECIPES = [
         for name in POLICIES
         for version, kinds in VERSIONS.items()
     ),
-    _recipe("v2, ToImage first", _image_first, way="host"),
-    _recipe("v2, ToImage first, evaluation", _image_first_eval, draws="none", way="host"),
+    _recipe("v2, ToImage first", _image_first),
+    _recipe("v2, ToImage first, evaluation", _image_first_eval, draws="none"),
 ]

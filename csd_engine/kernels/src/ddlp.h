@@ -37,7 +37,7 @@
 #endif
 
 /* Changes with every incompatible change of this file; library.py refuses another one. */
-#define DDLP_ABI 13
+#define DDLP_ABI 14
 
 typedef enum {
     DDLP_NO_LIBJPEG = 1,  /* ddlp_use_jpeg was not called or failed */
@@ -52,8 +52,9 @@ typedef enum {
 /* Pillow warns of decompression bombs above this (Image.MAX_IMAGE_PIXELS). */
 #define DDLP_MOST_PIXELS 89478485
 
-/* Pillow's numbers (Image.Resampling). */
-enum { DDLP_NO_RESIZE = 0, DDLP_LANCZOS = 1, DDLP_BILINEAR = 2, DDLP_BICUBIC = 3, DDLP_BOX = 4, DDLP_HAMMING = 5 };
+/* Pillow's numbers (Image.Resampling); then torch's resampling of bytes, which rounds its coefficients to 16 bits. */
+enum { DDLP_NO_RESIZE = 0, DDLP_LANCZOS = 1, DDLP_BILINEAR = 2, DDLP_BICUBIC = 3, DDLP_BOX = 4, DDLP_HAMMING = 5,
+       DDLP_TORCH_BILINEAR = 6, DDLP_TORCH_BICUBIC = 7 };
 
 /* What to do with one image: crop, resize, keep a part of the result, flip. All sizes are in pixels. */
 typedef struct {

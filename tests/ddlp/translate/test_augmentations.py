@@ -361,8 +361,6 @@ BEHIND = [  # operators after ToImage, and whether torch's kernels for bytes giv
     (lambda: v2.RandomSolarize(100.0, p=1.0), True),
     (lambda: v2.RandomInvert(p=1.0), True),
     (lambda: v2.GaussianBlur(5, 1.0), True),
-    (lambda: v2.Resize((40, 31), antialias=True), False),
-    (lambda: v2.Resize(20, interpolation=InterpolationMode.BICUBIC, antialias=True), False),
     (lambda: v2.Grayscale(1), False),
     (lambda: v2.Grayscale(3), False),
     (lambda: v2.ColorJitter(brightness=(1.3, 1.3)), False),

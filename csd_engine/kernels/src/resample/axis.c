@@ -45,6 +45,7 @@ enum { TOGETHER = 32 }; /* outputs computed side by side: long loops without bra
 
 typedef struct {
     double scale, support, inverse;
+    int bits;                              /* of the coefficients' fractions */
     int room;                              /* taps that fit: at least as many as there are */
     int low[TOGETHER];                     /* first tap of each output */
     double center[TOGETHER], count[TOGETHER], total[TOGETHER];
@@ -67,7 +68,12 @@ static inline __attribute__((always_inline)) void weigh(stretch *s, const int fi
     }
 }
 
-/* Computes the coefficients of outputs output .. output + TOGETHER - 1 into s->weights, unrounded; sets s->low, s->count. */
+/* Pillow's filter that weighs as this one of torch's does. */
+static int shape_of(int filter) {
+    return filter == DDLP_TORCH_BILINEAR ? DDLP_BILINEAR : filter == DDLP_TORCH_BICUBIC ? DDLP_BICUBIC : filter;
+}
+
+/* Computes the weights of outputs output .. output + TOGETHER - 1; their sum is s->total. Sets s->low, s->count. */
 static void reckon(stretch *s, int output, int inputs, int filter) {
     for (int i = 0; i < TOGETHER; i++) {
         s->center[i] = (output + i + 0.5) * s->scale;
@@ -75,7 +81,7 @@ static void reckon(stretch *s, int output, int inputs, int filter) {
         s->low[i] = low > 0 ? low : 0;
         s->count[i] = (high < inputs ? high : inputs) - s->low[i];
     }
-    switch (filter) { /* each loop is compiled for its filter */
+    switch (shape_of(filter)) { /* each loop is compiled for its filter */
     case DDLP_BILINEAR: weigh(s, DDLP_BILINEAR); break;
     case DDLP_BICUBIC: weigh(s, DDLP_BICUBIC); break;
     case DDLP_LANCZOS: weigh(s, DDLP_LANCZOS); break;
@@ -83,19 +89,42 @@ static void reckon(stretch *s, int output, int inputs, int filter) {
     default: weigh(s, DDLP_BOX);
     }
     for (int i = 0; i < TOGETHER; i++) s->total[i] = s->total[i] != 0.0 ? s->total[i] : 1.0;
+}
+
+/* Makes coefficients of the weights, which are truncated later: then they are rounded. */
+static void scale_up(stretch *s) {
+    const double one = 1 << s->bits;
     for (int tap = 0; tap < s->room; tap++) {
         double *restrict weights = s->weights + (ptrdiff_t)tap * TOGETHER;
         for (int i = 0; i < TOGETHER; i++) {
-            double scaled = weights[i] / s->total[i] * (1 << COEFFICIENT_BITS);
-            weights[i] = scaled + (scaled < 0.0 ? -0.5 : 0.5); /* is truncated later, which rounds */
+            double scaled = weights[i] / s->total[i] * one;
+            weights[i] = scaled + (scaled < 0.0 ? -0.5 : 0.5);
         }
     }
+}
+
+/* The bits that torch gives to coefficients: as many as the largest one of all outputs leaves in 16 bits. */
+static int torch_bits(stretch *s, const axis_geometry *g) {
+    double largest = 0.0;
+    for (int output = 0; output < g->outputs; output += TOGETHER) {
+        reckon(s, output, g->inputs, g->filter);
+        const int here = g->outputs - output < TOGETHER ? g->outputs - output : TOGETHER;
+        for (int tap = 0; tap < s->room; tap++)
+            for (int i = 0; i < here; i++) {
+                const double weight = s->weights[(ptrdiff_t)tap * TOGETHER + i] / s->total[i];
+                if (weight > largest) largest = weight;
+            }
+    }
+    int bits = 0;
+    while (bits < COEFFICIENT_BITS && (int)(0.5 + largest * (1 << (bits + 1))) < 1 << 15) bits++;
+    return bits;
 }
 
 /* Rounds the coefficients of output i of the stretch, with zeros after the taps. Returns the number of taps without the outer
  * zeros. */
 static int one_output(int32_t *restrict plain, int32_t *start, const stretch *s, int i) {
-    for (int tap = 0; tap < s->room; tap++) plain[tap] = (int32_t)s->weights[(ptrdiff_t)tap * TOGETHER + i];
+    const int32_t up = 1 << (COEFFICIENT_BITS - s->bits); /* all passes have coefficients of one number of bits */
+    for (int tap = 0; tap < s->room; tap++) plain[tap] = (int32_t)s->weights[(ptrdiff_t)tap * TOGETHER + i] * up;
     int count = (int)s->count[i], zeros = 0;
     while (count > 1 && plain[count - 1] == 0) count--;
     while (zeros < count - 1 && plain[zeros] == 0) zeros++;
@@ -140,7 +169,7 @@ static void begin_further_left(resample_axis *axis, int output, int width) {
 }
 
 double axis_support(int filter) {
-    switch (filter) {
+    switch (shape_of(filter)) {
     case DDLP_BOX: return 0.5;
     case DDLP_BILINEAR:
     case DDLP_HAMMING: return 1.0;
@@ -161,10 +190,14 @@ int axis_prepare(resample_axis *axis, const axis_geometry *g) {
     s.room = ((int)ceil(s.support) * 2 + 2) & ~1; /* Pillow's bound, made even */
     if (reserve(axis, (size_t)g->kept, (size_t)s.room)) return -ENOMEM;
     s.weights = axis->weights;
+    s.bits = g->filter == DDLP_TORCH_BILINEAR || g->filter == DDLP_TORCH_BICUBIC ? torch_bits(&s, g) : COEFFICIENT_BITS;
 
     int most = 1, first = g->inputs, last = 0;
     for (int output = 0; output < g->kept; output++) {
-        if (output % TOGETHER == 0) reckon(&s, g->kept_first + output, g->inputs, g->filter);
+        if (output % TOGETHER == 0) {
+            reckon(&s, g->kept_first + output, g->inputs, g->filter);
+            scale_up(&s);
+        }
         int place = g->reversed ? g->kept - 1 - output : output;
         int taps = one_output(axis->plain + (size_t)place * (size_t)s.room, axis->start + place, &s, output % TOGETHER);
         axis->taps[place] = taps;

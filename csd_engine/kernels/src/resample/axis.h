@@ -1,4 +1,5 @@
-/* Coefficients of one axis of Pillow's resampling (libImaging/Resample.c: precompute_coeffs, normalize_coeffs_8bpc). */
+/* Coefficients of one axis of Pillow's resampling (libImaging/Resample.c: precompute_coeffs, normalize_coeffs_8bpc), and of
+ * torch's for bytes (ATen's UpSampleKernel.cpp: _compute_index_ranges_int16_weights), whose coefficients have fewer bits. */
 #ifndef DDLP_AXIS_H
 #define DDLP_AXIS_H
 

@@ -1,4 +1,4 @@
-/* Pillow's resampling of 8-bit images (all filters but NEAREST), bit for bit, for rows that come one band at a time.
+/* Resampling of 8-bit images, bit for bit, for rows that come one band at a time: Pillow's (all filters but NEAREST), and torch's.
  *
  * Only the part of the resized image that the job keeps is computed, from the input that it needs. Flips cost nothing. If an
  * axis keeps its size, its pass is left out, as in Pillow. Besides the coefficients, memory holds the rows that the vertical
