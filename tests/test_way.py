@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from ddlp.transfer.mapped_batch import may_map
 from tests.forks import Forks
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "design.md"
@@ -70,6 +72,8 @@ def traced(need_kernel: None, forks: Forks, tmp_path_factory: pytest.TempPathFac
 def test_the_page_lists_what_runs_for_a_batch(traced):
     ways = listed(PAGE.read_text())
     assert sorted(ways) == sorted(traced)
+    if not may_map(tempfile.gettempdir()):  # in a chroot no one knows the file system: there the engine's files are read
+        del traced["wrr"]
     told = differences(ways, traced)
     assert not told, "\n".join(["docs/design.md, The way of a batch:", *told])
 

@@ -31,12 +31,13 @@ WARM_UP = 24  # batches before the first window: by then memory is used again, a
 
 
 class Squares(Dataset):
-    """User code."""
+    """User code that takes more than a millisecond for a batch, from where on its waiting for a processor is counted."""
 
     def __len__(self) -> int:
         return BATCH * BATCHES
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        time.sleep(1e-4)
         return torch.rand(3, 8, 8), index
 
 
