@@ -12,6 +12,7 @@ from typing import Any
 import torchvision
 from PIL import Image
 from torchvision import datasets as tv
+from torchvision.transforms import v2
 
 from csd_engine.data.base import Source
 from csd_engine.data.files import FileSet
@@ -20,6 +21,7 @@ from csd_engine.errors import SampleError
 from ddlp.datasets import ImageFiles
 from ddlp.errors import Untranslatable
 from ddlp.translate.leaf import Leaf, Upload, name_of
+from ddlp.translate.torch_pixels import decodes_as_pillow
 
 __all__ = ["FileLeaf", "GreyFileLeaf", "JointFileLeaf", "check_loader", "folder", "image_files", "pairs", "same_size_folder"]
 
@@ -111,7 +113,7 @@ class JointFileLeaf(FileLeaf):
             return pillow_open(stream).size
 
 
-_TENSORS = tuple(getattr(torchvision.io, name) for name in ("decode_image", "read_image") if hasattr(torchvision.io, name))
+_DECODE_IMAGE = tuple(getattr(torchvision.io, name) for name in ("decode_image", "read_image") if hasattr(torchvision.io, name))
 
 
 class _SamplePaths(Sequence):
@@ -144,12 +146,11 @@ def check_loader(dataset: Any, attribute: str = "loader") -> None:
     if loader is tv.folder.pil_loader:
         return
     decoder = loader.func if type(loader) is functools.partial else loader
-    if getattr(decoder, "__module__", "").partition(".")[0] == "torchcodec" or decoder in _TENSORS:
-        # For colour files the tensors hold Pillow's pixels. A grey file has one channel if no mode= is given.
+    if getattr(decoder, "__module__", "").partition(".")[0] == "torchcodec" or decoder in _DECODE_IMAGE:
         raise Untranslatable(
             name_of(dataset),
-            f"its loader={decoder.__name__} gives tensors, which torch's kernels resize: other pixels than Pillow's",
-            ("leave loader= out, and begin the transform's tensor part with ToImage() or ToTensor() behind the resizing",),
+            f"its loader={decoder.__name__} gives tensors of as many channels and bits as each file has",
+            ("for JPEG files pass loader=functools.partial(torchvision.io.decode_image, mode='RGB')", "leave loader= out"),
         )  # fmt: skip
     if loader is not tv.folder.default_loader:
         raise Untranslatable(name_of(dataset), "it has a loader= of its own", ("leave loader= out",))
@@ -171,9 +172,28 @@ def same_size_folder(dataset: tv.DatasetFolder) -> FileLeaf:
 
 
 def _folder(dataset: tv.DatasetFolder, kind: type[FileLeaf]) -> FileLeaf:
-    check_loader(dataset)
     files, targets = pairs(dataset.samples)
-    return kind(name_of(dataset), dataset.transform, targets, dataset.target_transform, files)
+    transform = dataset.transform
+    if _gives_rgb_tensors(vars(dataset).get("loader")) and all(map(_is_jpeg, files)) and decodes_as_pillow():
+        transform = v2.Compose([v2.PILToTensor(), *([] if transform is None else [transform])])
+    else:
+        check_loader(dataset)
+    return kind(name_of(dataset), transform, targets, dataset.target_transform, files)
+
+
+def _gives_rgb_tensors(loader: Any) -> bool:
+    """Whether a loader is torchvision's decode_image with mode="RGB", whatever a file's own channels are."""
+    if type(loader) is not functools.partial or loader.func not in _DECODE_IMAGE:
+        return False
+    if loader.args or set(loader.keywords) != {"mode"}:
+        return False
+    mode = loader.keywords["mode"]
+    return mode is torchvision.io.ImageReadMode.RGB or (isinstance(mode, str) and mode.upper() == "RGB")
+
+
+def _is_jpeg(path: str) -> bool:
+    """By its name. decode_image makes 16 bits of a PNG that has so many, where Pillow makes 8."""
+    return path.lower().endswith((".jpg", ".jpeg"))
 
 
 def image_files(dataset: ImageFiles) -> FileLeaf:

@@ -1,19 +1,23 @@
-"""Whether this process's torch resamples uint8 tensors as `csd_engine.transforms.torch_resample` does."""
+"""Whether this process's torch and torchvision make uint8 tensors as ddlp does: by resampling, and by decoding JPEG files."""
 
 from __future__ import annotations
 
 import functools
+import io
+import warnings
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
+from torchvision.io import ImageReadMode, decode_image
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
 
+from csd_engine.kernels.selfcheck import jpegs
 from csd_engine.transforms.torch_resample import TORCH_FILTERS, torch_resize
 
-__all__ = ["torch_filter"]
+__all__ = ["decodes_as_pillow", "torch_filter"]
 
 _CASES = ((40, 31, 17, 12), (23, 37, 50, 9), (61, 44, 13, 44))  # height, width, and those of the result
 
@@ -45,3 +49,19 @@ def _is_known() -> bool:
             if not np.array_equal(theirs.permute(1, 2, 0).numpy(), ours):
                 return False
     return True
+
+
+@functools.cache
+def decodes_as_pillow() -> bool:
+    """Whether torchvision's libjpeg has Pillow's pixels: both decode a few tiny files."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # the user's own calls warn
+        try:
+            return all(_decoded_alike(data) for _, data in jpegs())
+        except RuntimeError:  # torchvision was built without libjpeg
+            return False
+
+
+def _decoded_alike(jpeg: bytes) -> bool:
+    theirs = decode_image(torch.frombuffer(bytearray(jpeg), dtype=torch.uint8), ImageReadMode.RGB)
+    return np.array_equal(theirs.permute(1, 2, 0).numpy(), np.asarray(Image.open(io.BytesIO(jpeg)).convert("RGB")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+import torchvision
 from PIL import Image
 from torchvision import datasets
 from torchvision.transforms import InterpolationMode, v2
@@ -128,3 +130,54 @@ def test_another_torch_keeps_its_own_pixels(monkeypatch):
             translate(v2.Compose(FIXED["evaluation"](InterpolationMode.BILINEAR)))
     finally:
         torch_pixels._is_known.cache_clear()
+
+
+# -- decode_image as an ImageFolder's loader ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def jpegs(folder, tmp_path_factory):
+    """JPEG files, one of them grey and one of four inks."""
+    root = tmp_path_factory.mktemp("jpegs")
+    (root / "a").mkdir()
+    for path in sorted((folder / "a").glob("*.jpg")):
+        (root / "a" / path.name).hardlink_to(path)
+    with Image.open(folder / "a" / "02.jpg") as image:
+        image.convert("CMYK").save(root / "a" / "inks.jpg", quality=90)
+    return root
+
+
+ON_TENSORS = [v2.RandomHorizontalFlip(1.0), v2.Resize(80), v2.CenterCrop(64), *END]
+
+
+@pytest.mark.filterwarnings("ignore:The image decoding:DeprecationWarning")
+@pytest.mark.parametrize("mode", ["RGB", torchvision.io.ImageReadMode.RGB])
+def test_decode_image_as_the_loader(jpegs, mode):
+    decode = functools.partial(torchvision.io.decode_image, mode=mode)
+    dataset = datasets.ImageFolder(jpegs, v2.Compose(ON_TENSORS), loader=decode)
+    loader = DDLPLoader(dataset, 5, num_workers=1)
+    assert "\ntravels    " in str(loader.explain())
+    ours = torch.cat([images for images, _ in loader])
+    assert torch.equal(ours, torch.stack([dataset[k][0] for k in range(len(dataset))])) and type(ours) is torch.Tensor
+
+
+@pytest.mark.filterwarnings("ignore:The image decoding:DeprecationWarning")
+def test_own_steps_behind_decode_image_get_its_tensor(jpegs):
+    steps = [v2.Resize((50, 60)), v2.Lambda(lambda image: image.flip(0)), *END[:1]]
+    dataset = datasets.ImageFolder(
+        jpegs, v2.Compose(steps), loader=functools.partial(torchvision.io.decode_image, mode="RGB")
+    )
+    loader = DDLPLoader(dataset, 5)
+    assert "own steps" in str(loader.explain())
+    ours = torch.cat([images for images, _ in loader])
+    assert torch.equal(ours, torch.stack([dataset[k][0] for k in range(len(dataset))]))
+
+
+@pytest.mark.filterwarnings("ignore:The image decoding:DeprecationWarning")
+@pytest.mark.parametrize("which", ["no mode", "PNG files"])
+def test_what_has_other_channels_or_bits_stays_torchvisions(folder, jpegs, which):
+    decode = torchvision.io.decode_image if which == "no mode" else functools.partial(torchvision.io.decode_image, mode="RGB")
+    transform = v2.Compose([v2.Grayscale(3), *ON_TENSORS])
+    dataset = datasets.ImageFolder(folder if which == "PNG files" else jpegs, transform, loader=decode)
+    loader = DDLPLoader(dataset, 1)
+    assert "as many channels and bits as each file has" in str(loader.explain())
