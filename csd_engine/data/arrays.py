@@ -89,7 +89,7 @@ class ArraySet(Dataset):
 
 
 def _read_header(stream: BinaryIO) -> Tuple[Tuple[int, ...], bool, Any]:
-    """Read a .npy file up to its data; return its shape, whether it has Fortran's order, and its dtype. Raises nearly anything."""
+    """Read a .npy file up to its data; return shape, whether it has Fortran's order, and dtype. Raises nearly anything."""
     version = np.lib.format.read_magic(stream)
     length = _LENGTHS.get(version)
     if length is None:

@@ -295,7 +295,7 @@ class Reader:
         return None
 
     def pixels(self, indices: np.ndarray) -> Optional[Pixels]:
-        """Return these samples, int64, where they lie in memory. None unless each is an array's row, or if one does not exist."""
+        """Return these samples, int64, where they lie in memory. None unless each is an array's row that exists."""
         rows = self.rows()
         return None if rows is None else Pixels.of_rows(rows, indices)
 

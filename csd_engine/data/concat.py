@@ -118,7 +118,11 @@ class _ConcatReader(Reader):
     def fetch(self, indices: Sequence[int], ahead: bool = False) -> Optional[Fetch]:
         if not self.slow:
             return None
-        return fetch_parts(self, self._place, lambda number, some: self._readers[number].fetch(some, ahead), self._slow, indices)
+
+        def of_part(number: int, some: Any) -> Any:
+            return self._readers[number].fetch(some, ahead)
+
+        return fetch_parts(self, self._place, of_part, self._slow, indices)
 
     def open(self, index: int) -> Source:
         reader, own = self._part(index)

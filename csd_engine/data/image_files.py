@@ -10,12 +10,12 @@ from typing import Any, BinaryIO, List, Optional, Sequence, Union
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from csd_engine.errors import SampleError
 from csd_engine.data.safe_open import OpenFile, open_file
+from csd_engine.errors import SampleError
 
 __all__ = [
-    "FileBytes", "MAX_FILE_BYTES", "SampleStream", "SizedStream", "content", "is_above_limit", "most_pixels", "not_read", "open_image",
-    "open_sample", "part_of", "pillow_open", "turned_upright",
+    "FileBytes", "MAX_FILE_BYTES", "SampleStream", "SizedStream", "content", "is_above_limit", "most_pixels", "not_read",
+    "open_image", "open_sample", "part_of", "pillow_open", "turned_upright",
 ]  # fmt: skip
 
 _ORIENTATION = 0x0112  # Exif's tag
@@ -184,7 +184,7 @@ def is_above_limit(pixels: int) -> bool:
 
 
 def most_pixels() -> Optional[int]:
-    """Return Pillow's limit as a number of 63 bits. Users set it to any number, also to 1e10 or inf. None: there is no limit."""
+    """Return Pillow's limit as a number of 63 bits. Users set it to any number, also 1e10 or inf. None: there is no limit."""
     limit = Image.MAX_IMAGE_PIXELS
     return None if limit is None or limit >= 1 << 63 else max(0, int(limit))
 

@@ -67,7 +67,8 @@ class PartFiles:
         descriptors = {file: -1 if shared is None else shared.descriptor for file, shared in found.items()}
         paths = {file: self.path(file) for file in found}
         shared = np.array([descriptors[file] for file in files], dtype=np.int32)
-        return Places([paths[file] for file in files], Parts(offsets, sizes, shared, np.full(len(files), self._upright, np.int32)))
+        upright = np.full(len(files), self._upright, np.int32)
+        return Places([paths[file] for file in files], Parts(offsets, sizes, shared, upright))
 
     def _shared(self, file: int) -> Optional[OpenFile]:
         """The open file. None if each part must open it: there are too many files, or opening failed and will fail again."""
@@ -174,7 +175,8 @@ class _PartReader(Reader):
         assert table is not None
         rows: np.ndarray = np.ascontiguousarray(table[list(indices)]).reshape(-1, PART_BYTES).view("<i8").astype(np.int64)
         if len(rows) and not 0 <= rows[:, 0].min() <= rows[:, 0].max() < len(self._files):
-            raise DatasetError(f"a table of parts names file {rows[:, 0].max()} of {len(self._files)}. Describe the data set again.")
+            names = f"a table of parts names file {rows[:, 0].max()} of {len(self._files)}"
+            raise DatasetError(f"{names}. Describe the data set again.")
         return rows
 
     def open(self, index: int) -> Source:

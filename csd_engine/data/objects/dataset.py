@@ -174,7 +174,8 @@ class _Listed:
             raise DatasetError(f"{stored.key!r} is no key below {self._dataset.url}: a server could read it as another path.")
         found = stored if self._dataset.parts is None else Part(stored, offset, size)
         if not (0 <= found.size <= MAX_FILE_BYTES and 0 <= offset <= whole - found.size):
-            raise DatasetError(f"{self.where(index)}: {found.size} bytes of {whole} can't be read. Describe the data set again.")
+            why = f"{found.size} bytes of {whole} can't be read"
+            raise DatasetError(f"{self.where(index)}: {why}. Describe the data set again.")
         return found
 
     def where(self, index: int) -> str:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 __all__ = ["led_astray", "only_own_hosts"]
 
-_CLOUD_OF = {"s3": "AWS", "s3a": "AWS", "gs": "GOOGLE"}  # by URL's scheme, how its settings' names begin; the others are Azure's
+_CLOUD_OF = {"s3": "AWS", "s3a": "AWS", "gs": "GOOGLE"}  # by scheme: how its settings' names begin; the others are Azure's
 # With their subdomains, those of other countries, and where credentials come from.
 _DOMAINS = {
     "AWS": ("amazonaws.com", "amazonaws.com.cn", "api.aws", "aws.dev"),
@@ -37,7 +37,7 @@ def _nobody() -> socket.socket:
 
 
 def _address() -> str:
-    return "127.0.0.1:%d" % _nobody().getsockname()[1]
+    return f"127.0.0.1:{_nobody().getsockname()[1]}"
 
 
 def only_own_hosts(url: str, config: Mapping[str, Any], client_options: Mapping[str, Any]) -> Dict[str, str]:

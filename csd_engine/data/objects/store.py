@@ -125,8 +125,8 @@ class ObjectStore:
             found = "it has no index.txt"
         except Exception as error:
             raise self.raises(
-                f"{self.url} can't be {'read' if self.web else 'listed'}: {self.plain(error)}. Check the URL, and the endpoint, "
-                "region and credentials of the engine's environment, or in --environment FILE."
+                f"{self.url} can't be {'read' if self.web else 'listed'}: {self.plain(error)}. Check the URL, and the "
+                "endpoint, region and credentials of the engine's environment, or in --environment FILE."
             ) from None
         return f"{self.url} answers: {found}"
 

@@ -137,5 +137,7 @@ def checked_url(argument: str) -> str:
     except StorageRefused as error:
         raise StorageRefused(f"--root: {error}") from None
     if importlib.util.find_spec("obstore") is None:
-        raise StorageRefused(f"--root {argument}: object storage needs obstore, which is not installed here: pip install obstore")
+        raise StorageRefused(
+            f"--root {argument}: object storage needs obstore, which is not installed here: pip install obstore"
+        )
     return argument.rstrip("/") + "/"

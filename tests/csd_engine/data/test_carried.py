@@ -7,6 +7,7 @@ import os
 import numpy as np
 import pytest
 
+from csd_engine.batchfile.reader import Layout
 from csd_engine.data.arrays import ArraySet
 from csd_engine.data.base import fingerprint, open_reader
 from csd_engine.data.carried import CarriedReader, CarriedSet, pack_parcel
@@ -21,7 +22,6 @@ from csd_engine.prepare.batch_maker import BatchMaker
 from csd_engine.prepare.sample import prepare_sample
 from csd_engine.prepare.started_batch import BatchRequest
 from csd_engine.service.worker import _OneRow
-from csd_engine.batchfile.reader import Layout
 from tests.engine_process import EPOCH, SEED, pipeline
 from tests.open_files import open_files, opened_since
 

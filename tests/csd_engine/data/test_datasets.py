@@ -8,7 +8,6 @@ import struct
 
 import numpy as np
 import pytest
-from tests.engine_process import pipeline
 from PIL import Image
 
 from csd_engine.batchfile.layout import Layout
@@ -19,10 +18,11 @@ from csd_engine.data.concat import ConcatSet
 from csd_engine.data.files import FileSet
 from csd_engine.data.kinds import parse_dataset
 from csd_engine.data.manifest import Manifest, write_manifest
-from csd_engine.errors import DatasetError, EngineError, RootNotAllowed, SampleError
 from csd_engine.data.roots import Roots
+from csd_engine.errors import DatasetError, EngineError, RootNotAllowed, SampleError
 from csd_engine.prepare.sample import prepare_sample
 from csd_engine.service.uploads import needed_files
+from tests.engine_process import pipeline
 
 HEX = "0123456789abcdef" * 2
 PATHS = ["a/x.jpg", "a/y y.jpg", "top.png", "b/c/\u00e4.jpg", "b/c/\udcff.jpg", "a/z"]
@@ -178,7 +178,8 @@ def test_arrays_are_read_and_checked(tmp_path):
 @pytest.mark.parametrize(
     "text",
     [
-        b"{'descr': (((", b"(" * 3000, b"-" * 4000 + b"1", b"{" * 50_000, b"{'descr': '|u1', 'fortran_order': False, 'shape': (9" * 2,
+        b"{'descr': (((", b"(" * 3000, b"-" * 4000 + b"1", b"{" * 50_000,
+        b"{'descr': '|u1', 'fortran_order': False, 'shape': (9" * 2,
         b"{'descr': '|u1', 'fortran_order': False, 'shape': (" + b"9" * 4000 + b",)}", b"\0" * 100, b"",
         b"{'descr': [('a', [('b', '|u1')])], 'fortran_order': 1, 'shape': 'x'}", b"lambda: 0", b"'\xff\xfe'",
     ],

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFile, UnidentifiedImageError
 
+from csd_engine.data.base import open_reader
 from csd_engine.data.files import FileSet
 from csd_engine.data.image_files import pillow_open
 from csd_engine.data.manifest import write_manifest
-from csd_engine.data.base import open_reader
 from csd_engine.errors import SampleError
 from ddlp import ImageFiles, TarImages
 

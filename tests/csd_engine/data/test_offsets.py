@@ -7,7 +7,6 @@ import os
 
 import numpy as np
 import pytest
-from tests.engine_process import EPOCH, SEED, pipeline
 from PIL import Image
 
 from csd_engine.data.base import open_reader
@@ -19,6 +18,7 @@ from csd_engine.data.manifest import write_manifest
 from csd_engine.errors import DatasetError, SampleError
 from csd_engine.prepare import sample as samples
 from csd_engine.prepare.sample import prepare_sample
+from tests.engine_process import EPOCH, SEED, pipeline
 from tests.joined_files import JoinedSet
 from tests.open_files import open_files, opened_since
 

@@ -7,12 +7,12 @@ import os
 import numpy as np
 import pytest
 
-from csd_engine.data.base import open_reader, Reader
+from csd_engine.data.base import Reader, open_reader
 from csd_engine.data.files import FileSet
 from csd_engine.data.manifest import write_manifest
-from csd_engine.errors import SampleError
 from csd_engine.data.readahead import AHEAD, ReadAhead
 from csd_engine.data.safe_open import OpenFile
+from csd_engine.errors import SampleError
 from tests.open_files import few_descriptors, open_files, opened_since
 
 COUNT = 30
