@@ -79,16 +79,31 @@ def test_batches_are_torchvisions(folder, name, mode):
     assert torch.equal(ours, torch.stack([dataset[k][0] for k in range(len(dataset))]))
 
 
-def test_without_a_kernel_the_bits_are_the_same(folder):
-    """PNG and the like never reach the kernel, and a device may have none."""
-    code = (
-        "import sys, torch; from torchvision import datasets; from ddlp import DDLPLoader\n"
-        "from tests.ddlp.translate.test_torch_pixels import FIXED, v2, InterpolationMode\n"
-        "dataset = datasets.ImageFolder(sys.argv[1], v2.Compose(FIXED['evaluation'](InterpolationMode.BICUBIC)))\n"
-        "assert torch.equal(torch.cat([b[0] for b in DDLPLoader(dataset, 5, num_workers=1)]),"
-        " torch.stack([dataset[k][0] for k in range(len(dataset))]))\n"
-    )
-    subprocess.run([sys.executable, "-c", code, str(folder)], env={**os.environ, "DDLP_KERNEL": "off"}, check=True)
+_ELSEWHERE = """
+import sys, torch
+from torchvision import datasets
+from ddlp import DDLPLoader
+from tests.ddlp.translate.test_torch_pixels import FIXED, InterpolationMode, torch_pixels, v2
+
+dataset = datasets.ImageFolder(sys.argv[1], v2.Compose(FIXED["evaluation"](InterpolationMode.BICUBIC)))
+ours = torch.cat([images for images, _ in DDLPLoader(dataset, 5, num_workers=1)])
+assert torch.equal(ours, torch.stack([dataset[k][0] for k in range(len(dataset))]))
+print(torch_pixels.torch_filter("bicubic", True))
+"""
+
+
+@pytest.mark.parametrize(
+    "setting, known",
+    [
+        ({"DDLP_KERNEL": "off"}, "torch-bicubic"),  # PNG and the like never reach the kernel, and a device may have none
+        ({"ATEN_CPU_CAPABILITY": "avx2"}, "torch-bicubic"),
+        ({"ATEN_CPU_CAPABILITY": "default"}, "None"),
+    ],
+)
+def test_the_bits_are_torchs_whatever_makes_them(folder, setting, known):
+    command = [sys.executable, "-c", _ELSEWHERE, str(folder)]
+    done = subprocess.run(command, env={**os.environ, **setting}, stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout == f"{known}\n"
 
 
 def test_random_crops_are_torchvisions_of_the_drawn_boxes(folder):
