@@ -123,12 +123,12 @@ class Parcels:
             return
         part = self._parcel[offset : offset + say.MAX_PART_BYTES]
         frames = say.encode(say.ParcelPart(self._job, lease, offset, len(self._parcel), self._digest), part)
+        self._cpu_s[lease] = self._cpu_s.get(lease, 0.0) + time.thread_time() - began  # before the batch comes
         while not self._send(frames):
             if self._closed:
                 return
             time.sleep(_ROOM_S)
         self._sent += len(part)
-        self._cpu_s[lease] = self._cpu_s.get(lease, 0.0) + time.thread_time() - began
         if self._sent == len(self._parcel):
             self._end_parcel()
 
