@@ -13,6 +13,7 @@ from csd_engine.transforms import operators
 from csd_engine.transforms.containers import Container, group_out
 from csd_engine.transforms.masks import Mask
 from csd_engine.transforms.operators import Operator, Shape
+from csd_engine.transforms.torch_resample import TORCH_FILTERS
 from csd_engine.transforms.user import User
 from ddlp.translate.portable import Portable
 
@@ -80,6 +81,8 @@ def stages(portable: Portable) -> Stages:
     resampled = part_kept = mirrored = upside_down = False
     for at, operator in enumerate(pipeline.operators):
         if isinstance(operator, (operators.Resize, operators.RandomResizedCrop)):
+            if operator.interpolation in TORCH_FILTERS:
+                _refuse(_name(operator), "behind ToImage it has torch's pixels", "move ToImage behind it, or pass as_pil=True")
             if operator.interpolation not in DISTANCES:
                 _refuse(_name(operator), f"interpolation {operator.interpolation!r} differs in DALI", "use bilinear or bicubic")
             if resampled:

@@ -14,6 +14,7 @@ from ddlp import DDLPLoader, ImageArrays, ImageFiles
 from ddlp.transforms import Cutout
 from ddlp.translate.dali import Stages, stages
 from ddlp.translate.portable import portable
+from ddlp.translate.torch_pixels import torch_filter
 
 BICUBIC = T.InterpolationMode.BICUBIC
 
@@ -64,6 +65,13 @@ CROP = T.CenterCrop(8)
 def test_what_dali_can_not_do_is_refused_by_name(steps, words):
     with pytest.raises(ValueError, match=f"backend='dali': {words}.*Way out: "):
         of(*steps)
+
+
+@pytest.mark.skipif(torch_filter("bilinear", True) is None, reason="torch has other kernels for bytes on this processor")
+def test_resizing_behind_to_image_is_refused():
+    transform = v2.Compose([v2.ToImage(), v2.Resize((8, 8), antialias=True)])
+    with pytest.raises(ValueError, match="backend='dali': Resize: behind ToImage it has torch's pixels.*as_pil=True"):
+        of(data=ImageFiles(["/nowhere.jpg"], [0], transform))
 
 
 def test_fast_decoding_and_arrays_are_refused():
