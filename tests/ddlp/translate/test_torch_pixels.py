@@ -61,11 +61,13 @@ def folder(tmp_path_factory):
 
 
 FIXED = {
-    "evaluation": lambda mode: [v2.ToImage(), v2.Resize(80, mode), v2.CenterCrop(64), *END],
-    "longer side": lambda mode: [v2.ToImage(), v2.Resize(None, mode, max_size=90), v2.CenterCrop(96), *END],
-    "flipped": lambda mode: [v2.PILToTensor(), v2.Resize((70, 50), mode), v2.RandomHorizontalFlip(1.0), *END],
-    "larger": lambda mode: [v2.ToImage(), v2.Resize((420, 410), mode), v2.ToPureTensor()],
-    "in bytes": lambda mode: [v2.CenterCrop((39, 38)), v2.ToImage(), v2.Resize((20, 20), mode), v2.RandomVerticalFlip(1.0)],
+    "evaluation": lambda mode: [v2.ToImage(), v2.Resize(80, mode, antialias=True), v2.CenterCrop(64), *END],
+    "longer side": lambda mode: [v2.ToImage(), v2.Resize(None, mode, max_size=90, antialias=True), v2.CenterCrop(96), *END],
+    "flipped": lambda mode: [v2.PILToTensor(), v2.Resize((70, 50), mode, antialias=True), v2.RandomHorizontalFlip(1.0), *END],
+    "larger": lambda mode: [v2.ToImage(), v2.Resize((420, 410), mode, antialias=True), v2.ToPureTensor()],
+    "in bytes": lambda mode: [
+        v2.CenterCrop((39, 38)), v2.ToImage(), v2.Resize((20, 20), mode, antialias=True), v2.RandomVerticalFlip(1.0),
+    ],
 }
 
 
@@ -109,7 +111,8 @@ def test_the_bits_are_torchs_whatever_makes_them(folder, setting, known):
 def test_random_crops_are_torchvisions_of_the_drawn_boxes(folder):
     from csd_engine.keyed import Keyed
 
-    transform = v2.Compose([v2.ToImage(), v2.RandomResizedCrop((48, 40), interpolation=InterpolationMode.BICUBIC), *END[:1]])
+    crop = v2.RandomResizedCrop((48, 40), interpolation=InterpolationMode.BICUBIC, antialias=True)
+    transform = v2.Compose([v2.ToImage(), crop, *END[:1]])
     pipeline = translate(transform).pipeline
     for number, path in enumerate(sorted((folder / "a").iterdir())):
         with Image.open(path) as opened:
@@ -118,7 +121,7 @@ def test_random_crops_are_torchvisions_of_the_drawn_boxes(folder):
         out = np.empty((48, 40, 3), np.uint8)
         pipeline.run(image, Keyed(1, 0, number, 0), out, None)
         tensor, box = v2.functional.pil_to_tensor(image), (crop.top, crop.left, crop.height, crop.width)
-        wanted = v2.functional.resized_crop(tensor, *box, [48, 40], InterpolationMode.BICUBIC)
+        wanted = v2.functional.resized_crop(tensor, *box, [48, 40], InterpolationMode.BICUBIC, antialias=True)
         assert np.array_equal(out, wanted.permute(1, 2, 0).numpy())
 
 
@@ -162,7 +165,7 @@ def jpegs(folder, tmp_path_factory):
     return root
 
 
-ON_TENSORS = [v2.RandomHorizontalFlip(1.0), v2.Resize(80), v2.CenterCrop(64), *END]
+ON_TENSORS = [v2.RandomHorizontalFlip(1.0), v2.Resize(80, antialias=True), v2.CenterCrop(64), *END]
 
 
 @pytest.mark.filterwarnings("ignore:The image decoding:DeprecationWarning")
@@ -178,7 +181,7 @@ def test_decode_image_as_the_loader(jpegs, mode):
 
 @pytest.mark.filterwarnings("ignore:The image decoding:DeprecationWarning")
 def test_own_steps_behind_decode_image_get_its_tensor(jpegs):
-    steps = [v2.Resize((50, 60)), v2.Lambda(lambda image: image.flip(0)), *END[:1]]
+    steps = [v2.Resize((50, 60), antialias=True), v2.Lambda(lambda image: image.flip(0)), *END[:1]]
     dataset = datasets.ImageFolder(
         jpegs, v2.Compose(steps), loader=functools.partial(torchvision.io.decode_image, mode="RGB")
     )
