@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any, Callable, Optional, Sequence, Tuple, Union
 
 from csd_engine.kernels.windows import PADDING_MODES
-from csd_engine.transforms.resample import FILTERS, RESAMPLED
+from csd_engine.transforms.resample import FILTERS
+from csd_engine.transforms.torch_resample import TORCH_FILTERS
 
 MAX_SIDE = 65535  # pixels; JPEG's limit
 MAX_PIXELS = 2**28  # of any image between operators, so that a hostile pipeline can't use up the memory
@@ -70,7 +71,7 @@ def listed(value: Any, lengths: Sequence[int], what: str) -> Tuple[Any, ...]:
 
 side = integer(1, MAX_SIDE)
 probability = number(0.0, 1.0)
-interpolation = one_of(*{**FILTERS, **RESAMPLED})
+interpolation = one_of(*FILTERS, *TORCH_FILTERS)
 padding_mode = one_of(*PADDING_MODES)
 
 

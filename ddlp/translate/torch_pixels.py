@@ -14,6 +14,7 @@ from torchvision.io import ImageReadMode, decode_image
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
 
+from csd_engine.data.image_files import pillow_open
 from csd_engine.kernels.selfcheck import jpegs
 from csd_engine.transforms.torch_resample import TORCH_FILTERS, torch_resize
 
@@ -63,5 +64,5 @@ def decodes_as_pillow() -> bool:
 
 
 def _decoded_alike(jpeg: bytes) -> bool:
-    theirs = decode_image(torch.frombuffer(bytearray(jpeg), dtype=torch.uint8), ImageReadMode.RGB)
-    return np.array_equal(theirs.permute(1, 2, 0).numpy(), np.asarray(Image.open(io.BytesIO(jpeg)).convert("RGB")))
+    theirs = decode_image(torch.from_numpy(np.frombuffer(jpeg, np.uint8).copy()), ImageReadMode.RGB)
+    return np.array_equal(theirs.permute(1, 2, 0).numpy(), np.asarray(pillow_open(io.BytesIO(jpeg)).convert("RGB")))

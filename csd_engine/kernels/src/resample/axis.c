@@ -68,6 +68,8 @@ static inline __attribute__((always_inline)) void weigh(stretch *s, const int fi
     }
 }
 
+int axis_is_torchs(int filter) { return filter == DDLP_TORCH_BILINEAR || filter == DDLP_TORCH_BICUBIC; }
+
 /* Pillow's filter that weighs as this one of torch's does. */
 static int shape_of(int filter) {
     return filter == DDLP_TORCH_BILINEAR ? DDLP_BILINEAR : filter == DDLP_TORCH_BICUBIC ? DDLP_BICUBIC : filter;
@@ -190,7 +192,7 @@ int axis_prepare(resample_axis *axis, const axis_geometry *g) {
     s.room = ((int)ceil(s.support) * 2 + 2) & ~1; /* Pillow's bound, made even */
     if (reserve(axis, (size_t)g->kept, (size_t)s.room)) return -ENOMEM;
     s.weights = axis->weights;
-    s.bits = g->filter == DDLP_TORCH_BILINEAR || g->filter == DDLP_TORCH_BICUBIC ? torch_bits(&s, g) : COEFFICIENT_BITS;
+    s.bits = axis_is_torchs(g->filter) ? torch_bits(&s, g) : COEFFICIENT_BITS;
 
     int most = 1, first = g->inputs, last = 0;
     for (int output = 0; output < g->kept; output++) {

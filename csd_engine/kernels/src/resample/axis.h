@@ -39,6 +39,9 @@ typedef struct {
     size_t start_room, plain_room, split_room, weights_room, taps_room; /* bytes held */
 } resample_axis;
 
+/* Whether this is one of torch's filters. */
+int axis_is_torchs(int filter);
+
 /* How far this filter reaches, in input samples if there are as many outputs; 0: there is no such filter. */
 double axis_support(int filter);
 

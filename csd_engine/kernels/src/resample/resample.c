@@ -56,8 +56,7 @@ int resample_begin(resample_state *s, const ddlp_job *job) {
     if (result) return result;
     s->channels = job->channels;
     s->flip = job->flip_horizontal != 0;
-    const int torchs = job->filter == DDLP_TORCH_BILINEAR || job->filter == DDLP_TORCH_BICUBIC; /* across first always */
-    s->down_first = s->down && ((job->vertical_first && !torchs) || !s->across);
+    s->down_first = s->down && ((job->vertical_first && !axis_is_torchs(job->filter)) || !s->across); /* torch: across first */
     s->out_rows = job->out_height;
     s->out_stride = (ptrdiff_t)(job->flip_vertical ? -job->out_stride : job->out_stride);
     s->out = job->flip_vertical ? job->out + (job->out_height - 1) * (ptrdiff_t)job->out_stride : job->out;
