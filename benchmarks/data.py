@@ -28,9 +28,9 @@ CIFAR_IMAGES = 20000
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 PIPELINES = ("imagenet1", "imagenet2", "imagenet3", "cifar10")
-# What people train with today. Each begins as imagenet1 does, toimage on a tensor. timm's comes from `create_transform`,
-# simclr makes two views.
-PRESETS = ("randaugment", "trivialaugment", "autoaugment", "colorjitter", "toimage", "timm", "simclr")
+# What people train with today. Each begins as imagenet1 does, toimage and v1tensor on a tensor: v1tensor is torchvision's
+# reference training with --backend tensor. timm's comes from `create_transform`, simclr makes two views.
+PRESETS = ("randaugment", "trivialaugment", "autoaugment", "colorjitter", "toimage", "v1tensor", "timm", "simclr")
 OF_BATCHES = PRESETS[:4]  # one image a sample, nothing erased: their batches have the same parts as imagenet1's
 JITTER = 0.4  # colorjitter's brightness, contrast and saturation
 RESIZE = {"imagenet2": 256, "imagenet3": 232}
@@ -52,6 +52,8 @@ def transform(pipeline: str) -> Any:
         on_tensor = [v2.ToImage(), v2.RandomResizedCrop(224), v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32, scale=True)]
         return v2.Compose([*on_tensor, v2.Normalize(MEAN, STD), v2.ToPureTensor()])
     crop: list[Any] = [T.RandomResizedCrop(224), T.RandomHorizontalFlip()]
+    if pipeline == "v1tensor":
+        return T.Compose([T.PILToTensor(), *crop, T.ConvertImageDtype(torch.float32), T.Normalize(MEAN, STD)])
     if pipeline == "simclr":
         jitter = T.RandomApply([T.ColorJitter(0.8, 0.8, 0.8, 0.2)], p=0.8)
         blur = T.RandomApply([T.GaussianBlur(23, (0.1, 2.0))], p=0.5)

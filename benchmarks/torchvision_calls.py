@@ -73,14 +73,16 @@ def _joined(rows: Callable[[Any], Rows], several: Iterable[Any]) -> Rows:
 
 
 def _resampling_rows(name: str) -> Rows:
-    how = {"interpolation": InterpolationMode(name.removeprefix("torch-"))}
+    how = {"interpolation": InterpolationMode(name.rpartition("-")[2])}
 
-    def as_bytes(m: Any, make: Callable[[Any], Any]) -> Any:
-        return v2.Compose([v2.ToImage(), make(v2)]) if name in TORCH_FILTERS else make(m)
+    def on_tensor(m: Any, make: Callable[[Any], Any]) -> Any:
+        if name not in TORCH_FILTERS:
+            return make(m)
+        return v2.Compose([v2.PILToTensor(), make(v2 if name.count("-") == 1 else v1)])
 
     return {
-        f"Resize {name}": ("1 to 300 pixels a side", lambda m, s: as_bytes(m, lambda m: m.Resize(s.pair(1, 300), **how))),
-        f"RandomResizedCrop {name}": ("scale 0.01 to 1, ratio 0.2 to 5", lambda m, s: as_bytes(
+        f"Resize {name}": ("1 to 300 pixels a side", lambda m, s: on_tensor(m, lambda m: m.Resize(s.pair(1, 300), **how))),
+        f"RandomResizedCrop {name}": ("scale 0.01 to 1, ratio 0.2 to 5", lambda m, s: on_tensor(
             m, lambda m: m.RandomResizedCrop((96, 128), s.fixed(0.01, 1), s.fixed(0.2, 5), **how))),
     }  # fmt: skip
 

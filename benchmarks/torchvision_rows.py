@@ -41,9 +41,11 @@ from csd_engine import angles
 from csd_engine.keyed import Keyed
 from csd_engine.parity import Case, run_cases, versions
 from csd_engine.transforms import policies
+from csd_engine.transforms.torch_resample import TORCH_FILTERS
 from csd_engine.transforms.warps import perspective_coefficients
 from ddlp.deploy.parity import all_cases, file_sources, pixel_sources
 from ddlp.transforms import Views
+from ddlp.translate.torch_pixels import torch_filter
 from ddlp.translate.transforms import steps_of, translate, translate_steps
 
 __all__ = ["Compared", "Table", "all_names", "compare_row"]
@@ -433,9 +435,18 @@ def _compare_decoding(name: str, files: Mapping[str, np.ndarray]) -> Compared:
 
 
 def all_names() -> list[str]:
-    """The rows of `ddlp parity` that torchvision or timm has, in their order."""
+    """The rows of `ddlp parity` that torchvision or timm has, in their order.
+
+    Of torch's filters only those of this process's torch: with another ATEN_CPU_CAPABILITY it has others.
+    """
     names = list(dict.fromkeys(name for name, ours, _ in all_cases(range(1))[1] if ours))
-    return [name for name in names if name.startswith("decode ") or name.removesuffix(_FROM_A_JPEG) in ROWS]
+    own = {torch_filter(m.functional, name, True) for m in (v1, v2) for name in ("bilinear", "bicubic")}
+    others = tuple(f" {name}" for name in TORCH_FILTERS if name not in own)
+    return [
+        name for name in names
+        if name.startswith("decode ")
+        or (name.removesuffix(_FROM_A_JPEG) in ROWS and not name.removesuffix(_FROM_A_JPEG).endswith(others))
+    ]  # fmt: skip
 
 
 # -- the command -----------------------------------------------------------------------------------------------------------

@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import io
 import warnings
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torchvision.io import ImageReadMode, decode_image
-from torchvision.transforms import InterpolationMode
-from torchvision.transforms.v2 import functional
+from torchvision.transforms import InterpolationMode, v2
 
 from csd_engine.data.image_files import pillow_open
 from csd_engine.kernels.selfcheck import jpegs
@@ -20,32 +20,41 @@ from csd_engine.transforms.torch_resample import TORCH_FILTERS, torch_resize
 
 __all__ = ["decodes_as_pillow", "torch_filter"]
 
-_CASES = ((40, 31, 17, 12), (23, 37, 50, 9), (61, 44, 13, 44))  # height, width, and those of the result
+_CASES = ((40, 31, 17, 12), (23, 37, 50, 9), (61, 44, 13, 44), (13, 9, 21, 1))  # height, width, and those of the result
 
 
-def torch_filter(name: str, antialias: Any) -> str | None:
-    """Return the filter with the pixels that v2 makes of a uint8 tensor by this one; None: they are made in another way.
-
-    torchvision resamples bytes as bytes where torch has a quick kernel for it, and as float32 elsewhere.
+def torch_filter(functional: ModuleType, name: str, antialias: Any) -> str | None:
+    """Return the filter with the pixels that torchvision makes of a uint8 tensor by this one; None: it makes others.
 
     Args:
+        functional: torchvision's functions, of v1 or v2.
         name: of torchvision's filter.
         antialias: of the transform.
     """
-    return f"torch-{name}" if antialias is True and f"torch-{name}" in TORCH_FILTERS and _is_known() else None
+    made = _arithmetic(functional)
+    return f"{made}-{name}" if antialias is True and f"{made}-{name}" in TORCH_FILTERS else None
 
 
 @functools.cache
-def _is_known() -> bool:
-    """Resample a few tiny images both ways. Without AVX2 torch has another kernel, which differs for images of one column."""
-    if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
-        return False
-    for height, width, to_height, to_width in _CASES:
+def _arithmetic(functional: ModuleType) -> str | None:
+    """Resample a few tiny images as torchvision does, and by each kind of arithmetic that may be its own.
+
+    v1 casts bytes to float32. v2 resamples them as bytes where torch has a quick kernel for it, with AVX2. What it has elsewhere
+    differs for images of one column, by their layout in memory.
+    """
+    if functional is v2.functional:
+        by_bytes = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+        return "torch" if by_bytes and _makes(functional, "torch", _CASES[:-1]) else None
+    return next((one for one in ("torch-float", "torch-fused") if _makes(functional, one, _CASES)), None)
+
+
+def _makes(functional: ModuleType, arithmetic: str, cases: tuple[tuple[int, ...], ...]) -> bool:
+    for height, width, to_height, to_width in cases:
         values = np.arange(height * width * 3, dtype=np.uint32) * 2654435761 >> 9
         pixels = values.astype(np.uint8).reshape(height, width, 3)
         tensor = torch.from_numpy(pixels).permute(2, 0, 1)
         for name in ("bilinear", "bicubic"):
-            ours = np.asarray(torch_resize(Image.fromarray(pixels), to_width, to_height, f"torch-{name}"))
+            ours = np.asarray(torch_resize(Image.fromarray(pixels), to_width, to_height, f"{arithmetic}-{name}"))
             theirs = functional.resize(tensor, [to_height, to_width], InterpolationMode(name), antialias=True)
             if not np.array_equal(theirs.permute(1, 2, 0).numpy(), ours):
                 return False

@@ -53,7 +53,7 @@ def translate(transform: Any, mode: str = "RGB", as_pil: bool = False) -> Transl
         transform: an object of torchvision.transforms (v1 or v2), nn.Sequential, ddlp.transforms.Cutout, or an operator
             from ddlp.load_operators.
         mode: ``"RGB"`` (as torchvision's default_loader gives it) or ``"L"``.
-        as_pil: operators after ToImage or PILToTensor run as on PIL images, not by torch's kernels for bytes.
+        as_pil: operators after ToImage or PILToTensor run as on PIL images, not by torch's kernels.
 
     Raises:
         Untranslatable: names the operator, the reason and the ways out.
@@ -331,15 +331,15 @@ class _Translator:
             raise Untranslatable(name, "antialias=False holds for tensors only, and Pillow knows no such resampling",
                                  ["leave antialias out", KEEP])
         if type(transform) not in SAME_ON_BYTES and not self.as_pil and self.torch_filter(transform) is None:
-            raise Untranslatable(name, "after ToImage or PILToTensor it runs torch's kernels for bytes, whose pixels differ a "
-                                 "little from Pillow's (docs/operators.md)",
+            raise Untranslatable(name, "after ToImage or PILToTensor it runs torch's kernels, here one that ddlp doesn't know, "
+                                 "whose pixels differ a little from Pillow's (docs/operators.md)",
                                  ["pass as_pil=True to DDLPLoader: it runs as on a PIL image then", move, KEEP])
 
     def torch_filter(self, t: Any) -> str | None:
         """The filter by which torch resamples the operator's tensor; None: it gets a PIL image, or the pixels aren't known."""
-        if self.values.tensor is None or self.as_pil or type(t) not in RESAMPLING or not _is_v2(t):
+        if self.values.tensor is None or self.as_pil or type(t) not in RESAMPLING:
             return None
-        return torch_filter(interpolation(t.interpolation), t.antialias)
+        return torch_filter((v2 if _is_v2(t) else v1).functional, interpolation(t.interpolation), t.antialias)
 
     def filter(self, t: Any) -> str:
         """The filter by which an operator resamples."""
@@ -582,9 +582,11 @@ def _wrapped(transform: Any) -> Any:
 
 
 def _written_out(t: ImageClassification) -> list[Any]:
-    """The operators that `weights.transforms()`, torchvision's preset for classification, runs on a PIL image."""
+    """The operators that `weights.transforms()`, torchvision's preset for classification, runs. v2's PILToTensor, like the
+    preset, lets tensors pass.
+    """
     return [
-        v1.Resize(t.resize_size, t.interpolation, antialias=t.antialias), v1.CenterCrop(t.crop_size), v1.PILToTensor(),
+        v1.Resize(t.resize_size, t.interpolation, antialias=t.antialias), v1.CenterCrop(t.crop_size), v2.PILToTensor(),
         v1.ConvertImageDtype(torch.float), v1.Normalize(t.mean, t.std),
     ]  # fmt: skip
 

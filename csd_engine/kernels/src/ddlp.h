@@ -52,9 +52,11 @@ typedef enum {
 /* Pillow warns of decompression bombs above this (Image.MAX_IMAGE_PIXELS). */
 #define DDLP_MOST_PIXELS 89478485
 
-/* Pillow's numbers (Image.Resampling); then torch's resampling of bytes, which rounds its coefficients to 16 bits. */
+/* Pillow's numbers (Image.Resampling); then torch's: of bytes, whose coefficients are rounded to 16 bits, and of floats, without
+ * and with fused multiply-adds. csd_engine/transforms/torch_resample.py defines them. */
 enum { DDLP_NO_RESIZE = 0, DDLP_LANCZOS = 1, DDLP_BILINEAR = 2, DDLP_BICUBIC = 3, DDLP_BOX = 4, DDLP_HAMMING = 5,
-       DDLP_TORCH_BILINEAR = 6, DDLP_TORCH_BICUBIC = 7 };
+       DDLP_TORCH_BILINEAR = 6, DDLP_TORCH_BICUBIC = 7, DDLP_FLOAT_BILINEAR = 8, DDLP_FLOAT_BICUBIC = 9,
+       DDLP_FUSED_BILINEAR = 10, DDLP_FUSED_BICUBIC = 11 };
 
 /* What to do with one image: crop, resize, keep a part of the result, flip. All sizes are in pixels. */
 typedef struct {

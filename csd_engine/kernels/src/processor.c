@@ -26,6 +26,7 @@ static int ask(void) {
     if (amd) found |= PROCESSOR_AMD;
     if (amd && (a >> 8 & 15) + (a >> 20 & 255) == 0x17) found |= PROCESSOR_ZEN;
     saved = bit(c, 27) ? saved_registers() : 0;
+    if (bit(c, 12) && (saved & AVX_STATE) == AVX_STATE) found |= PROCESSOR_FMA;
     if (leaves < 7) return found;
     __cpuid_count(7, 0, a, b, c, d);
     if (bit(b, 8)) found |= PROCESSOR_BMI2;

@@ -29,6 +29,7 @@ enum {
     PROCESSOR_VBMI = 8,  /* AVX-512 with BW and VBMI */
     PROCESSOR_AMD = 16,
     PROCESSOR_ZEN = 32,  /* AMD's family 17h: Zen, Zen+, Zen 2 */
+    PROCESSOR_FMA = 64,
 };
 
 /* All flags that apply; 0 on a processor other than x86. cpuid is read once: in a virtual machine the hypervisor answers,

@@ -73,7 +73,7 @@ static void one_resample(resample_state *s) {
     job.full_height = below(8) ? 1 + below(limits[below(3)]) : (uint32_t)job.height;
     job.out_width = 1 + below(job.full_width), job.out_height = 1 + below(job.full_height);
     job.out_left = below(job.full_width - job.out_width + 1), job.out_top = below(job.full_height - job.out_height + 1);
-    job.filter = 2 + below(2);
+    job.filter = below(2) ? 2 + below(2) : 8 + below(4); /* the others' coefficients take a sine, or have fewer bits */
     job.flip_horizontal = below(2), job.flip_vertical = below(2), job.vertical_first = below(2);
     job.out_stride = job.out_width * job.channels;
     size_t size = (size_t)job.out_stride * job.out_height;

@@ -104,7 +104,7 @@ def test_jobs_and_boxes_are_the_definitions(kernel):
             kinds |= {("reduced", job.reduce), ("resized", job.filter), ("vertical first", job.vertical_first)}
             kinds |= {type(operator).__name__ for operator in pipeline.operators}
     assert made > 1000 and refused > 1000
-    assert len(kinds) == 4 + 8 + 2 + 8
+    assert len(kinds) == 4 + len(RESAMPLED) + 1 + 2 + 8
 
 
 def test_numbers_are_drawn_in_single_precision(kernel):

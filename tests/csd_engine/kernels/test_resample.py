@@ -119,10 +119,20 @@ def test_hundreds_of_taps(kernel, variant, name):
     assert np.array_equal(by_kernel(kernel, pixels, job), wanted)
 
 
+@pytest.mark.parametrize("kept", [1, 3])
+@pytest.mark.parametrize("name", [name for name in RESAMPLED if name.startswith("torch-")])
+def test_a_part_of_one_column(kernel, variant, name, kept):
+    """torch makes all rows of one column alike by floats: each part is the first row."""
+    pixels = noise(40, 30, 3, 9)
+    job = Job(width=30, height=40, full_width=1, full_height=13, filter=RESAMPLED[name], out_top=5, out_width=1,
+              out_height=kept, flip_vertical=1, reduce=1, channels=3)  # fmt: skip
+    assert np.array_equal(by_kernel(kernel, pixels, job), by_definition(pixels, job, "pillow12"))
+
+
 @pytest.mark.parametrize(
     "changes",
     [
-        {"filter": 8}, {"filter": 0}, {"filter": -1}, {"channels": 2}, {"out_width": 9}, {"out_height": 9}, {"out_left": 1},
+        {"filter": 12}, {"filter": 0}, {"filter": -1}, {"channels": 2}, {"out_width": 9}, {"out_height": 9}, {"out_left": 1},
         {"out_top": -1}, {"width": 0}, {"height": -3}, {"full_width": 0}, {"left": -1}, {"full_height": 2**31 - 1},
     ],
 )  # fmt: skip

@@ -46,7 +46,7 @@ static void random_batch(ddlp_context *context) {
     plan.height = side(), plan.width = side(), plan.channels = below(3) ? 3 : 1, plan.fast = (int32_t)below(2), plan.pillow13 = (int32_t)below(2);
     operators[0].kind = (int32_t)below(6), operators[1].kind = 6 + (int32_t)below(2), operators[2].kind = 8 + (int32_t)below(2);
     for (int k = 0; k < 3; k++) {
-        operators[k].height = plan.height, operators[k].width = plan.width, operators[k].filter = 2 + (int32_t)below(2);
+        operators[k].height = plan.height, operators[k].width = plan.width, operators[k].filter = 2 + (int32_t)below(10);
         operators[k].chance = 0.5, operators[k].low = below(100) / 100.0, operators[k].high = operators[k].low + below(100) / 100.0;
         operators[k].ratio_low = 0.5, operators[k].ratio_high = 2, operators[k].log_low = -0.7, operators[k].log_high = 0.7;
     }

@@ -67,7 +67,9 @@ def test_what_dali_can_not_do_is_refused_by_name(steps, words):
         of(*steps)
 
 
-@pytest.mark.skipif(torch_filter("bilinear", True) is None, reason="torch has other kernels for bytes on this processor")
+@pytest.mark.skipif(
+    torch_filter(v2.functional, "bilinear", True) is None, reason="torch has other kernels for bytes on this processor"
+)
 def test_resizing_behind_to_image_is_refused():
     transform = v2.Compose([v2.ToImage(), v2.Resize((8, 8), antialias=True)])
     with pytest.raises(ValueError, match="backend='dali': Resize: behind ToImage it has torch's pixels.*as_pil=True"):

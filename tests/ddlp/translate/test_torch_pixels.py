@@ -1,4 +1,4 @@
-"""Behind ToImage, resampling has torch's own pixels."""
+"""Behind ToImage and PILToTensor, resampling has torch's own pixels: v2's by bytes, v1's by floats."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ import torch
 import torchvision
 from PIL import Image
 from torchvision import datasets
+from torchvision import transforms as v1
+from torchvision.models import ResNet18_Weights
 from torchvision.transforms import InterpolationMode, v2
 
-from csd_engine.transforms.torch_resample import TORCH_FILTERS, torch_resize
+from csd_engine.transforms.torch_resample import torch_resize
 from ddlp import DDLPLoader
 from ddlp.errors import Untranslatable
 from ddlp.translate import torch_pixels
@@ -24,6 +26,7 @@ from ddlp.translate.transforms import translate
 KNOWN = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 pytestmark = pytest.mark.skipif(not KNOWN, reason="torch has other kernels for bytes on this processor")
 END = [v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5, 0.4, 0.3], [0.25, 0.2, 0.3])]
+END_OF_V1 = [v1.ConvertImageDtype(torch.float32), v1.Normalize([0.5, 0.4, 0.3], [0.25, 0.2, 0.3])]
 
 
 def noise(rng: np.random.Generator, *shape: int) -> np.ndarray:
@@ -31,20 +34,39 @@ def noise(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return pixels // 128 * 255 if rng.integers(0, 3) == 0 else pixels
 
 
-@pytest.mark.parametrize("name", TORCH_FILTERS)
-@pytest.mark.parametrize("channels", [1, 3])
-def test_the_definition_is_torchs(name, channels):
-    rng = np.random.default_rng(channels)
-    for _ in range(60):
+def differing(functional, name):
+    """Images for which the definition does not make the pixels of torchvision's function; the filter is this process's."""
+    rng, filter_name = np.random.default_rng(1), torch_pixels.torch_filter(functional, name, True)
+    for trial in range(90):
         (height, width), (to_height, to_width) = rng.integers(1, 300, 2), rng.integers(1, 200, 2)
+        channels, to_width = (1, 3)[trial % 2], 1 if trial % 15 == 0 else to_width  # one column is a case of its own
         pixels = noise(rng, height, width, channels)
         image = Image.fromarray(pixels if channels == 3 else pixels[:, :, 0])
-        by_torch = torch.nn.functional.interpolate(
-            torch.from_numpy(pixels).permute(2, 0, 1)[None], [int(to_height), int(to_width)],
-            mode=name.removeprefix("torch-"), align_corners=False, antialias=True,
-        )[0].permute(1, 2, 0)  # fmt: skip
-        ours = np.asarray(torch_resize(image, int(to_width), int(to_height), name)).reshape(by_torch.shape)
-        assert np.array_equal(ours, by_torch.numpy()), (height, width, to_height, to_width)
+        tensor, to = torch.from_numpy(pixels).permute(2, 0, 1), [int(to_height), int(to_width)]
+        theirs = functional.resize(tensor.contiguous() if trial % 3 else tensor, to, InterpolationMode(name), antialias=True)
+        ours = np.asarray(torch_resize(image, to[1], to[0], filter_name)).reshape(*to, channels)
+        if not np.array_equal(ours, theirs.permute(1, 2, 0).numpy()):
+            yield channels, height, width, to
+
+
+@pytest.mark.parametrize("name", ["bilinear", "bicubic"])
+def test_the_definition_of_bytes_is_v2s(name):
+    assert not list(differing(v2.functional, name))
+
+
+_DEFINED = """
+from tests.ddlp.translate.test_torch_pixels import differing, torch_pixels, v1
+for name in ("bilinear", "bicubic"):
+    assert not list(differing(v1.functional, name))
+    print(torch_pixels.torch_filter(v1.functional, name, True))
+"""
+
+
+@pytest.mark.parametrize("capability, arithmetic", [("default", "float"), ("avx2", "fused"), (None, "fused")])
+def test_the_definition_of_floats_is_v1s(capability, arithmetic):
+    environment = {**os.environ, **({} if capability is None else {"ATEN_CPU_CAPABILITY": capability})}
+    done = subprocess.run([sys.executable, "-c", _DEFINED], env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout == f"torch-{arithmetic}-bilinear\ntorch-{arithmetic}-bicubic\n"
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +90,19 @@ FIXED = {
     "in bytes": lambda mode: [
         v2.CenterCrop((39, 38)), v2.ToImage(), v2.Resize((20, 20), mode, antialias=True), v2.RandomVerticalFlip(1.0),
     ],
-}
+    "v1, evaluation": lambda mode: [
+        v1.PILToTensor(), v1.Resize(80, mode, antialias=True), v1.CenterCrop((64, 70)), *END_OF_V1
+    ],
+    "v1, both flips": lambda mode: [
+        v1.PILToTensor(), v1.Resize((70, 50), mode, antialias=True), v1.RandomHorizontalFlip(1.0), v1.RandomVerticalFlip(1.0),
+        v1.Pad((1, 2, 3, 4), padding_mode="reflect"), *END_OF_V1,
+    ],
+    "v1, larger": lambda mode: [v1.PILToTensor(), v1.Resize((420, 410), mode, antialias=True)],
+    "v1, one axis": lambda mode: [
+        v1.PILToTensor(), v1.CenterCrop((39, 38)), v1.Resize((39, 20), mode, antialias=True), *END_OF_V1
+    ],
+    "v1, one column": lambda mode: [v1.PILToTensor(), v1.Resize((30, 1), mode, antialias=True), *END_OF_V1],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("mode", [InterpolationMode.BILINEAR, InterpolationMode.BICUBIC])
@@ -87,10 +121,11 @@ from torchvision import datasets
 from ddlp import DDLPLoader
 from tests.ddlp.translate.test_torch_pixels import FIXED, InterpolationMode, torch_pixels, v2
 
-dataset = datasets.ImageFolder(sys.argv[1], v2.Compose(FIXED["evaluation"](InterpolationMode.BICUBIC)))
-ours = torch.cat([images for images, _ in DDLPLoader(dataset, 5, num_workers=1)])
-assert torch.equal(ours, torch.stack([dataset[k][0] for k in range(len(dataset))]))
-print(torch_pixels.torch_filter("bicubic", True))
+for name in ("evaluation", "v1, evaluation"):
+    dataset = datasets.ImageFolder(sys.argv[1], v2.Compose(FIXED[name](InterpolationMode.BICUBIC)))
+    ours = torch.cat([images for images, _ in DDLPLoader(dataset, 5, num_workers=1)])
+    assert torch.equal(ours, torch.stack([dataset[k][0] for k in range(len(dataset))]))
+print(torch_pixels.torch_filter(v2.functional, "bicubic", True))
 """
 
 
@@ -108,11 +143,12 @@ def test_the_bits_are_torchs_whatever_makes_them(folder, setting, known):
     assert done.stdout == f"{known}\n"
 
 
-def test_random_crops_are_torchvisions_of_the_drawn_boxes(folder):
+@pytest.mark.parametrize("version", [v1, v2])
+def test_random_crops_are_torchvisions_of_the_drawn_boxes(folder, version):
     from csd_engine.keyed import Keyed
 
-    crop = v2.RandomResizedCrop((48, 40), interpolation=InterpolationMode.BICUBIC, antialias=True)
-    transform = v2.Compose([v2.ToImage(), crop, *END[:1]])
+    crop = version.RandomResizedCrop((48, 40), interpolation=InterpolationMode.BICUBIC, antialias=True)
+    transform = v2.Compose([v2.PILToTensor(), crop, *END[:1]])
     pipeline = translate(transform).pipeline
     for number, path in enumerate(sorted((folder / "a").iterdir())):
         with Image.open(path) as opened:
@@ -121,7 +157,7 @@ def test_random_crops_are_torchvisions_of_the_drawn_boxes(folder):
         out = np.empty((48, 40, 3), np.uint8)
         pipeline.run(image, Keyed(1, 0, number, 0), out, None)
         tensor, box = v2.functional.pil_to_tensor(image), (crop.top, crop.left, crop.height, crop.width)
-        wanted = v2.functional.resized_crop(tensor, *box, [48, 40], InterpolationMode.BICUBIC, antialias=True)
+        wanted = version.functional.resized_crop(tensor, *box, [48, 40], InterpolationMode.BICUBIC, antialias=True)
         assert np.array_equal(out, wanted.permute(1, 2, 0).numpy())
 
 
@@ -129,6 +165,8 @@ def test_random_crops_are_torchvisions_of_the_drawn_boxes(folder):
     "steps",
     [
         [v2.ToImage(), v2.Resize(40, antialias=False)],
+        [v1.PILToTensor(), v1.Resize(40, antialias=False)],
+        [v1.PILToTensor(), v1.Resize(40, InterpolationMode.NEAREST)],
         [v2.ToImage(), v2.Resize(40, InterpolationMode.NEAREST)],
         [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Resize(40)],
     ],
@@ -138,16 +176,17 @@ def test_what_torch_makes_otherwise_stays_torchs(steps):
         translate(v2.Compose([*steps, v2.CenterCrop(32), *END]))
 
 
-def test_another_torch_keeps_its_own_pixels(monkeypatch):
+@pytest.mark.parametrize("name, functional", [("evaluation", v2.functional), ("v1, evaluation", v1.functional)])
+def test_another_torch_keeps_its_own_pixels(monkeypatch, name, functional):
     """A torch that rounds otherwise is seen by the check at the start."""
-    torch_pixels._is_known.cache_clear()
-    resize = torch_pixels.functional.resize
-    monkeypatch.setattr(torch_pixels.functional, "resize", lambda image, *given, **named: resize(image, *given, **named) ^ 1)
+    torch_pixels._arithmetic.cache_clear()
+    resize = functional.resize
+    monkeypatch.setattr(functional, "resize", lambda image, *given, **named: resize(image, *given, **named) ^ 1)
     try:
-        with pytest.raises(Untranslatable, match="torch's kernels for bytes"):
-            translate(v2.Compose(FIXED["evaluation"](InterpolationMode.BILINEAR)))
+        with pytest.raises(Untranslatable, match="torch's kernels, here one that ddlp doesn't know"):
+            translate(v2.Compose(FIXED[name](InterpolationMode.BILINEAR)))
     finally:
-        torch_pixels._is_known.cache_clear()
+        torch_pixels._arithmetic.cache_clear()
 
 
 # -- decode_image as an ImageFolder's loader ---------------------------------------------------------------------------------
@@ -166,13 +205,17 @@ def jpegs(folder, tmp_path_factory):
 
 
 ON_TENSORS = [v2.RandomHorizontalFlip(1.0), v2.Resize(80, antialias=True), v2.CenterCrop(64), *END]
+ON_TENSORS_OF_V1 = [v1.RandomHorizontalFlip(1.0), v1.Resize(80, antialias=True), v1.CenterCrop(64), *END_OF_V1]
 
 
 @pytest.mark.filterwarnings("ignore:The image decoding:DeprecationWarning")
 @pytest.mark.parametrize("mode", ["RGB", torchvision.io.ImageReadMode.RGB])
-def test_decode_image_as_the_loader(jpegs, mode):
+@pytest.mark.parametrize(
+    "transform", [v2.Compose(ON_TENSORS), v1.Compose(ON_TENSORS_OF_V1), ResNet18_Weights.DEFAULT.transforms()]
+)
+def test_decode_image_as_the_loader(jpegs, mode, transform):
     decode = functools.partial(torchvision.io.decode_image, mode=mode)
-    dataset = datasets.ImageFolder(jpegs, v2.Compose(ON_TENSORS), loader=decode)
+    dataset = datasets.ImageFolder(jpegs, transform, loader=decode)
     loader = DDLPLoader(dataset, 5, num_workers=1)
     assert "\ntravels    " in str(loader.explain())
     ours = torch.cat([images for images, _ in loader])

@@ -1,6 +1,7 @@
 #include "resample/axis.h"
 
 #include <errno.h>
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -68,11 +69,13 @@ static inline __attribute__((always_inline)) void weigh(stretch *s, const int fi
     }
 }
 
-int axis_is_torchs(int filter) { return filter == DDLP_TORCH_BILINEAR || filter == DDLP_TORCH_BICUBIC; }
+int axis_is_torchs(int filter) { return filter >= DDLP_TORCH_BILINEAR && filter <= DDLP_FUSED_BICUBIC; }
+
+int axis_has_floats(int filter) { return axis_is_torchs(filter) && filter >= DDLP_FLOAT_BILINEAR; }
 
 /* Pillow's filter that weighs as this one of torch's does. */
 static int shape_of(int filter) {
-    return filter == DDLP_TORCH_BILINEAR ? DDLP_BILINEAR : filter == DDLP_TORCH_BICUBIC ? DDLP_BICUBIC : filter;
+    return !axis_is_torchs(filter) ? filter : (filter - DDLP_TORCH_BILINEAR) % 2 ? DDLP_BICUBIC : DDLP_BILINEAR;
 }
 
 /* Computes the weights of outputs output .. output + TOGETHER - 1; their sum is s->total. Sets s->low, s->count. */
@@ -150,10 +153,13 @@ static tap_pair split_pair(const int32_t *plain) {
     return pair;
 }
 
+static int reserve_places(resample_axis *axis, size_t outputs) {
+    return grow((void **)&axis->start, &axis->start_room, outputs * sizeof *axis->start) ||
+           grow((void **)&axis->taps, &axis->taps_room, outputs * sizeof *axis->taps);
+}
+
 static int reserve(resample_axis *axis, size_t outputs, size_t taps) {
-    if (grow((void **)&axis->start, &axis->start_room, outputs * sizeof *axis->start) ||
-        grow((void **)&axis->taps, &axis->taps_room, outputs * sizeof *axis->taps) ||
-        grow((void **)&axis->plain, &axis->plain_room, outputs * taps * sizeof *axis->plain) ||
+    if (reserve_places(axis, outputs) || grow((void **)&axis->plain, &axis->plain_room, outputs * taps * sizeof *axis->plain) ||
         grow((void **)&axis->split, &axis->split_room, outputs * (taps / 2) * sizeof *axis->split) ||
         grow((void **)&axis->weights, &axis->weights_room, TOGETHER * taps * sizeof *axis->weights))
         return -ENOMEM;
@@ -171,6 +177,7 @@ static void begin_further_left(resample_axis *axis, int output, int width) {
 }
 
 double axis_support(int filter) {
+    if (axis_has_floats(filter) && FLT_EVAL_METHOD) return 0.0; /* x87 rounds floats too late */
     switch (shape_of(filter)) {
     case DDLP_BOX: return 0.5;
     case DDLP_BILINEAR:
@@ -181,9 +188,57 @@ double axis_support(int filter) {
     }
 }
 
+static inline float multiply_add(float a, float b, float c, int fused) { return fused ? fmaf(a, b, c) : a * b + c; }
+
+/* The weight of a float at a distance of at least 0. */
+static float float_weight(float x, int shape, int fused) {
+    if (shape == DDLP_BILINEAR) return x < 1.0f ? 1.0f - x : 0.0f;
+    if (x < 1.0f) return multiply_add(multiply_add(1.5f, x, -2.5f, fused) * x, x, 1.0f, fused);
+    return x < 2.0f ? multiply_add(multiply_add(x - 5.0f, x, 8.0f, fused), x, -4.0f, fused) * -0.5f : 0.0f;
+}
+
+/* Makes the coefficients of torch's filters for floats. Their terms are doubles where torch's are. */
+static int prepare_floats(resample_axis *axis, const axis_geometry *g) {
+    const int shape = shape_of(g->filter), fused = g->filter >= DDLP_FUSED_BILINEAR;
+    const float scale = (float)g->inputs / (float)g->outputs;
+    const double widened = scale < 1.0f ? 1.0 : scale;
+    const float support = (float)(axis_support(g->filter) * widened), inverse = (float)(1.0 / widened);
+    const int room = (int)ceilf(support) * 2 + 1;
+    if (reserve_places(axis, (size_t)g->kept) ||
+        grow((void **)&axis->floats, &axis->floats_room, (size_t)g->kept * (size_t)room * sizeof *axis->floats)) return -ENOMEM;
+    int most = 1, first = g->inputs, last = 0;
+    for (int output = 0; output < g->kept; output++) {
+        const int place = g->reversed ? g->kept - 1 - output : output;
+        const float center = (float)((double)scale * (g->kept_first + output + 0.5));
+        int low = (int)((double)(center - support) + 0.5), high = (int)((double)(center + support) + 0.5);
+        if (low < 0) low = 0;
+        if (high > g->inputs) high = g->inputs;
+        const int taps = high - low < room ? high - low : room;
+        float *k = axis->floats + (size_t)place * (size_t)room, total = 0.0f;
+        for (int tap = 0; tap < taps; tap++) {
+            const float x = (float)(((double)((float)(low + tap) - center) + 0.5) * (double)inverse);
+            total += k[tap] = float_weight(fabsf(x), shape, fused);
+        }
+        for (int tap = 0; tap < taps && total != 0.0f; tap++) k[tap] /= total;
+        axis->start[place] = low, axis->taps[place] = taps;
+        if (taps > most) most = taps;
+        if (low < first) first = low;
+        if (high > last) last = high;
+    }
+    for (int output = 0; output < g->kept; output++) axis->start[output] -= first;
+    axis->first = first, axis->inputs = last - first, axis->outputs = g->kept, axis->most = most;
+    axis->room = (size_t)room, axis->fused = fused;
+    return grow((void **)&axis->line, &axis->line_room, (size_t)axis->inputs * FLOAT_LANES * sizeof *axis->line);
+}
+
 int axis_prepare(resample_axis *axis, const axis_geometry *g) {
     if (memcmp(&axis->geometry, g, sizeof *g) == 0) return 0;
     memset(&axis->geometry, 0, sizeof axis->geometry);
+    if (axis_has_floats(g->filter)) {
+        if (prepare_floats(axis, g)) return -ENOMEM;
+        axis->geometry = *g;
+        return 0;
+    }
     stretch s;
     s.scale = (double)g->inputs / g->outputs;
     const double widened = s.scale < 1.0 ? 1.0 : s.scale;
@@ -232,5 +287,7 @@ void axis_free(resample_axis *axis) {
     free(axis->plain);
     free(axis->split);
     free(axis->weights);
+    free(axis->floats);
+    free(axis->line);
     memset(axis, 0, sizeof *axis);
 }

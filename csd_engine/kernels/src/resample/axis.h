@@ -1,5 +1,5 @@
 /* Coefficients of one axis of Pillow's resampling (libImaging/Resample.c: precompute_coeffs, normalize_coeffs_8bpc), and of
- * torch's for bytes (ATen's UpSampleKernel.cpp: _compute_index_ranges_int16_weights), whose coefficients have fewer bits. */
+ * torch's (ATen's UpSampleKernel.cpp): those for bytes have fewer bits, those for floats are floats. */
 #ifndef DDLP_AXIS_H
 #define DDLP_AXIS_H
 
@@ -36,11 +36,18 @@ typedef struct {
     tap_pair *split;    /* [outputs][pairs] the same, split */
     double *weights;    /* workspace */
     size_t room;
-    size_t start_room, plain_room, split_room, weights_room, taps_room; /* bytes held */
+    int fused;          /* of torch's filters for floats: whether multiply-adds round once */
+    float *floats;      /* [outputs][room] their coefficients, in the place of `plain` and `split` */
+    float *line;        /* [inputs][FLOAT_LANES] room for the rows that the horizontal pass takes together */
+    size_t start_room, plain_room, split_room, weights_room, taps_room, floats_room, line_room; /* bytes held */
 } resample_axis;
 
-/* Whether this is one of torch's filters. */
+/* Four rows of a pixel with four channels each. */
+enum { FLOAT_LANES = 16 };
+
+/* Whether this is one of torch's filters; whether it is one of those for floats. */
 int axis_is_torchs(int filter);
+int axis_has_floats(int filter);
 
 /* How far this filter reaches, in input samples if there are as many outputs; 0: there is no such filter. */
 double axis_support(int filter);

@@ -1,10 +1,12 @@
-/* The two passes of resampling, for each instruction set. All compute the same bits. */
+/* The two passes of resampling, for each instruction set. All compute the same bits. For torch's floats there are others:
+ * between them a row has floats in the place of bytes. */
 #ifndef DDLP_PASSES_H
 #define DDLP_PASSES_H
 
 #include <stddef.h>
 #include <stdint.h>
 
+#include "processor.h"
 #include "resample/axis.h"
 #include "variant.h"
 
@@ -16,18 +18,24 @@ typedef struct {
      * The axis must be prepared with wide_reads. */
     void (*across)(uint8_t *out, ptrdiff_t out_stride, const uint8_t *rows, ptrdiff_t stride, int count, int channels,
                    const resample_axis *axis);
-    /* One output row of the vertical pass: `bytes` values; `first`: the row of this output's first tap. */
+    /* One output row of the vertical pass, of rows of `bytes` bytes; `first`: the row of this output's first tap. */
     void (*down)(uint8_t *out, const uint8_t *first, ptrdiff_t stride, size_t bytes, const resample_axis *axis, int output);
 } resample_passes;
 
-extern const resample_passes passes_c;
+extern const resample_passes passes_c, floats_c;
 #if defined(DDLP_X86)
-extern const resample_passes passes_sse2, passes_avx2, passes_vnni;
+extern const resample_passes passes_sse2, passes_avx2, passes_vnni, floats_fma;
 #elif defined(DDLP_NEON)
 extern const resample_passes passes_neon;
 #endif
 
-static inline const resample_passes *passes_used(void) {
+static inline const resample_passes *passes_used(int filter) {
+    if (axis_has_floats(filter)) {
+#if defined(DDLP_X86)
+        if (variant_used() >= VARIANT_AVX2 && processor() & PROCESSOR_FMA) return &floats_fma;
+#endif
+        return &floats_c;
+    }
     switch (variant_used()) {
 #if defined(DDLP_X86)
 #if defined(DDLP_VNNI)

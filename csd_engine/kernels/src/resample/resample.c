@@ -26,10 +26,14 @@ static int is_possible(const ddlp_job *job) {
            (axis_support(job->filter) > 0.0 || (job->filter == DDLP_NO_RESIZE && same));
 }
 
-/* Prepares the coefficients of the axes that change, and sets which input they need. */
+/* Prepares the coefficients of the axes that change, and sets which input they need. Floats go through both passes: where an
+ * axis keeps its size each weight is 1 or 0. */
 static int prepare_axes(resample_state *s, const ddlp_job *job) {
-    s->across = job->full_width != job->width;
-    s->down = job->full_height != job->height;
+    const int floats = axis_has_floats(job->filter);
+    const int alike = floats && job->full_width == 1 && job->full_height != job->height;
+    s->across = job->full_width != job->width || floats;
+    s->down = job->full_height != job->height || floats;
+    s->copies = alike ? job->out_height - 1 : 0;
     s->first_column = job->out_left;
     s->columns = job->out_width;
     s->first_row = job->out_top;
@@ -42,7 +46,8 @@ static int prepare_axes(resample_state *s, const ddlp_job *job) {
         s->columns = s->x.inputs;
     }
     if (s->down) {
-        const axis_geometry g = {job->height, job->full_height, job->out_top, job->out_height, job->filter, 0, 0};
+        axis_geometry g = {job->height, job->full_height, job->out_top, job->out_height, job->filter, 0, 0};
+        if (alike) g.kept_first = 0, g.kept = 1;
         if (axis_prepare(&s->y, &g)) return -ENOMEM;
         s->first_row = s->y.first;
         s->rows = s->y.inputs;
@@ -57,15 +62,16 @@ int resample_begin(resample_state *s, const ddlp_job *job) {
     s->channels = job->channels;
     s->flip = job->flip_horizontal != 0;
     s->down_first = s->down && ((job->vertical_first && !axis_is_torchs(job->filter)) || !s->across); /* torch: across first */
-    s->out_rows = job->out_height;
+    s->out_rows = job->out_height - s->copies;
     s->out_stride = (ptrdiff_t)(job->flip_vertical ? -job->out_stride : job->out_stride);
     s->out = job->flip_vertical ? job->out + (job->out_height - 1) * (ptrdiff_t)job->out_stride : job->out;
-    s->passes = passes_used();
+    s->passes = passes_used(job->filter);
     s->pushed = s->written = s->window_first = s->window_rows = s->band_rows = 0;
     if (!s->down) return 0;
 
     /* Room for one output row's taps and many more rows, so that rows seldom have to move to the window's start. */
     size_t row = (size_t)(s->down_first ? s->columns : job->out_width) * (size_t)s->channels;
+    if (axis_has_floats(job->filter)) row *= sizeof(float);
     size_t most = WINDOW_BYTES / row, least = (size_t)s->y.most + 4 * BAND_ROWS;
     if (most < least) most = least;
     if (most > (size_t)s->rows) most = (size_t)s->rows;
@@ -148,6 +154,7 @@ int resample_rows(resample_state *s, const uint8_t *rows, int64_t row_stride, in
 
 int resample_end(resample_state *s) {
     if (s->band_rows) flush_band(s);
+    for (int copy = 1; copy <= s->copies; copy++) memcpy(s->out + copy * s->out_stride, s->out, (size_t)s->channels);
     return s->pushed == s->rows && s->written == s->out_rows ? 0 : DDLP_JOB;
 }
 

@@ -26,6 +26,7 @@ typedef struct {
 
     /* private; all zero at first */
     int32_t channels, flip, across, down, down_first, out_rows; /* across, down: the axis changes its size */
+    int32_t copies;                                             /* further rows that are the first one (torch_resample.py) */
     int32_t pushed, written;                                    /* rows pushed and written so far */
     uint8_t *out;                                               /* the place of output row 0 */
     ptrdiff_t out_stride;                                       /* negative: flipped vertically */
