@@ -21,7 +21,7 @@ from csd_engine.transforms.warp_steps import WARP_FILTERS
 from ddlp.deploy.parity import operator_rows
 from ddlp.transforms import Views
 
-__all__ = ["ROWS", "Span", "rows_without_a_call"]
+__all__ = ["ON_TENSORS", "ROWS", "Span", "rows_without_a_call"]
 
 Make = Callable[[Any, "Span"], Any]  # of a module, v1 or v2, and parameters
 Rows = dict[str, tuple[str, Make]]
@@ -243,6 +243,19 @@ ROWS: Rows = {
     **_joined(_policy_rows, ("v1", "v2")), **_timm_rows(),
 }  # fmt: skip
 """What torchvision and timm run beside a row of `ddlp.deploy.parity.operator_rows`: its parameters in words, and an object."""
+
+
+def _on_tensor(parameters: str, make: Make) -> tuple[str, Make]:
+    return parameters, lambda m, s: v2.Compose([v2.PILToTensor(), make(m, s)])
+
+
+ON_TENSORS: Rows = {
+    f"{name}, on a tensor": _on_tensor(*row)
+    for name, row in ROWS.items()
+    if name.startswith(("RandomCrop, ", "Pad ", "CenterCrop", "RandomHorizontalFlip", "RandomVerticalFlip", "Posterize",
+                        "Solarize", "Invert"))
+}  # fmt: skip
+"""The same behind PILToTensor, of rows whose pixels ddlp promises to be those of a PIL image there."""
 
 
 def rows_without_a_call() -> list[str]:

@@ -36,7 +36,7 @@ from torchvision.transforms.v2 import _geometry as geometry
 from torchvision.transforms.v2.functional import _geometry as matrices
 
 from benchmarks.common import Aim, BenchFailed, Say, add_output, command, emit, on_all_cores, say
-from benchmarks.torchvision_calls import ROWS, Span
+from benchmarks.torchvision_calls import ON_TENSORS, ROWS, Span
 from csd_engine import angles
 from csd_engine.keyed import Keyed
 from csd_engine.parity import Case, run_cases, versions
@@ -366,7 +366,7 @@ def compare_row(name: str, draws: int) -> Compared:
     if name.startswith("decode "):
         return _compare_decoding(name, files)
     plain = name.removesuffix(_FROM_A_JPEG)
-    parameters, make = ROWS[plain]
+    parameters, make = {**ROWS, **ON_TENSORS}[plain]
     found = Compared(name, parameters)
     wanted = ("JPEG 4:2:0", "JPEG greyscale") if name != plain else tuple(pixels)
     for source in wanted:
@@ -386,7 +386,7 @@ def _compare(found: Compared, t: Any, source: str, sources: Any, image: Image.Im
     for make in (lambda: _ours(t, source, sources, index, mode), lambda: _theirs(t, image, index)):
         try:
             answers.append(make())
-        except (ValueError, OSError, RuntimeError, ZeroDivisionError) as error:
+        except (ValueError, OSError, RuntimeError, TypeError, ZeroDivisionError) as error:
             answers.append(error)
     ours, theirs = answers
     if isinstance(theirs, Exception):
@@ -435,7 +435,7 @@ def _compare_decoding(name: str, files: Mapping[str, np.ndarray]) -> Compared:
 
 
 def all_names() -> list[str]:
-    """The rows of `ddlp parity` that torchvision or timm has, in their order.
+    """The rows of `ddlp parity` that torchvision or timm has, in their order, and those of operators on tensors.
 
     Of torch's filters only those of this process's torch: with another ATEN_CPU_CAPABILITY it has others.
     """
@@ -446,7 +446,7 @@ def all_names() -> list[str]:
         name for name in names
         if name.startswith("decode ")
         or (name.removesuffix(_FROM_A_JPEG) in ROWS and not name.removesuffix(_FROM_A_JPEG).endswith(others))
-    ]  # fmt: skip
+    ] + list(ON_TENSORS)  # fmt: skip
 
 
 # -- the command -----------------------------------------------------------------------------------------------------------

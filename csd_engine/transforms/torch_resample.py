@@ -1,6 +1,7 @@
 """torch's resampling with antialias, by numpy: `torch.nn.functional.interpolate` on images of bytes, on the CPU.
 
-It weighs pixels as Pillow does, with the horizontal pass first always (ATen's UpSampleKernel.cpp). Its arithmetic is one of three:
+It weighs pixels as Pillow does, with the horizontal pass first always (ATen's UpSampleKernel.cpp), by one of three kinds of
+arithmetic:
 
 - "torch": on uint8 tensors. The weights of an axis are rounded to 16 bits, with as many bits for their fractions as the
   largest weight leaves.

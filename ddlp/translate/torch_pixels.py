@@ -39,8 +39,8 @@ def torch_filter(functional: ModuleType, name: str, antialias: Any) -> str | Non
 def _arithmetic(functional: ModuleType) -> str | None:
     """Resample a few tiny images as torchvision does, and by each kind of arithmetic that may be its own.
 
-    v1 casts bytes to float32. v2 resamples them as bytes where torch has a quick kernel for it, with AVX2. What it has elsewhere
-    differs for images of one column, by their layout in memory.
+    v1 casts bytes to float32. v2 resamples them as bytes where torch has a quick kernel for it, with AVX2. What it
+    does elsewhere differs for images of one column, by their layout in memory.
     """
     if functional is v2.functional:
         by_bytes = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")

@@ -228,6 +228,7 @@ static int prepare_floats(resample_axis *axis, const axis_geometry *g) {
     for (int output = 0; output < g->kept; output++) axis->start[output] -= first;
     axis->first = first, axis->inputs = last - first, axis->outputs = g->kept, axis->most = most;
     axis->room = (size_t)room, axis->fused = fused;
+    if (!g->wide_reads) return 0; /* no horizontal pass */
     return grow((void **)&axis->line, &axis->line_room, (size_t)axis->inputs * FLOAT_LANES * sizeof *axis->line);
 }
 

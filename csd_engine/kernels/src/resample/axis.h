@@ -38,7 +38,7 @@ typedef struct {
     size_t room;
     int fused;          /* of torch's filters for floats: whether multiply-adds round once */
     float *floats;      /* [outputs][room] their coefficients, in the place of `plain` and `split` */
-    float *line;        /* [inputs][FLOAT_LANES] room for the rows that the horizontal pass takes together */
+    float *line;        /* [inputs][FLOAT_LANES] room for the rows that the horizontal pass takes together, with wide_reads */
     size_t start_room, plain_room, split_room, weights_room, taps_room, floats_room, line_room; /* bytes held */
 } resample_axis;
 
