@@ -22,7 +22,7 @@ from typing import Callable, Dict, Tuple
 import numpy as np
 from PIL import Image
 
-__all__ = ["TORCH_FILTERS", "torch_resize"]
+__all__ = ["TORCH_FILTERS", "torch_resample", "torch_resize"]
 
 #: The kernel's numbers.
 TORCH_FILTERS = {"torch-bilinear": 6, "torch-bicubic": 7, "torch-float-bilinear": 8, "torch-float-bicubic": 9,
@@ -121,17 +121,18 @@ def _pass_of_floats(pixels: np.ndarray, outputs: int, name: str) -> np.ndarray:
     return total
 
 
-def torch_resize(image: Image.Image, width: int, height: int, name: str) -> Image.Image:
-    """Resample an image of mode "RGB" or "L" to (width, height) by one of `TORCH_FILTERS`."""
-    pixels = np.asarray(image)
-    in_bytes = _ARITHMETICS[name.rpartition("-")[0]][0] is np.float64
+def torch_resample(pixels: np.ndarray, width: int, height: int, name: str) -> np.ndarray:
+    """Resample uint8 (height, width[, channels]) by one of `TORCH_FILTERS`: to uint8, or to float32 that is not yet rounded."""
+    rows, in_bytes = len(pixels), _ARITHMETICS[name.rpartition("-")[0]][0] is np.float64
     pixels = pixels if in_bytes else pixels.astype(np.float32)
     for size in (width, height):  # an axis that keeps its size is left alone
         if size != pixels.shape[1]:
             pixels = (_pass_of_bytes if in_bytes else _pass_of_floats)(pixels, size, name)
         pixels = pixels.swapaxes(0, 1)
-    if not in_bytes:
-        if width == 1 and height != image.height:
-            pixels = np.repeat(pixels[:1], height, axis=0)
-        pixels = np.clip(np.rint(pixels), 0, 255).astype(np.uint8)
-    return Image.fromarray(np.ascontiguousarray(pixels))
+    return np.repeat(pixels[:1], height, axis=0) if not in_bytes and width == 1 and height != rows else pixels
+
+
+def torch_resize(image: Image.Image, width: int, height: int, name: str) -> Image.Image:
+    """Resample an image of mode "RGB" or "L" to (width, height) by one of `TORCH_FILTERS`."""
+    pixels = torch_resample(np.asarray(image), width, height, name)
+    return Image.fromarray(np.ascontiguousarray(np.clip(np.rint(pixels), 0, 255).astype(np.uint8)))

@@ -16,7 +16,7 @@ from torchvision.transforms import InterpolationMode, v2
 
 from csd_engine.data.image_files import pillow_open
 from csd_engine.kernels.selfcheck import jpegs
-from csd_engine.transforms.torch_resample import TORCH_FILTERS, torch_resize
+from csd_engine.transforms.torch_resample import TORCH_FILTERS, torch_resample, torch_resize
 
 __all__ = ["decodes_as_pillow", "torch_filter"]
 
@@ -49,6 +49,7 @@ def _arithmetic(functional: ModuleType) -> str | None:
 
 
 def _makes(functional: ModuleType, arithmetic: str, cases: tuple[tuple[int, ...], ...]) -> bool:
+    """Whether it makes these pixels, and torch these sums before they are rounded: few roundings show how they were added."""
     for height, width, to_height, to_width in cases:
         values = np.arange(height * width * 3, dtype=np.uint32) * 2654435761 >> 9
         pixels = values.astype(np.uint8).reshape(height, width, 3)
@@ -56,8 +57,14 @@ def _makes(functional: ModuleType, arithmetic: str, cases: tuple[tuple[int, ...]
         for name in ("bilinear", "bicubic"):
             ours = np.asarray(torch_resize(Image.fromarray(pixels), to_width, to_height, f"{arithmetic}-{name}"))
             theirs = functional.resize(tensor, [to_height, to_width], InterpolationMode(name), antialias=True)
-            if not np.array_equal(theirs.permute(1, 2, 0).numpy(), ours):
-                return False
+            whole = tensor if arithmetic == "torch" else tensor.float()
+            sums = torch.nn.functional.interpolate(
+                whole[None], (to_height, to_width), mode=name, align_corners=False, antialias=True
+            )[0]  # fmt: skip
+            ours_unrounded = torch_resample(pixels, to_width, to_height, f"{arithmetic}-{name}")
+            for made, wanted in ((ours, theirs), (ours_unrounded, sums)):
+                if not np.array_equal(wanted.permute(1, 2, 0).numpy(), made):
+                    return False
     return True
 
 
