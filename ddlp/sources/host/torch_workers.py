@@ -39,7 +39,7 @@ from ddlp.sources.workers.channel import Closed
 from ddlp.sources.workers.context import WorkerContext
 from ddlp.sources.workers.keyed_samples import KeyedBatch, KeyedSamples
 from ddlp.sources.workers.start import WorkerStart, as_it_is
-from ddlp.sources.workers.timed_fetch import FetchHooks, Made, TimedFetcher, timed
+from ddlp.sources.workers.timed_fetch import FetchHooks, TimedFetcher, Took, timed
 from ddlp.stats.report import Counts
 from ddlp.transfer.to_device import MoveAndTransform, pins
 
@@ -64,9 +64,10 @@ class _KeyedSampler:
         count = _Occurrences()
         for position, item in enumerate(self._memory.order_again(items)):
             indices, numbered = item, None
-            with contextlib.suppress(TypeError):  # the batch is no list of indices: its worker raises the error
-                indices = list(item) if self._batched and iter(item) is item else item
-                numbered = None if self._each_once else count(indices if self._batched else (indices,))
+            if not self._each_once:
+                with contextlib.suppress(TypeError):  # the batch is no list of indices: its worker raises the error
+                    indices = list(item) if self._batched and iter(item) is item else item
+                    numbered = count(indices if self._batched else (indices,))
             if self._memory.read(position):
                 yield KeyedBatch(indices, numbered, self._memory.seed(), self._memory.epoch)
         self._memory.end()
@@ -271,7 +272,7 @@ class _Finishing:
     _num_yielded: int
     _num_workers: int
     _prefetch_factor: int | None
-    _made: Made  # the last batch's times, without the batch
+    _took: Took  # of the last batch
     _hooks: FetchHooks | None = None
     _closer: weakref.finalize[Any, Any]
     _handed: tuple[float, float] | None = None  # when training got its last batch, and that one's part of a full batch
@@ -320,23 +321,22 @@ class _Finishing:
                     self.on_end()
             raise
         counts.ended_s = got_s = time.monotonic()  # for now: it is not told when an iteration is broken off
-        made, samples = self._made, samples_in(batch) if self._in_batches else 1
+        took, samples = self._took, samples_in(batch) if self._in_batches else 1
         counts.delivered(0, Side.HOST, samples, asked_s, got_s)
-        self._handed = got_s, counts.made(samples, made.ended_at - made.began_at, made.cpu_s)
-        counts.queued_s += made.queued_s
+        self._handed = got_s, counts.made(samples, took.ended_at - took.began_at, took.cpu_s)
+        counts.queued_s += took.queued_s
         if counts.batch_bytes is None:
             counts.batch_bytes = bytes_in(batch)
         batch = self._finish(batch)
         position = self.memory.deliver(self._number())
         if self._hooks is not None:
-            self._hooks.delivered(made, position, samples, asked_s, got_s, self._ready())
+            self._hooks.delivered(took, position, samples, asked_s, got_s, self._ready())
         return batch
 
     def _next_data(self) -> Any:
-        """Take the batch out of `Made`."""
-        made: Made = super()._next_data()  # type: ignore[misc]
-        self._made = made._replace(batch=None)
-        return made.batch
+        """Return torch's next batch, and keep what it took."""
+        batch, self._took = super()._next_data()  # type: ignore[misc]
+        return batch
 
     def watch(self, hooks: FetchHooks | None) -> None:
         """Have the epoch that begins now watched; None: nobody watches it."""
