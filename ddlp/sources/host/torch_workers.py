@@ -123,14 +123,16 @@ class KeyedMemory:
     """What an epoch of user code has read and delivered: its state is made from it. It outlives the iterator.
 
     ``torch``: the loader as torch's iterator reads it, with the keyed data set and sampler in place of its own.
+    ``iterator``: that of the last epoch, once there is one.
     """
+
+    iterator: weakref.ref[Any]
 
     def __init__(
         self, loader: Any, seed: int | None, epoch: int, resume: Resume, base_seed: int | None = None
     ) -> None:
         self._source = OrderSource(index_sampler_of(loader), loader.generator)
         self._built_in = is_built_in(index_sampler_of(loader))
-        self._iterator: weakref.ref[Any] | None = None
         self.base_seed = 0  # that the iterator has, once there is one
         self._prefetch_batches = (loader.prefetch_factor or 2) * loader.num_workers
         self.known_base_seed = base_seed  # None: torch's iterator draws it
@@ -153,16 +155,11 @@ class KeyedMemory:
         self.epoch = epoch
         self.resume = resume
         self._start = SamplerStart(self._source, resume, seed_drawn)
-        self._done = RangeSet(resume.delivered.ranges())
         self.delivered = RangeSet(resume.delivered.ranges())
         self._batches = len(self._source._index_sampler) if self._built_in else None  # None: not known until the end
         self._sent: list[int] = []
         self._drawn = resume.drawn
         self.ended = False
-
-    def of(self, iterator: Any) -> None:
-        """Keep a weak reference to the iterator."""
-        self._iterator = weakref.ref(iterator)
 
     def seed(self) -> int:
         """Return the given seed, else the base seed."""
@@ -182,7 +179,7 @@ class KeyedMemory:
             self._start.keep_order()
         if resume.order is None or self._batches is None:
             return items
-        delivered = self._batches if resume.finished else len(self._done)
+        delivered = self._batches if resume.finished else len(resume.delivered)
         with resume.order_restored(source) as caught_up:
             items = iter(source._index_sampler)
             head = list(itertools.islice(items, max(delivered, 1)))
@@ -199,7 +196,7 @@ class KeyedMemory:
     def read(self, position: int) -> bool:
         """Note that the sampler gave this position's batch. True if the batch is still to be delivered."""
         self._drawn = max(self._drawn, position + 1)
-        if self.resume.finished or position in self._done:
+        if self.resume.finished or position in self.resume.delivered:
             return False
         self._sent.append(position)
         return True
@@ -219,7 +216,7 @@ class KeyedMemory:
     def state(self) -> dict[str, Any] | None:
         """Return the epoch's state. None once it is over: all was delivered, and the iterator has told its end or is gone."""
         finished = self.resume.finished or len(self.delivered) == self._batches
-        iterator = None if self._iterator is None else self._iterator()
+        iterator = self.iterator()
         gone = iterator is None or getattr(iterator, "_shutdown", False)
         if self.ended or (finished and gone):
             return None
@@ -284,7 +281,7 @@ class _Finishing:
         self._in_batches = collates(loader)
         self.counts = counts
         self.memory = memory
-        memory.of(self)
+        memory.iterator = weakref.ref(self)
         super().__init__(memory.torch)  # type: ignore[call-arg]
         counts.rates.epoch_begins(max(1, self._num_workers), 0, 0)
 
