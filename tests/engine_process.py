@@ -82,7 +82,7 @@ class Recipe:
 
     def lease(self, job: JobHandle, number: int, start: int = 0) -> list[tuple[int, int]]:
         items = self.items(start)
-        job.lease(number, self.identity(items), SEED, EPOCH, items)
+        job.send_lease(number, self.identity(items), SEED, EPOCH, items)
         return items
 
     def expected(self, items: list[tuple[int, int]]) -> np.ndarray:

@@ -163,7 +163,7 @@ class Capacity:
 class AttachedSource(Protocol):
     """A lease source that takes part in an epoch. Only `fetch` may block.
 
-    `lease`, `cancel`, `release` and `waiting` are called under the epoch's lock. So a source with a lock of its own must not
+    `lease`, `release` and `waiting` are called under the epoch's lock. So a source with a lock of its own must not
     hold it while it calls the sink.
     """
 
@@ -174,14 +174,11 @@ class AttachedSource(Protocol):
     def lease(self, lease: int, position: int) -> None:
         """Prepare the batch at this position, and tell the sink: `EpochSink.published` or `EpochSink.failed`."""
 
-    def cancel(self, lease: int) -> None:
-        """Stop working on this lease. Its batch is not wanted any more."""
-
     def release(self, lease: int) -> None:
-        """Free the place of this lease's published batch, which is not needed any more.
+        """Stop working on this lease, or free the place of its published batch: it is not needed any more.
 
         This may be called while the batch is fetched, if the host's copy was first. A batch that is published after its lease
-        was cancelled, or after a loss, is released as well. The source that has joined last gets that call.
+        was released, or after a loss, is released again. The source that has joined last gets that call.
         """
 
     def waiting(self, waiting: bool) -> None:

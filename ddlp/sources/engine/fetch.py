@@ -160,7 +160,7 @@ class BatchFetcher:
                 self._sealed_remark = remark
                 self._say(remark)
             receiver = BatchReceiver(identity, lease, layout, images)
-            with contextlib.closing(self._handle.fetch(lease, layout.file_bytes)) as parts:  # type: ignore[type-var]
+            with contextlib.closing(self._handle.parts(lease, layout.file_bytes)) as parts:  # type: ignore[type-var]
                 for part in parts:
                     receiver.take(part)
             return receiver.batch()

@@ -1,8 +1,7 @@
 """The host's end of an engine: one connection, one thread, several jobs.
 
-`EngineLink` speaks the protocol and turns the engine's messages into events; it decides nothing. Any thread may call it. Each
-job's callback gets its events on the link's own thread, in the order in which they happened. `EngineLost` comes at most once,
-as the last event.
+`EngineLink` speaks the protocol and gives the engine's messages to its jobs; it decides nothing. Any thread may call it. Each
+job's callback gets its messages on the link's own thread, in the order in which they came.
 """
 
 from __future__ import annotations
@@ -18,28 +17,21 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from csd_engine.batchfile.reader import Layout
-from csd_engine.data.base import Dataset, Reader
-from csd_engine.data.image_files import most_pixels
-from csd_engine.errors import BadMessage, EngineError, EngineGone, EngineRefused, EngineUnreachable
+from csd_engine.data.base import Dataset
+from csd_engine.errors import BadMessage, EngineError, EngineGone, EngineUnreachable
 from csd_engine.protocol import codec as say
-from csd_engine.service.groups import Member
-from csd_engine.service.parcels import most_bytes
 from csd_engine.service.uploads import pack
 from csd_engine.transforms.pipeline import Pipeline
-from ddlp.sources.engine.events import EngineEvent, EngineLost, EngineNote, EngineRetires, LeaseProgress
-from ddlp.sources.engine.job import ANSWER_TIMEOUT_S, JobHandle
-from ddlp.sources.engine.parcels import Parcels
+from ddlp.sources.engine.job import ANSWER_TIMEOUT_S, JobHandle, OnMessage
 from ddlp.sources.engine.part_stream import PartStream
 from ddlp.sources.engine.sealed_fetch import SealedFetch
 from ddlp.sources.engine.wakeup import Wakeup
 from ddlp.sources.engine.wire import ClientKeys, Wire
 
-__all__ = ["ARRAYS", "EngineLink"]
-
-ARRAYS = "arrays"  # the directory below the spool in which an engine keeps the arrays that hosts send
+__all__ = ["EngineLink"]
 
 M = TypeVar("M", bound=say.Message)
 
@@ -112,7 +104,7 @@ class EngineLink:
         self._last_message_s = time.monotonic()
         self._jobs: dict[str, JobHandle] = {}
         self._asking: deque[_Asked] = deque()  # callers that wait for an answer; the engine answers in order
-        self._numbers = itertools.count(1)
+        self.numbers = itertools.count(1)  # of the jobs
         self._greeting: queue.SimpleQueue[say.Welcome | Exception] = queue.SimpleQueue()
         self._wakeup: Wakeup | None = None  # wakes the thread
 
@@ -158,61 +150,23 @@ class EngineLink:
         dataset: Dataset,
         layout: Layout,
         manifest_file: Callable[[str], str | os.PathLike[str]] | None,
-        on_event: Callable[[EngineEvent], None],
-        timeout_s: float = ANSWER_TIMEOUT_S,
-        array_part: Callable[[str, int], tuple[say.Payload, int]] | None = None,
-        member: Member = Member(),  # noqa: B008  (immutable)
-        wanted: Callable[[], bool] | None = None,
-        source: Callable[[], Reader] | None = None,
+        on_message: OnMessage,
+        **more: Any,
     ) -> JobHandle:
-        """Open a job. Manifests, and arrays that the engine keeps itself, are sent if the engine does not have them yet.
+        """Open a job: see `JobHandle` for ``on_message``, and `JobHandle.begin` for all else."""
+        job = JobHandle(self, on_message)
+        job.begin(pipeline, dataset, layout, manifest_file, **more)
+        return job
 
-        Args:
-            pipeline, dataset, layout: what to prepare.
-            manifest_file: maps a manifest's fingerprint to its file here; None for data sets without files.
-            on_event: called on the link's thread with each event; must return soon.
-            timeout_s: how long the engine may send nothing about this job.
-            array_part: maps an array's fingerprint and an offset to a part of its .npy file, and the file's size.
-            member: the rank, and its run, that the job is for.
-            wanted: False once nobody waits for the job's answers any more; None: somebody always does.
-            source: opens a reader of the data set's files, if they go with the leases (`parcels.carried`).
+    def add(self, job: JobHandle) -> None:
+        """Give a job its messages from now on. Raises EngineGone: the engine is lost."""
+        with self._lock:
+            self._check()
+            self._jobs[job.name] = job
 
-        Raises:
-            EngineRefused: the engine does not take the job; says why.
-            EngineGone: the engine is lost, or gave an answer that is none.
-        """
-        welcome = self.open()
-        handle = JobHandle(self, f"{os.getpid()}-{next(self._numbers)}", on_event)
-        handle.manifests, handle.arrays = manifest_file, array_part
-        handle.wanted = wanted or handle.wanted
-        handle.files = frozenset(dataset.uploads(Path(welcome.spool) / ARRAYS))
-        if source is not None:
-            most = most_bytes(welcome.quota_bytes)
-            handle.parcels = Parcels(handle.name, source(), most, self.send_parcel_part, handle.parcel_failed)
-        try:
-            with self._lock:
-                self._check()
-                self._jobs[handle.name] = handle
-        except BaseException:
-            if handle.parcels is not None:
-                handle.parcels.close()
-            raise
-        parts = (pipeline.to_data(), dataset.to_data(), layout.to_data())
-        handle.ask(say.OpenJob(handle.name, *parts, *member, most_pixels=most_pixels()))
-        try:
-            answer = handle.answer(timeout_s)
-            while isinstance(answer, say.NeedFile):  # a sign of life while a file is on its way
-                answer = handle.answer(timeout_s)
-            if isinstance(answer, say.Refused):
-                raise EngineRefused(f"the engine at {self.address} refused the job: {answer.reason}")
-            if not isinstance(answer, say.JobOpen):
-                raise handle.wrong(answer, "the opening of a job")
-            handle.directory = (self.spool or Path(welcome.spool)) / answer.directory
-        except BaseException:
-            handle.close()
-            self._jobs.pop(handle.name, None)
-            raise
-        return handle
+    def forget(self, job: JobHandle) -> None:
+        """Give a job no more messages."""
+        self._jobs.pop(job.name, None)
 
     def look(self, file: str, timeout_s: float = ANSWER_TIMEOUT_S) -> say.Seen:
         """Ask what the engine sees in this host's ``file`` below its spool (may be empty), and for a file of the engine's.
@@ -340,8 +294,7 @@ class EngineLink:
             self.stream.end(reason)  # before the jobs, which close then: a thread that fetches learns what came first
             self.sealed.end(reason)
             for job in jobs:
-                job.tell(EngineLost(reason))
-                job.answers.put(EngineGone(reason))
+                job.lost(reason)
             if wire is not None:
                 wire.close()
             wakeup.close()
@@ -399,15 +352,13 @@ class EngineLink:
 
     def _take(self, wire: Wire, message: say.Message, payload: say.Payload) -> str | None:
         """Handle one message; return a reason if it ends the connection."""
-        if isinstance(message, say.Pong):
-            self._pong(message)
+        if isinstance(message, (say.Pong, say.Retires)):
+            for one in list(self._jobs.values()):
+                one.tell(message)
         elif isinstance(message, (say.Part, say.NoPart)):
             self.stream.arrived(message, payload)
         elif isinstance(message, (say.StreamOpen, say.NoStream)):
             self.sealed.answered(message, payload)
-        elif isinstance(message, say.Retires):
-            for one in list(self._jobs.values()):
-                one.tell(EngineRetires(frozenset(lease for name, lease in message.begun if name == one.name)))
         elif isinstance(message, say.NeedFile):
             if len(self._parts) >= _MOST_PARTS:
                 return f"the engine at {self.address} asks for more parts of files than it reads"
@@ -427,17 +378,6 @@ class EngineLink:
         else:
             return f"the engine at {self.address} sent {type(message).__name__}, which it should not have"
         return None
-
-    def _pong(self, message: say.Pong) -> None:
-        progress: dict[str, dict[int, int]] = {}
-        for name, lease, samples in message.progress:
-            progress.setdefault(name, {})[lease] = samples
-        for job in list(self._jobs.values()):
-            if job.name in progress:
-                job.tell(LeaseProgress(progress[job.name]))
-            if message.note != job.told_note:
-                job.told_note = message.note
-                job.tell(EngineNote(message.note))
 
     def _send_part(self, wanted: say.NeedFile) -> None:
         """Send the part of a file that the engine asks for, from the first job that has it."""

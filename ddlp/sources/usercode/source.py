@@ -128,13 +128,10 @@ class _Leases:
             self._asked.append((lease, position))
             self._changed.notify()
 
-    def cancel(self, lease: int) -> None:
-        """Forget a lease, if the node does not have it yet."""
+    def release(self, lease: int) -> None:
+        """Drop a batch, or forget its lease if the node does not have that yet."""
         with self._changed:
             self._asked = deque(one for one in self._asked if one[0] != lease)
-
-    def release(self, lease: int) -> None:
-        """Drop a batch."""
         self._made.pop(lease, None)
 
     def waiting(self, waiting: bool) -> None:

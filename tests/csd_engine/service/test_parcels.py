@@ -18,7 +18,6 @@ from csd_engine.service.jobs import Job, LeaseState, Work
 from csd_engine.service.meter import Meter
 from csd_engine.service.parcels import Parcels, most_bytes
 from csd_engine.service.spool import Spool
-from ddlp.sources.engine.events import LeasePublished
 from tests.csd_engine.service.jobs_scene import LARGE, Scene, backlog
 from tests.engine_process import EPOCH, SEED, Recipe, until, wait_for
 from tests.hostile_client import HostileClient
@@ -305,7 +304,7 @@ def test_parcels_that_never_come_hold_up_nobody_else_and_go_with_the_connection(
     job = recipe.open(link, events)
     for number in range(10):
         items = recipe.lease(job, number, number)
-        recipe.check(wait_for(events, LeasePublished).path, number, items)
+        recipe.check(job.path(wait_for(events, say.Published)), number, items)
         job.release(number)
     link.close()
     rogue.client.send(say.Release("j", 0))

@@ -11,7 +11,7 @@ import pytest
 
 from csd_engine.errors import EngineGone
 from csd_engine.machine.computer import cpus, process_memory
-from ddlp.sources.engine.events import LeasePublished
+from csd_engine.protocol import codec as say
 from tests.at_once import at_once
 from tests.engine_process import until, wait_for
 from tests.hostile_client import list_client
@@ -30,7 +30,7 @@ def test_jobs_memory_and_spool(start, recipe):
     for number in range(5):
         recipe.lease(job, number, number)
     for _ in range(3):
-        wait_for(events, LeasePublished)
+        wait_for(events, say.Published)
     until(lambda: any(one.held_back for one in link.status().jobs))
     status = other.status()
     first, second = sorted(status.jobs, key=lambda one: -one.batches_made)

@@ -43,9 +43,9 @@ from csd_engine.batchfile.reader import BatchReceiver
 from csd_engine.errors import EngineError
 from csd_engine.machine.computer import process_memory
 from csd_engine.prepare.operator_file import content_hash
+from csd_engine.protocol import codec as say
 from csd_engine.protocol.keys import load_pair, load_public
 from csd_engine.transforms.pipeline import Pipeline
-from ddlp.sources.engine.events import LeaseFailed, LeasePublished
 from ddlp.sources.engine.link import EngineLink
 from tests.ddlp.pools.bed import Bed, loader_of
 from tests.engine_process import EngineProcess, Recipe, make_jpegs
@@ -223,7 +223,7 @@ def be_a_host(home: Path, name: str, fetched: bool) -> None:
             numbers = itertools.count(_AHEAD)
             while True:
                 event = events.get(timeout=300)
-                if not isinstance(event, (LeasePublished, LeaseFailed)):
+                if not isinstance(event, (say.Published, say.Failed)):
                     continue
                 while fetched:
                     receiver = BatchReceiver(recipe.identity(items[0]), 0, recipe.layout)
@@ -232,7 +232,7 @@ def be_a_host(home: Path, name: str, fetched: bool) -> None:
                     if time.monotonic() - told_s > 0.1:
                         told_s = time.monotonic()
                         print(json.dumps((told_s, batches)), flush=True)
-                if isinstance(event, LeasePublished):
+                if isinstance(event, say.Published):
                     job.release(event.lease)
                     batches += 1
                 recipe.lease(job, number := next(numbers), number)

@@ -20,11 +20,11 @@ import numpy as np
 import pytest
 
 from csd_engine.errors import SpoolError
+from csd_engine.protocol import codec as say
 from csd_engine.service.groups import Member
 from ddlp.process.ranks import Ranks
 from ddlp.sources.engine import joint
 from ddlp.sources.engine.embedded import PREFIX, EmbeddedOptions
-from ddlp.sources.engine.events import LeasePublished, RanksMeasured
 from ddlp.sources.engine.job import JobHandle
 from ddlp.sources.engine.joint import JointEngine
 from ddlp.sources.engine.shared_engines import acquire
@@ -302,18 +302,20 @@ def test_the_engine_fills_in_the_order_asked_for_and_tells_all(spool, tmp_path, 
     made: SimpleQueue[tuple[int, int]] = SimpleQueue()  # (time, rank)
     events: list[SimpleQueue[Any]] = [SimpleQueue(), SimpleQueue()]
 
+    jobs: dict[int, JobHandle] = {}
+
     def open_job(number: int) -> JobHandle:
-        def on_event(event: Any) -> None:
-            if isinstance(event, LeasePublished):
-                made.put((event.path.stat().st_mtime_ns, number))
-            events[number].put(event)
+        def on_message(message: Any) -> None:
+            if isinstance(message, say.Published):
+                made.put((jobs[number].path(message).stat().st_mtime_ns, number))
+            events[number].put(message)
 
         parts = (spec.pipeline, spec.dataset, spec.layout)
         member = Member(RUN, number, after_lower)
-        return engines[number].link.open_job(*parts, lambda _: spec.manifest, on_event, member=member)
+        return engines[number].link.open_job(*parts, lambda _: spec.manifest, on_message, member=member)
 
     try:
-        jobs = {number: open_job(number) for number in (1, 0)}
+        jobs.update({number: open_job(number) for number in (1, 0)})
         jobs[0].probe(1, 1, [(0, 0)])  # the worker is ready
         worker = children(engines[0].pid)[0]
         os.kill(worker, signal.SIGSTOP)
@@ -330,12 +332,12 @@ def test_the_engine_fills_in_the_order_asked_for_and_tells_all(spool, tmp_path, 
             # Ranks have equal parts of the worker's time. The first lease has cost more: the worker was stopped at it.
             assert max(len(list(run)) for _, run in itertools.groupby(order)) < 4, order
         for number in (0, 1):
-            heard = wait_for(events[number], RanksMeasured)
+            heard = wait_for(events[number], say.Measured)
             assert all(samples == spec.layout.batch and busy_s > 0 for samples, busy_s in heard.batches)
         jobs[0].close(5)
         events[0] = SimpleQueue()
         late = open_job(0)  # a job that joins later is told at once
-        assert len(wait_for(events[0], RanksMeasured).batches) == 4
+        assert len(wait_for(events[0], say.Measured).batches) == 4
         late.close(5)
     finally:
         for engine in engines:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddlp.schedule.ledger import Cancel, Ledger, LedgerError, Release, Side
+from ddlp.schedule.ledger import Ledger, LedgerError, Release, Side
 from ddlp.schedule.rates import Rates
 from ddlp.schedule.states import CSD, HOST, CsdCopy, Event, HostCopy
 from ddlp.schedule.strategies import STRATEGIES
@@ -56,7 +56,7 @@ def test_first_verified_copy_wins_host_first():
     lease = ledger.lease("d", 3, now=0.0)
     claim = ledger.claim(3)
     assert ledger.made(claim)
-    assert list(ledger.effects) == [Cancel("d", lease)]
+    assert list(ledger.effects) == [Release("d", lease, unpublished=True)]
     ledger.effects.clear()
     assert not ledger.published("d", lease), "the device's late copy is not used"
     assert list(ledger.effects) == [Release("d", lease)]
@@ -164,7 +164,7 @@ def test_a_fetch_that_hangs_is_given_up_and_its_device_left_alone_until_it_has_e
     ledger.fetch(5, now=0.0)
     assert ledger.give_up(leases[5]) == "d"
     assert list(ledger.returned) == [3, 4, 5] and not ledger.in_spool and ledger.free_fetch_slots == 2
-    assert Cancel("d", leases[3]) in ledger.effects and ledger.devices["d"].held == 0
+    assert Release("d", leases[3], unpublished=True) in ledger.effects and ledger.devices["d"].held == 0
     assert not ledger.can_lease("d") and not ledger.devices_there
     assert ledger.made(ledger.claim(5)) and ledger.deliver(5) is Side.HOST
     assert not ledger.verified(leases[5]), "a fetch that was given up is not used"
@@ -438,7 +438,7 @@ def test_leases_taken_back_and_batches_that_came_back_are_counted():
     ledger.published("d", leases[1])
     ledger.made(ledger.claim(1))
     assert (ledger.taken_back, ledger.came_back) == (1, 0), "the batch had been made already"
-    assert list(ledger.effects) == [Cancel("d", leases[0]), Release("d", leases[1])] and not ledger.in_spool
+    assert list(ledger.effects) == [Release("d", leases[0], unpublished=True), Release("d", leases[1])] and not ledger.in_spool
     ledger.published("d", leases[4])
     ledger.fetch(4)
     assert ledger.damaged(leases[4]), "the damaged batch was still needed"
@@ -454,7 +454,7 @@ def test_a_hanging_fetch_cancels_its_devices_leases_once():
     ledger.fetch(3, now=0.0)
     assert ledger.free_fetch_slots == 1
     ledger.give_up(first)
-    assert list(ledger.effects) == [Release("d", first), Cancel("d", second)]
+    assert list(ledger.effects) == [Release("d", first), Release("d", second, unpublished=True)]
     assert ledger.free_fetch_slots == 2 and not ledger.fetching and ledger.came_back == 2
 
 
@@ -568,7 +568,7 @@ def test_leases_that_a_retiring_device_will_not_begin_come_back():
     claim = ledger.claim(3)
     ledger.retire("d", begun=[leases[0]])
     assert list(ledger.devices["d"].outstanding) == [leases[0]] and ledger.devices["d"].held == 1
-    assert list(ledger.effects) == [Cancel("d", leases[1]), Cancel("d", leases[2])]
+    assert list(ledger.effects) == [Release("d", leases[1], unpublished=True), Release("d", leases[2], unpublished=True)]
     assert list(ledger.returned) == [4] and ledger.wanted(claim), "the host makes batch 3 already"
     assert (ledger.taken_back, ledger.came_back) == (2, 0) and ledger.devices["d"].failures == 0, "no failure"
     ledger.retire("d", begun=())

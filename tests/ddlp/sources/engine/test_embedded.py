@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from csd_engine.errors import EngineGone, EngineUnreachable, SpoolError
+from csd_engine.protocol import codec as say
 from ddlp.process.system import PREFIX, own_prefix
 from ddlp.sources.engine import embedded, shared_engines
 from ddlp.sources.engine.embedded import EmbeddedOptions
-from ddlp.sources.engine.events import EngineLost, LeasePublished
 from ddlp.sources.engine.shared_engines import acquire
 from ddlp.transfer import mapped_batch as mapping
 from tests.engine_process import Recipe, alive, children, make_jpegs, until, wait_for
@@ -53,7 +53,7 @@ def test_loaders_share_it_and_the_last_one_ends_it(options, jpegs, tmp_path):
     events = SimpleQueue()
     job = spec.open(second.link, events)
     items = spec.lease(job, 1)
-    spec.check(wait_for(events, LeasePublished).path, 1, items)
+    spec.check(job.path(wait_for(events, say.Published)), 1, items)
     second.release()
     assert not alive(first.pid) and not any(map(alive, workers))
 
@@ -65,7 +65,7 @@ def test_a_killed_engine_is_replaced_and_leaves_nothing(options, jpegs, tmp_path
     spec.open(first.link, events)
     workers = until(lambda: children(first.pid))
     os.kill(first.pid, signal.SIGKILL)
-    assert wait_for(events, EngineLost).reason
+    assert wait_for(events, say.Refused).reason
     with pytest.raises(EngineGone):
         spec.open(first.link, events)
     second = acquire(options)
