@@ -42,8 +42,7 @@ from ddlp.errors import DDLPError
 from ddlp.process.cores import pinned
 from ddlp.sources.engine.device_link import link_to
 from ddlp.sources.engine.embedded import EmbeddedOptions
-from ddlp.sources.engine.job import JobHandle
-from ddlp.sources.engine.link import EngineLink
+from ddlp.sources.engine.link import EngineLink, JobHandle
 from ddlp.sources.engine.shared_engines import acquire
 
 SIZE = 224

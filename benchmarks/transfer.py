@@ -94,10 +94,10 @@ def measure(home: Path, batch: int, size: int, batches: int) -> list[Line]:
     """Start an engine below ``home``, and fetch so many batches each way."""
     keys = make_keys(home / "keys")
     command = [sys.executable, "-m", "csd_engine", "--listen", "tcp://127.0.0.1:*", "--spool", str(home / "spool")]
-    command += ["--keys", str(keys), "--root", str(home), "--exit-with-stdin"]
-    engine = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=child_environment())
+    command += ["--keys", str(keys), "--root", str(home), "--parent", str(os.getpid())]
+    engine = subprocess.Popen(command, stdout=subprocess.PIPE, env=child_environment())
     try:
-        assert engine.stdin is not None and engine.stdout is not None
+        assert engine.stdout is not None
         address = json.loads(engine.stdout.readline())["ready"]
         pair = load_pair(keys / "host.key_secret")
         link = EngineLink(address, load_public(keys / "server.key"), pair.public, pair.secret)

@@ -203,7 +203,6 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="end when no process holds a shared lock (flock) on DIR/lock any more, and remove DIR",
     )
-    add("--exit-with-stdin", action="store_true", help="end when standard input closes")
     add("--private", metavar="DIR", action="append", default=[], help="directory to remove at the end; may be repeated")
     add(
         "--trust-roots",
@@ -282,7 +281,6 @@ def _serve(options: argparse.Namespace, members: Optional[Members]) -> None:
             sample_timeout_s=options.sample_timeout,
             slowdown=options.slowdown,
             parent=options.parent,
-            exit_with_stdin=options.exit_with_stdin,
             members=members,
             operators=operators,
             sys=options.sys,

@@ -24,8 +24,7 @@ from csd_engine.data.manifest import write_manifest
 from csd_engine.prepare.sample import prepare_sample
 from csd_engine.protocol.keys import load_pair, load_public, make_keys
 from csd_engine.transforms.pipeline import Pipeline
-from ddlp.sources.engine.job import JobHandle
-from ddlp.sources.engine.link import EngineLink
+from ddlp.sources.engine.link import EngineLink, JobHandle
 
 SEED, EPOCH = 5, 3
 

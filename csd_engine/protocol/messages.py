@@ -142,7 +142,7 @@ class Refused(Message):
 @dataclass(frozen=True)
 class OpenJob(Message):
     """Host: open a job. Pipeline, data set and layout are plain data; each is parsed by its own package. `run` to `after_lower`
-    say which rank of which training run it is for (`csd_engine.service.groups.Member`). `most_pixels`: the engine leaves larger
+    say which rank of which training run it is for (`csd_engine.service.jobs.Member`). `most_pixels`: the engine leaves larger
     images to the host, which may warn of them; null: it has its own limit alone.
     """
 

@@ -78,7 +78,6 @@ class EngineOptions:
     sample_timeout_s: float
     slowdown: float
     parent: int
-    exit_with_stdin: bool
     members: Optional[Members]
     operators: Optional[OperatorDirectory]
     sys: str
@@ -152,8 +151,6 @@ class Service:
         self._poller.register(self._wakeup_read, zmq.POLLIN)
         if self._streams.descriptor is not None:
             self._poller.register(self._streams.descriptor, zmq.POLLIN)
-        if options.exit_with_stdin:
-            self._poller.register(0, zmq.POLLIN)
         self._handlers: Dict[Type[say.Message], Callable[[bytes, Any, Any], None]] = {
             say.OpenJob: self._job_service.open_job,
             say.FilePart: self._job_service.file_part,
@@ -205,7 +202,7 @@ class Service:
         while not self._stop:
             try:
                 events = dict(self._poller.poll(self._rest_ms()))
-                if self._orphaned(events):
+                if self._orphaned():
                     _LOG.info("the processes that this engine serves are gone: it ends")
                     break
                 if self._told_to_retire and self._retire_until is None:
@@ -267,14 +264,8 @@ class Service:
         self._job_service.dispatch()
         self._watch_writes()
 
-    def _orphaned(self, events: Dict[Any, int]) -> bool:
+    def _orphaned(self) -> bool:
         """Return whether the processes that this engine serves are gone."""
-        if self._options.exit_with_stdin and 0 in events:
-            try:
-                if not os.read(0, 4096):
-                    return True
-            except OSError:
-                return True
         if self._options.members is not None and self._options.members.alone():
             return True
         return bool(self._options.parent) and os.getppid() != self._options.parent

@@ -25,8 +25,8 @@ from csd_engine.prepare.operator_file import OperatorDirectory
 from csd_engine.protocol import codec as say
 from csd_engine.protocol.fields import MAX_ITEMS
 from csd_engine.service.admission import check_job
-from csd_engine.service.groups import Measurement, Member, learned, to_tell
-from csd_engine.service.jobs import FairQueue, Job, LeaseState, ProbeWork, Quota, Work
+from csd_engine.service.fair_queue import FairQueue, Quota, learned, to_tell
+from csd_engine.service.jobs import Job, LeaseState, Measurement, Member, ProbeWork, Work
 from csd_engine.service.meter import Meter
 from csd_engine.service.parcels import Parcels
 from csd_engine.service.spool import Spool

@@ -26,8 +26,7 @@ from csd_engine.transforms import resample
 from csd_engine.transforms.pipeline import Pipeline
 from ddlp.deploy.findings import Finding, bad, ok, warn
 from ddlp.deploy.shell import Shell
-from ddlp.sources.engine.job import JobHandle
-from ddlp.sources.engine.link import EngineLink
+from ddlp.sources.engine.link import EngineLink, JobHandle
 
 __all__ = ["Compared", "Trial", "check_port", "seen_by_both", "some_images"]
 

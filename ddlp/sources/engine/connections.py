@@ -13,15 +13,14 @@ from pathlib import Path
 
 from csd_engine.errors import EngineGone
 from csd_engine.protocol.printable import printable
-from csd_engine.service.groups import Member
+from csd_engine.service.jobs import Member
 from ddlp.devices.device import Device
 from ddlp.errors import DDLPError
 from ddlp.process.ranks import here
 from ddlp.sources.engine.dataset_upload import FILES, DatasetUpload
 from ddlp.sources.engine.device_link import CardedEngine, link_to
 from ddlp.sources.engine.embedded import EmbeddedEngine, EmbeddedOptions
-from ddlp.sources.engine.job import ARRAYS
-from ddlp.sources.engine.link import EngineLink
+from ddlp.sources.engine.link import ARRAYS, EngineLink
 from ddlp.sources.engine.shared_engines import acquire
 from ddlp.sources.engine.shared_spool import NotShared, share_spool
 

@@ -15,7 +15,7 @@ import torch
 
 from csd_engine.batchfile.reader import Batch, BatchReceiver, Layout, read_batch
 from csd_engine.errors import DamagedBatch, EngineGone, MissingBatch
-from ddlp.sources.engine.job import JobHandle
+from ddlp.sources.engine.link import JobHandle
 from ddlp.transfer.epilogue import Epilogue
 from ddlp.transfer.gpu_transfer import Fetched, FileTransfer
 from ddlp.transfer.mapped_batch import map_batch

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 
 from ddlp.process.ranks import here
 from ddlp.sources.engine.embedded import EmbeddedEngine, EmbeddedOptions
-from ddlp.sources.engine.joint import JointEngine
 
 __all__ = ["acquire"]
 
@@ -43,7 +42,7 @@ def acquire(options: EmbeddedOptions | None = None, check: Callable[[], None] = 
         if (running := _running_one(key)) is not None:
             return running
         check()
-        engine = EmbeddedEngine(wanted, _let_go) if ranks is None else JointEngine(wanted, _let_go, ranks)
+        engine = EmbeddedEngine(wanted, _let_go, ranks)
         with _lock:
             _running[key] = engine
             engine.users = 1

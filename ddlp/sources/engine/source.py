@@ -26,14 +26,14 @@ from csd_engine.machine.versions import versions as own_versions
 from csd_engine.prepare.operator_file import OperatorFile
 from csd_engine.prepare.sample import sample_digest
 from csd_engine.protocol import codec as say
-from csd_engine.service.jobs import Quota
+from csd_engine.service.fair_queue import Quota
 from csd_engine.transforms.pipeline import Pipeline
 from ddlp.errors import DDLPError
 from ddlp.process.pauses import next_pause_s
 from ddlp.sources.base import BatchState, Capacity, EpochSink, PreparedBatch, Resources
 from ddlp.sources.engine.connections import EngineConnection, EngineConnections
 from ddlp.sources.engine.fetch import BatchFetcher, in_memory
-from ddlp.sources.engine.job import JobHandle
+from ddlp.sources.engine.link import JobHandle
 from ddlp.sources.engine.parcels import MOST_AHEAD, carried
 from ddlp.sources.engine.parity_bisect import Ask, first_difference
 from ddlp.sources.host.native import as_raised_by_the_dataset, fresh_rows, prepare_item

@@ -17,7 +17,7 @@ from csd_engine.prepare.operator_file import OperatorFile, content_hash
 from csd_engine.prepare.sample import sample_digest
 from csd_engine.protocol import codec as say
 from csd_engine.transforms.pipeline import Pipeline
-from ddlp.sources.engine.job import Probed
+from ddlp.sources.engine.link import Probed
 from tests.engine_process import EPOCH, SEED, pipeline, refused_start, wait_for
 
 MY_OPS = Path(__file__).parents[2] / "my_ops.py"

@@ -214,7 +214,7 @@ def test_a_host_that_asks_and_does_not_listen_stalls_nobody(large_published, lar
     events = SimpleQueue()
     other = large.open(greedy, events)
     small = large.items(0)[:1]
-    other.lease(1, large.identity(small), 5, 3, small)
+    other.send_lease(1, large.identity(small), 5, 3, small)
     wait_for(events, say.Published)
     for _ in range(500):
         greedy.submit(say.encode(say.Fetch(1 << 40, other.name, 1, 0, 1 << 17)))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from csd_engine.service.groups import CALIBRATION, Member, learned, to_tell, without_turns
-from csd_engine.service.jobs import Job, Quota
+from csd_engine.service.fair_queue import Quota, learned, to_tell, without_turns
+from csd_engine.service.jobs import CALIBRATION, Job, Member
 from tests.csd_engine.service.jobs_scene import LARGE, Scene, backlog
 
 FEW = settings(deadline=None, max_examples=30)

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from csd_engine.protocol.codec import Probe
-from csd_engine.service.jobs import Job, LeaseState, ProbeWork, Quota
+from csd_engine.service.fair_queue import Quota
+from csd_engine.service.jobs import Job, LeaseState, ProbeWork
 from tests.csd_engine.service.jobs_scene import LARGE, Scene, backlog
 
 FEW = settings(deadline=None, max_examples=60)

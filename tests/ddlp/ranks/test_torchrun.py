@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from csd_engine.service.groups import CALIBRATION
+from csd_engine.service.jobs import CALIBRATION
 from ddlp.observe import read_run
 from ddlp.recording.events import Joined
 from tests.ddlp.ranks.job import COUNT, Torchrun, check, steps, truth
