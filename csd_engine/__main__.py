@@ -233,9 +233,8 @@ def _serve(options: argparse.Namespace, members: Optional[Members]) -> None:
     from csd_engine.cache.place import cache_at_start, cache_directory
     from csd_engine.machine.descriptors import raise_limit
     from csd_engine.prepare.operator_file import OperatorDirectory
-    from csd_engine.protocol.cards import open_cards
+    from csd_engine.protocol.cards import PostedCard, open_cards
     from csd_engine.service.engine import EngineOptions, Service
-    from csd_engine.service.posted_card import PostedCard
 
     needed = ("listen", "spool") if options.card else ("listen", "spool", "keys")
     missing = [name for name in needed if not getattr(options, name)]

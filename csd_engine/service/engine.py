@@ -130,7 +130,7 @@ class Service:
         self._hosts: Dict[bytes, float] = {}  # when each last sent a message
         self._leaving: Dict[bytes, float] = {}  # connections that are refused, and when they are ended
         self._shared_directories: Dict[bytes, str] = {}  # below the spool's files/, of the hosts that see the spool
-        self._start_after = 0.0
+        self._start_after = self._looked_s = 0.0
         memory_bytes = options.memory_bytes or memory().total
         self._job_service.limit_items(memory_bytes)
         self._worker_arguments = [
@@ -265,7 +265,11 @@ class Service:
         self._watch_writes()
 
     def _orphaned(self) -> bool:
-        """Return whether the processes that this engine serves are gone."""
+        """Return whether the processes that this engine serves are gone. It looks twice a second."""
+        now = time.monotonic()
+        if now - self._looked_s < _TICK_S:
+            return False
+        self._looked_s = now
         if self._options.members is not None and self._options.members.alone():
             return True
         return bool(self._options.parent) and os.getppid() != self._options.parent
@@ -408,7 +412,7 @@ class Service:
         if message.file:
             self._shared_directories[peer] = message.file.split("/")[1]
         digest = spool.look(message.file)
-        self._socket.send(peer, say.Seen(message.file, digest, spool.sign, spool.look_at_sign() or "0" * 32))
+        self._socket.send(peer, say.Seen(digest, spool.sign, spool.look_at_sign() or "0" * 32))
 
     def _expire(self) -> None:
         limit = time.monotonic() - self._options.lease_timeout_s

@@ -142,8 +142,7 @@ class JobService:
             job.waiting = job.name in message.waiting
         at_work = [worker.lease for worker in self._workers if worker.lease is not None and worker.lease[0].peer == peer]
         progress = [(job.name, work.lease.lease, work.samples) for job, work in at_work]
-        spool = self._spool
-        return say.Pong(tuple(progress), spool.batches, spool.bytes, spool.free_bytes(), say.shorten(self.note))
+        return say.Pong(tuple(progress), say.shorten(self.note))
 
     def status(self, sys: str) -> say.Status:
         """Return the state of the engine and its computer. `sys`: the path of /sys."""
@@ -533,8 +532,8 @@ class JobService:
             job.made += 1
             self.cache_hits, self.cache_misses = self.cache_hits + report["hits"], self.cache_misses + report["misses"]
             self.progressed(job, work, work.layout.batch)
-            size, busy_s = work.file_bytes, report["busy_s"]
-            self._send(job.peer, say.Published(job.name, number, f"{job.key}/{report['name']}", size, busy_s))
+            busy_s = report["busy_s"]
+            self._send(job.peer, say.Published(job.name, number, f"{job.key}/{report['name']}", busy_s))
             measurement = (work.layout.batch, busy_s)
             for one in to_tell(job, self._queue.of()):
                 self._send_measurements(one, (measurement,))
@@ -558,4 +557,4 @@ class JobService:
             self._tell_digests(job, probe.digests)
 
     def _tell_digests(self, job: Job, digests: Sequence[str]) -> None:
-        self._send(job.peer, say.ProbeDone(job.name, tuple(map(say.shorten, digests)), versions()))
+        self._send(job.peer, say.ProbeDone(job.name, tuple(map(say.shorten, digests))))

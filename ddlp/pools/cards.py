@@ -10,8 +10,8 @@ from csd_engine.protocol.cards import open_cards
 from ddlp.devices.device import Data, check_data
 from ddlp.errors import DDLPError
 from ddlp.pools.base import check_number, check_range, check_wanted
-from ddlp.sources.engine.carded import carded_engines
 from ddlp.sources.engine.connections import EngineAt
+from ddlp.sources.engine.device_link import carded_engines
 
 __all__ = ["CardPool"]
 

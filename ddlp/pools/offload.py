@@ -7,26 +7,36 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from typing import Protocol
 
 from torch.utils.data import DataLoader
 
 from ddlp.config import LoaderConfig
 from ddlp.pools.base import nodes_of
 from ddlp.pools.given import pool_of
-from ddlp.pools.joining import Members, newcomers
 from ddlp.process.finalizers import when_dropped
 from ddlp.sources.base import EpochSink, LeaseSource
 from ddlp.sources.engine.connections import EngineConnections
 from ddlp.sources.engine.embedded import EmbeddedOptions, default_spool
-from ddlp.sources.engine.source import EngineSource
+from ddlp.sources.engine.source import LOOK_S, EngineSource
 from ddlp.sources.usercode.host import UserCodeHost
 from ddlp.sources.usercode.nodes import Nodes
 from ddlp.sources.usercode.source import UserCodeSource
 from ddlp.sources.usercode.work import Work
 
 __all__ = ["Offload"]
+
+
+class Members(Protocol):
+    """The engines that a loader's pool has at this moment."""
+
+    trouble: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Their names."""
 
 
 class Offload:
@@ -140,7 +150,7 @@ def _attach_newcomers(
     members: Members, source_of: Callable[[str], LeaseSource], known: Iterable[str], sink: EpochSink
 ) -> None:
     """Attach each engine that comes to the pool while the epoch runs."""
-    for name in newcomers(members, known, sink):
+    for name in _newcomers(members, known, sink):
         _start_attaching(source_of(name), sink)
 
 
@@ -150,3 +160,29 @@ def _attach(source: LeaseSource, sink: EpochSink) -> None:
         source.attach(sink)
     except Exception as error:
         sink.lost(source.name, repr(error), error)
+
+
+def _newcomers(members: Members, known: Iterable[str], sink: EpochSink) -> Iterator[str]:
+    """Yield the name of each engine that comes after the epoch's beginning, until the epoch is over. The epoch expects it then.
+
+    One that is not in the pool any more finishes what it has, and takes no more leases.
+
+    Args:
+        members: of the loader's pool.
+        known: the names of engines that the epoch knows already.
+        sink: the epoch.
+    """
+    seen, told = set(known), ""
+    while not sink.over_within(LOOK_S):
+        names = members.names
+        for name in names:
+            if name not in seen:
+                seen.add(name)
+                sink.expect(name)
+                yield name
+        for name in seen.difference(names):
+            sink.retires(name, "it is not in the pool any more")
+        if members.trouble != told:
+            told = members.trouble
+            if told:
+                sink.warn(f"no engine can join now: {told}")

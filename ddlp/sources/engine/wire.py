@@ -19,7 +19,6 @@ from csd_engine.errors import EngineGone, EngineRefused, EngineUnreachable
 from csd_engine.protocol import codec as say
 from csd_engine.protocol.fields import MAX_TEXT
 from csd_engine.protocol.printable import printable
-from ddlp.sources.engine.greeting import greets
 
 __all__ = ["ClientKeys", "Wire"]
 
@@ -36,11 +35,13 @@ _MONITORED = (
 _MOST_FRAME_BYTES = 2 << 20  # a part of a batch has 1 MiB, and the longest text less
 _MOST_MESSAGES = 64  # each way, that wait for their reader
 _MOST_UNFINISHED_BYTES = 16 << 20  # of a message whose last frame has not come
+_SIGNATURE = (b"\xff", b"\x7f")  # the first and the tenth byte of ZMTP's greeting
+_SIGNATURE_BYTES = 10
 _RECEIVED_AT = 128  # of tcpi_bytes_received in Linux's struct tcp_info
 
 # Texts of an engine's that people read, in a terminal or a page.
 _FOR_PEOPLE: dict[type[say.Message], tuple[str, ...]] = {
-    say.Welcome: ("versions",), say.Refused: ("reason",), say.ProbeDone: ("digests", "versions"), say.Failed: ("reason",),
+    say.Welcome: ("versions",), say.Refused: ("reason",), say.ProbeDone: ("digests",), say.Failed: ("reason",),
     say.NoPart: ("reason",), say.NoStream: ("reason",), say.Pong: ("note",), say.Status: ("versions", "jobs", "note"),
     say.Sensors: ("readings",),
 }  # fmt: skip
@@ -145,7 +146,7 @@ class Wire:
                 else:
                     dropped += 1  # libzmq tries again; an engine that is just starting may close the first connection
             if dropped >= 3:
-                if not greets(self.address):  # a relay without an engine behind it
+                if not _greets(self.address):  # a relay without an engine behind it
                     dropped = 0
                     continue
                 raise EngineRefused(
@@ -236,3 +237,36 @@ def _bytes_received(descriptor: int) -> int:
         return 0
     finally:
         connection.detach()
+
+
+def _greets(address: str, timeout_s: float = 1.0) -> bool:
+    """Connect, and see whether ZMTP's greeting comes (rfc.zeromq.org/spec/23, its signature).
+
+    A relay (a tunnel, a proxy) takes connections whether or not an engine runs behind it, and closes them without a greeting if
+    none does. To libzmq that looks as an engine does that refuses a wrong server key.
+
+    Args:
+        address: tcp://HOST:PORT or ipc:///path.
+    """
+    kind, _, place = address.partition("://")
+    try:
+        if kind == "ipc":
+            with socket.socket(socket.AF_UNIX) as one:
+                one.settimeout(timeout_s)
+                one.connect(place)
+                return _greeted(one)
+        host, _, port = place.rpartition(":")
+        with socket.create_connection((host.strip("[]"), int(port)), timeout_s) as one:
+            return _greeted(one)
+    except (OSError, ValueError):
+        return False
+
+
+def _greeted(one: socket.socket) -> bool:
+    found = b""
+    while len(found) < _SIGNATURE_BYTES:
+        piece = one.recv(_SIGNATURE_BYTES - len(found))
+        if not piece:
+            return False
+        found += piece
+    return (found[:1], found[-1:]) == _SIGNATURE

@@ -189,8 +189,8 @@ def test_one_host_takes_no_others_jobs_or_memory(start, recipe):
         link.open_job(recipe.pipeline, long, recipe.layout, lambda _: recipe.manifest, events.put)
     more = [recipe.open(link, SimpleQueue()) for _ in range(123)]
     for number in range(4096):
-        more[number % 7].lease(number, "0" * 32, SEED, EPOCH, [(0, 0)])
-    more[8].lease(0, "0" * 32, SEED, EPOCH, [(0, 0)])
+        more[number % 7].send_lease(number, "0" * 32, SEED, EPOCH, [(0, 0)])
+    more[8].send_lease(0, "0" * 32, SEED, EPOCH, [(0, 0)])
     with pytest.raises(EngineRefused, match="128 jobs open, as many as one host may"):
         recipe.open(link, SimpleQueue())
     for _ in range(3):
