@@ -41,9 +41,8 @@ from ddlp.devices.device import Device
 from ddlp.errors import DDLPError
 from ddlp.process.cores import pinned
 from ddlp.sources.engine.device_link import link_to
-from ddlp.sources.engine.embedded import EmbeddedOptions
+from ddlp.sources.engine.embedded import EmbeddedOptions, acquire
 from ddlp.sources.engine.link import EngineLink, JobHandle
-from ddlp.sources.engine.shared_engines import acquire
 
 SIZE = 224
 IMAGES = Path("data/bench/110kb")

@@ -9,51 +9,6 @@ from csd_engine.machine.sensors import MAX_JOULES, MAX_WATTS, PARTS, Reading
 from csd_engine.protocol import fields as f
 from csd_engine.protocol.aead import CIPHERS
 
-__all__ = [
-    "AskCache",
-    "AskSensors",
-    "AskStatus",
-    "AskStream",
-    "CacheState",
-    "CloseJob",
-    "Failed",
-    "Fetch",
-    "FetchSealed",
-    "FilePart",
-    "Hello",
-    "JobClosed",
-    "JobOpen",
-    "JobStatus",
-    "Lease",
-    "Look",
-    "MAX_PART_BYTES",
-    "MESSAGES",
-    "Measured",
-    "Message",
-    "NeedFile",
-    "NeedParcel",
-    "NoPart",
-    "NoStream",
-    "OF_PROBE",
-    "OpenJob",
-    "ParcelPart",
-    "Part",
-    "Ping",
-    "Pong",
-    "Probe",
-    "ProbeDone",
-    "Published",
-    "Reading",
-    "Refused",
-    "Release",
-    "Retires",
-    "Seen",
-    "Sensors",
-    "Status",
-    "StreamOpen",
-    "Welcome",
-]
-
 MAX_PART_BYTES = 1 << 20  # of a file, a parcel or a batch, in one message
 OF_PROBE = -1  # in a parcel's messages instead of a lease: of the job's next probe
 

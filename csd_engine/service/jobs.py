@@ -9,11 +9,13 @@ from typing import Any, Deque, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from csd_engine.batchfile.reader import Layout
 from csd_engine.protocol.codec import Lease, Probe
-from csd_engine.service.meter import Meter
 
-__all__ = ["CALIBRATION", "Job", "LeaseState", "Measurement", "Member", "Parcel", "ProbeWork", "Work"]
+__all__ = ["CALIBRATION", "Job", "LeaseState", "Measurement", "Member", "Meter", "Parcel", "ProbeWork", "Work"]
 
 _STOCK = 2  # batches that wait to be fetched: a job with more is not in need
+WINDOW_S = 10.0  # of a meter
+_LEAST_SPAN_S = 1.0  # else one image in the first millisecond would be a thousand a second
+_SLOT_S = 0.5  # counts that are closer together are kept as one
 CALIBRATION = 10  # batches after which a rate counts as known; the paper's number
 
 Measurement = Tuple[int, float]  # samples of a batch, seconds that a worker was busy with it
@@ -25,6 +27,34 @@ class Member(NamedTuple):
     run: str = ""
     rank: int = 0
     after_lower: bool = False
+
+
+class Meter:
+    """Counts images. `now` is the time of any monotonic clock, in seconds; it never goes back."""
+
+    def __init__(self, now: float) -> None:
+        self.total = 0
+        self._began = now
+        self._slots: Deque[List[float]] = deque()  # [when it was begun, images]
+
+    def add(self, images: int, now: float) -> None:
+        """Count images that are done now."""
+        self.total += images
+        if self._slots and now - self._slots[-1][0] < _SLOT_S:
+            self._slots[-1][1] += images
+        else:
+            self._forget(now)
+            self._slots.append([now, images])
+
+    def per_s(self, now: float) -> float:
+        """Return images a second over the last WINDOW_S, or since the meter's start if that is later (at least 1 s)."""
+        self._forget(now)
+        span = max(_LEAST_SPAN_S, min(WINDOW_S, now - self._began))
+        return sum(images for _, images in self._slots) / span
+
+    def _forget(self, now: float) -> None:
+        while self._slots and now - self._slots[0][0] > WINDOW_S:
+            self._slots.popleft()
 
 
 class LeaseState(enum.Enum):

@@ -9,13 +9,14 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch.utils.data import DataLoader
 
 from ddlp.config import LoaderConfig
-from ddlp.pools.base import nodes_of
-from ddlp.pools.given import pool_of
+from ddlp.pools.base import Pool, is_pool, nodes_of
+from ddlp.pools.cards import CardPool
+from ddlp.pools.local import LocalPool
 from ddlp.process.finalizers import when_dropped
 from ddlp.sources.base import EpochSink, LeaseSource
 from ddlp.sources.engine.connections import EngineConnections
@@ -26,7 +27,7 @@ from ddlp.sources.usercode.nodes import Nodes
 from ddlp.sources.usercode.source import UserCodeSource
 from ddlp.sources.usercode.work import Work
 
-__all__ = ["Offload"]
+__all__ = ["Offload", "pool_of"]
 
 
 class Members(Protocol):
@@ -37,6 +38,27 @@ class Members(Protocol):
     @property
     def names(self) -> tuple[str, ...]:
         """Their names."""
+
+
+def pool_of(given: Any) -> Pool | None:
+    """Return the pool that a loader's argument names; None: there is none.
+
+    Args:
+        given: a number of engines on this machine, the path of a directory of cards, or a pool.
+
+    Raises:
+        ValueError: for anything else.
+        DDLPError: the directory can't be used.
+    """
+    if given is None or is_pool(given):
+        return given
+    if isinstance(given, int):
+        return LocalPool(given)
+    if isinstance(given, (str, os.PathLike)):
+        return CardPool(given)
+    raise ValueError(
+        f"pool={given!r}: expected a number of engines, a directory of cards, a ddlp.LocalPool or ddlp.RayPool, or None"
+    )
 
 
 class Offload:

@@ -34,8 +34,8 @@ from ddlp.process.user_warnings import warn_user
 from ddlp.sources.engine.connections import EngineAt
 from ddlp.sources.engine.device_link import CardedEngine, own_pair
 from ddlp.sources.engine.embedded import EmbeddedOptions
-from ddlp.sources.usercode.executor import NodeGone, Starter
 from ddlp.sources.usercode.relayed import RelayedNode
+from ddlp.sources.usercode.wire import NodeGone, Starter
 
 __all__ = ["RayPool"]
 

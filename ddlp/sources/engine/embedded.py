@@ -1,6 +1,6 @@
 """The embedded engine: `python -m csd_engine` on an ipc socket, started by this process, or by another rank of its run.
 
-All loaders of this process share it (`ddlp.sources.engine.shared_engines`). The ranks of one run on this machine share one as
+All loaders of this process share it (`acquire`). The ranks of one run on this machine share one as
 well: the first one starts it, the others connect to it with its keys. They find it by their directory
 (`ddlp.sources.engine.meeting`); a process without other ranks has such a directory for itself.
 
@@ -14,6 +14,7 @@ runs as the same user, so it could read those files itself.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import json
@@ -22,6 +23,7 @@ import select
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -32,13 +34,13 @@ from csd_engine.machine.sizes import free_bytes
 from csd_engine.protocol.keys import load_pair, load_public, make_keys
 from csd_engine.service.worker_process import child_environment
 from ddlp.process.forks import no_forks
-from ddlp.process.ranks import Ranks
+from ddlp.process.ranks import Ranks, here
 from ddlp.process.system import processes
 from ddlp.sources.engine.link import EngineLink
 from ddlp.sources.engine.meeting import Card, Meeting, sweep
 from ddlp.transfer.mapped_batch import may_map
 
-__all__ = ["EmbeddedEngine", "EmbeddedOptions", "default_spool"]
+__all__ = ["EmbeddedEngine", "EmbeddedOptions", "acquire", "default_spool"]
 
 _START_TIMEOUT_S = 30.0
 _END_TIMEOUT_S = 5.0
@@ -59,8 +61,7 @@ class EmbeddedOptions:
     Attributes:
         spool: the private directory is made in this one; None: $DDLP_SPOOL, else the system's temporary directory.
         workers: worker processes; None: $DDLP_ENGINE_WORKERS, else 1.
-        quota_batches, quota_bytes: limits of the spool; None: 1024 batches, and half of the free space at the start (8 GiB
-            at most).
+        quota_bytes: of the spool; None: half of the free space at the start, 8 GiB at most.
         slowdown: how many times slower it works, to emulate a slower device; None: $DDLP_ENGINE_SLOWDOWN, else 1.
         cpus: CPUs to run on, as "1" or "2,3"; None: $DDLP_ENGINE_CPUS, else all.
         kernel: False: Pillow does the work even where a kernel is available, to compare.
@@ -71,7 +72,6 @@ class EmbeddedOptions:
 
     spool: str | None = None
     workers: int | None = None
-    quota_batches: int | None = None
     quota_bytes: int | None = None
     slowdown: float | None = None
     cpus: str | None = None
@@ -115,7 +115,7 @@ def _address_in(said: bytes) -> str | None:
 
 
 class EmbeddedEngine:
-    """An engine's process and the link to it. Made by `shared_engines.acquire`; each acquire needs one `release`.
+    """An engine's process and the link to it. Made by `acquire`; each acquire needs one `release`.
 
     Args:
         options: resolved.
@@ -195,8 +195,6 @@ class EmbeddedEngine:
         command += ["--quota-bytes", str(quota_bytes), "--reserve-bytes", str(reserve_bytes), "--private", str(path)]
         if self._alone:  # code in C can fork too, and the fork holds the lock
             command += ["--parent", str(os.getpid())]
-        if options.quota_batches is not None:
-            command += ["--quota-batches", str(options.quota_batches)]
         if options.cache:
             command += ["--cache", options.cache]
         if options.cpus is not None:
@@ -311,3 +309,89 @@ class EmbeddedEngine:
         """Give the engine back. The last user to do so stops it."""
         if not self.inherited:
             self._let_go(self)
+
+
+_Key = tuple[EmbeddedOptions, str]  # the options, and the run if it has several ranks here
+
+_lock = threading.RLock()
+_running: dict[_Key, EmbeddedEngine] = {}
+_starting: dict[_Key, threading.Lock] = {}  # held while an engine is looked for and started: those of a pool start at once
+
+
+def acquire(options: EmbeddedOptions, check: Callable[[], None] = lambda: None) -> EmbeddedEngine:
+    """Return the embedded engine of this process, or of its run, for these options. Start it if there is none.
+
+    ``check`` is called just before one is started, which may be long after the call: what it raises keeps that from happening.
+
+    Raises:
+        EngineUnreachable: it does not start; holds the end of its log.
+        SpoolError: the spool directory cannot be used.
+        EngineError: an option is out of range.
+    """
+    wanted = options.resolved()
+    ranks = here()
+    ranks = ranks if ranks is not None and ranks.local_ranks > 1 else None
+    key = wanted, "" if ranks is None else ranks.run
+    with _lock:
+        _register()
+        starting = _starting.setdefault(key, threading.Lock())
+    with starting:
+        if (running := _running_one(key)) is not None:
+            return running
+        check()
+        engine = EmbeddedEngine(wanted, _let_go, ranks)
+        with _lock:
+            _running[key] = engine
+            engine.users = 1
+        return engine
+
+
+def _running_one(key: _Key) -> EmbeddedEngine | None:
+    """Return the engine for a key with one more user; None if there is none that works."""
+    with _lock:
+        engine = _running.get(key)
+        if engine is None:
+            return None
+        if engine.ended() is not None or engine.link.lost is not None:
+            _forget(engine)  # its users release it; the last one removes its directory
+            return None
+        engine.users += 1
+        return engine
+
+
+def _let_go(engine: EmbeddedEngine) -> None:
+    """Give an engine back. The last user to do so stops it."""
+    with _lock:
+        engine.users -= 1
+        if engine.users <= 0:
+            _forget(engine)
+            engine.end()
+
+
+def _forget(engine: EmbeddedEngine) -> None:
+    for key in [key for key, one in _running.items() if one is engine]:
+        del _running[key]
+
+
+def _end_all() -> None:
+    with contextlib.ExitStack() as started:
+        for starting in list(_starting.values()):  # an engine that starts now would be left out
+            started.enter_context(starting)
+        started.enter_context(_lock)
+        for engine in list(_running.values()):
+            _forget(engine)
+            engine.end()
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.RLock()  # a thread that exists only in the parent may hold the old one
+    _running.clear()
+    _starting.clear()
+
+
+@functools.cache
+def _register() -> None:
+    """Register the hooks once, with the first engine, so that importing this module has no side effects."""
+    atexit.register(_end_all)
+    os.register_at_fork(after_in_child=_after_fork)

@@ -32,8 +32,7 @@ from csd_engine.transforms.pipeline import Pipeline
 from ddlp.sources.engine.parcels import Parcels
 from ddlp.sources.engine.part_stream import PartStream
 from ddlp.sources.engine.sealed_fetch import SealedFetch
-from ddlp.sources.engine.wakeup import Wakeup
-from ddlp.sources.engine.wire import ClientKeys, Wire
+from ddlp.sources.engine.wire import ClientKeys, Wakeup, Wire
 
 __all__ = ["ARRAYS", "EngineLink", "JobHandle"]
 
@@ -409,18 +408,13 @@ class EngineLink:
         self.sealed = SealedFetch(address, self.submit)
         self._ping_due = True
         self._stop = False
-        self._lost: str | None = None
+        self.lost: str | None = None  #: why the engine is lost; None while it is not
         self._last_message_s = time.monotonic()
         self._jobs: dict[str, JobHandle] = {}
         self._asking: deque[_Asked] = deque()  # callers that wait for an answer; the engine answers in order
         self.numbers = itertools.count(1)  # of the jobs
         self._greeting: queue.SimpleQueue[say.Welcome | Exception] = queue.SimpleQueue()
         self._wakeup: Wakeup | None = None  # wakes the thread
-
-    @property
-    def lost(self) -> str | None:
-        """Why the engine is lost, or None while it is not."""
-        return self._lost
 
     @property
     def silent_s(self) -> float:
@@ -445,7 +439,7 @@ class EngineLink:
             self._thread = thread  # set only when it can be joined: `close` does not wait for this lock
             greeting = self._greeting.get()
             if isinstance(greeting, Exception):
-                self._lost = str(greeting)
+                self.lost = str(greeting)
                 thread.join()
                 raise greeting
             self.welcome = greeting
@@ -511,14 +505,10 @@ class EngineLink:
         try:
             answer = answers.get(timeout=timeout_s)
         except queue.Empty:
-            told: dict[type[say.Message], str] = {
-                say.Look: "what it sees", say.AskStatus: "its status", say.AskSensors: "what its sensors say",
-                say.AskCache: "what its cache holds",
-            }  # fmt: skip
-            what = told[type(question)]
-            raise EngineGone(f"the engine at {self.address} did not tell {what} within {timeout_s:g} s.") from None
+            what = kind.__name__
+            raise EngineGone(f"the engine at {self.address} did not answer with {what} within {timeout_s:g} s.") from None
         if not isinstance(answer, kind):
-            raise EngineGone(f"the engine at {self.address} is gone: {self._lost}")
+            raise EngineGone(f"the engine at {self.address} is gone: {self.lost}")
         return answer
 
     def close(self) -> None:
@@ -530,7 +520,7 @@ class EngineLink:
             return
         until = time.monotonic() + _CLOSE_TIMEOUT_S
         for job in list(self._jobs.values()):
-            job.close(max(0.0, until - time.monotonic()) if self._lost is None else 0)
+            job.close(max(0.0, until - time.monotonic()) if self.lost is None else 0)
         self._stop = True
         self._awake()
         if not self.on_its_thread():
@@ -541,8 +531,8 @@ class EngineLink:
     def _check(self) -> None:
         if os.getpid() != self._pid:
             raise EngineGone("this process is a fork of the one that is connected to the engine. Connect after forking.")
-        if self._lost is not None or self._stop:
-            raise EngineGone(f"the engine at {self.address} is gone: {self._lost or 'the link was closed'}")
+        if self.lost is not None or self._stop:
+            raise EngineGone(f"the engine at {self.address} is gone: {self.lost or 'the link was closed'}")
 
     def submit(self, frames: list[say.Payload], at_once: bool = True) -> None:
         """Send a message. Unless ``at_once``, it waits for the next message or heartbeat and does not wake the thread."""
@@ -595,7 +585,7 @@ class EngineLink:
         finally:
             # Before the greeting `open` holds the lock, and waits for this thread.
             with self._lock if self.welcome is not None else contextlib.nullcontext():
-                self._lost = self._lost or reason
+                self.lost = self.lost or reason
                 jobs = list(self._jobs.values())
                 asking, self._asking = self._asking, deque()
             for asked in asking:

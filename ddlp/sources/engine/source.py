@@ -79,13 +79,14 @@ class EngineJob(JobHandle):
         self._read = itertools.count(1)
         self._told: set[str] = set()  # reasons of failed leases that were told already
         self._note = ""  # the engine's, as told last
+        mapped = place.engine is not None and place.engine.mapped
         to_gpu: FileTransfer | None = None
         if self._resources.gpu_transfer is not None and place.shared:
             assert place.link.spool is not None
-            to_gpu = self._resources.gpu_transfer.open(place.link.spool, place.mapped)
+            to_gpu = self._resources.gpu_transfer.open(place.link.spool, mapped)
         self._operators = operator_files(self._resources.epoch.portable.pipeline)
         self._fetching = BatchFetcher(
-            self, place.shared, lambda text: sink.remark(source.name, text), mapped=place.mapped, wanted=self.holds,
+            self, place.shared, lambda text: sink.remark(source.name, text), mapped=mapped, wanted=self.holds,
             gpu_transfer=to_gpu,
         )  # fmt: skip
 
@@ -339,8 +340,8 @@ class EngineSource:
         name, resources, portable = self.name, sink.resources, sink.resources.epoch.portable
         nothing = None, Capacity(0)
         welcome = place.link.open()
-        if place.operators is not None:
-            put_operators(files, place.operators)
+        if place.engine is not None:  # else the files are there already because they came by SSH, or they are missing
+            put_operators(files, place.engine.operators)
         urls = () if place.carried else welcome.versions.get("urls", "").split()
         dataset = place.upload.describe(portable.dataset, urls)
         if place.carried:

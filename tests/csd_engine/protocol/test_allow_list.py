@@ -13,8 +13,7 @@ import pytest
 from csd_engine.directory import Directory
 from csd_engine.errors import EngineError
 from csd_engine.protocol import allow_list, keys
-from csd_engine.protocol.allow_list import AllowList
-from csd_engine.protocol.keys import allowed_clients, load_pair, load_public, make_keys, make_pair, open_clients
+from csd_engine.protocol.keys import AllowList, allowed_clients, load_pair, load_public, make_keys, make_pair, open_clients
 
 
 def listed(directory: Path, name: str, roots: str | bytes | None = None) -> bytes:

@@ -7,8 +7,7 @@ import itertools
 from csd_engine.batchfile.reader import Layout
 from csd_engine.protocol.codec import Lease
 from csd_engine.service.fair_queue import FairQueue, Quota
-from csd_engine.service.jobs import Job, LeaseState, Work
-from csd_engine.service.meter import Meter
+from csd_engine.service.jobs import Job, LeaseState, Meter, Work
 
 LARGE = Quota(1000, 1 << 30)
 FREE = ""

@@ -14,8 +14,7 @@ from csd_engine.data.carried import CarriedSet, pack_parcel
 from csd_engine.errors import EngineError
 from csd_engine.protocol import codec as say
 from csd_engine.service import parcels as module
-from csd_engine.service.jobs import Job, LeaseState, Work
-from csd_engine.service.meter import Meter
+from csd_engine.service.jobs import Job, LeaseState, Meter, Work
 from csd_engine.service.parcels import Parcels, most_bytes
 from csd_engine.service.spool import Spool
 from tests.csd_engine.service.jobs_scene import LARGE, Scene, backlog

@@ -57,7 +57,7 @@ def test_one_that_is_not_told_is_an_error(start, recipe):
     link = engine.link(heartbeat_timeout_s=30)
     link.open()
     engine.process.send_signal(signal.SIGSTOP)
-    with pytest.raises(EngineGone, match="did not tell"):
+    with pytest.raises(EngineGone, match="did not answer with Status"):
         link.status(0.2)
     engine.process.send_signal(signal.SIGCONT)
     assert link.status().uptime_s > 0

@@ -25,9 +25,8 @@ from csd_engine.service.jobs import Member
 from ddlp.process.ranks import Ranks
 from ddlp.process.system import PREFIX
 from ddlp.sources.engine import embedded, meeting
-from ddlp.sources.engine.embedded import EmbeddedEngine, EmbeddedOptions
+from ddlp.sources.engine.embedded import EmbeddedEngine, EmbeddedOptions, acquire
 from ddlp.sources.engine.link import JobHandle
-from ddlp.sources.engine.shared_engines import acquire
 from tests.engine_process import Recipe, alive, children, make_jpegs, until, wait_for
 
 REPOSITORY = Path(__file__).resolve().parents[3]

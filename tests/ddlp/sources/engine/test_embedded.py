@@ -18,9 +18,8 @@ import pytest
 from csd_engine.errors import EngineGone, EngineUnreachable, SpoolError
 from csd_engine.protocol import codec as say
 from ddlp.process.system import PREFIX, own_prefix
-from ddlp.sources.engine import meeting, shared_engines
-from ddlp.sources.engine.embedded import EmbeddedOptions
-from ddlp.sources.engine.shared_engines import acquire
+from ddlp.sources.engine import embedded, meeting
+from ddlp.sources.engine.embedded import EmbeddedOptions, acquire
 from ddlp.transfer import mapped_batch as mapping
 from tests.engine_process import Recipe, alive, children, make_jpegs, until, wait_for
 
@@ -77,8 +76,7 @@ def test_a_killed_engine_is_replaced_and_leaves_nothing(options, jpegs, tmp_path
 
 HOST = """
     import os, sys, time
-    from ddlp.sources.engine.embedded import EmbeddedOptions
-    from ddlp.sources.engine.shared_engines import acquire
+    from ddlp.sources.engine.embedded import EmbeddedOptions, acquire
     engine = acquire(EmbeddedOptions(spool=sys.argv[1]))
     print(engine.pid, flush=True)
     {then}
@@ -208,7 +206,7 @@ def test_errors_say_what_to_do(tmp_path, monkeypatch):
 def test_no_engine_is_started_for_a_loader_that_was_dropped_while_it_waited(monkeypatch):
     """Threads of dropped loaders would each start one, one after another, and keep the process from its end."""
     started = []
-    monkeypatch.setattr(shared_engines, "EmbeddedEngine", lambda *_: started.append(1))
+    monkeypatch.setattr(embedded, "EmbeddedEngine", lambda *_: started.append(1))
 
     def dropped() -> None:
         raise EngineGone("the loader was dropped")
