@@ -119,17 +119,13 @@ class EmbeddedEngine:
 
     Args:
         options: resolved.
-        let_go: the function that `release` calls.
         ranks: the place of this process among the ranks that share the engine; None: it has it alone.
     """
 
-    def __init__(
-        self, options: EmbeddedOptions, let_go: Callable[[EmbeddedEngine], None], ranks: Ranks | None = None
-    ) -> None:
+    def __init__(self, options: EmbeddedOptions, ranks: Ranks | None = None) -> None:
         assert options.spool is not None
         self.options = options
         self.users = 0
-        self._let_go = let_go
         self._pid = os.getpid()
         for base in {options.spool, tempfile.gettempdir()}:
             sweep(base)
@@ -295,11 +291,12 @@ class EmbeddedEngine:
         answers = hasattr(self, "link") and self.link.silent_s < _STALLED_END_TIMEOUT_S
         if hasattr(self, "link"):
             self.link.close()
+        if hasattr(self, "_log"):
+            self._log.close()
         process = self._process
         if process is not None:
             assert process.stdout is not None
             process.stdout.close()
-            self._log.close()
             if self._card is None:  # it did not start
                 process.kill()
                 process.wait()
@@ -307,8 +304,13 @@ class EmbeddedEngine:
 
     def release(self) -> None:
         """Give the engine back. The last user to do so stops it."""
-        if not self.inherited:
-            self._let_go(self)
+        if self.inherited:
+            return
+        with _lock:
+            self.users -= 1
+            if self.users <= 0:
+                _forget(self)
+                self.end()
 
 
 _Key = tuple[EmbeddedOptions, str]  # the options, and the run if it has several ranks here
@@ -339,7 +341,7 @@ def acquire(options: EmbeddedOptions, check: Callable[[], None] = lambda: None) 
         if (running := _running_one(key)) is not None:
             return running
         check()
-        engine = EmbeddedEngine(wanted, _let_go, ranks)
+        engine = EmbeddedEngine(wanted, ranks)
         with _lock:
             _running[key] = engine
             engine.users = 1
@@ -357,15 +359,6 @@ def _running_one(key: _Key) -> EmbeddedEngine | None:
             return None
         engine.users += 1
         return engine
-
-
-def _let_go(engine: EmbeddedEngine) -> None:
-    """Give an engine back. The last user to do so stops it."""
-    with _lock:
-        engine.users -= 1
-        if engine.users <= 0:
-            _forget(engine)
-            engine.end()
 
 
 def _forget(engine: EmbeddedEngine) -> None:

@@ -32,7 +32,7 @@ def test_training_does_not_wait_any_more_after_its_timeout(leaves_nothing, data,
     with pytest.raises(RuntimeError, match="timed out"):
         for _ in iterator:
             pass
-    assert not job.handle.is_waiting
+    assert not job.is_waiting
     iterator._shutdown_workers()
 
 
@@ -46,7 +46,7 @@ def test_one_batch_of_each_of_many_iterators(leaves_nothing, data, truth, told):
     until(lambda: not ours("ddlp-attach"), 30, "the end of the threads that bring it in")
     truth.check(train(loader, 0.05), 15)
     assert loader.report().batches_csd
-    assert next(loader._parts.offload.connections._places[EMBEDDED].link._numbers) < 5, "jobs"
+    assert next(loader._parts.offload.connections._places[EMBEDDED].link.numbers) < 5, "jobs"
     assert not len(told), list(told)
 
 

@@ -34,8 +34,7 @@ RUN = "0123456789abcdef" * 2
 
 RANK = """
 import os, sys
-from ddlp.sources.engine.embedded import EmbeddedOptions
-from ddlp.sources.engine.shared_engines import acquire
+from ddlp.sources.engine.embedded import EmbeddedOptions, acquire
 for line in sys.stdin:
     if line.strip() == "acquire":
         engine = acquire(EmbeddedOptions(spool=sys.argv[1]))
@@ -281,13 +280,13 @@ def test_without_a_run_each_process_has_its_own(spool, rank):
 def test_somebody_elses_directory_is_not_used(spool):
     ranks = Ranks(RUN, 0, 2, 0, 2)
     options = EmbeddedOptions(spool=str(spool)).resolved()
-    engine = EmbeddedEngine(options, EmbeddedEngine.end, ranks)
+    engine = EmbeddedEngine(options, ranks)
     directory = engine.directory.parent
     assert directory.name.startswith(f"{PREFIX}{os.getuid()}-")
     engine.release()
     directory.mkdir(mode=0o755)
     with pytest.raises(SpoolError, match="somebody else"):
-        EmbeddedEngine(options, EmbeddedEngine.end, ranks)
+        EmbeddedEngine(options, ranks)
     directory.rmdir()
 
 
@@ -296,7 +295,7 @@ def test_the_engine_fills_in_the_order_asked_for_and_tells_all(spool, tmp_path, 
     """Two ranks with waiting leases: in which order their batches are made, and what the other rank is told."""
     spec = Recipe(tmp_path, make_jpegs(tmp_path, np.random.default_rng(7)), tmp_path / "manifest")
     options = EmbeddedOptions(spool=str(spool), slowdown=30.0).resolved()  # so slow that the files' times differ
-    engines = [EmbeddedEngine(options, EmbeddedEngine.end, Ranks(RUN, number, 2, number, 2)) for number in (0, 1)]
+    engines = [EmbeddedEngine(options, Ranks(RUN, number, 2, number, 2)) for number in (0, 1)]
     assert engines[0].pid == engines[1].pid
     made: SimpleQueue[tuple[int, int]] = SimpleQueue()  # (time, rank)
     events: list[SimpleQueue[Any]] = [SimpleQueue(), SimpleQueue()]
@@ -347,7 +346,7 @@ def test_an_engine_of_another_machine_is_left_alone(spool, tmp_path):
     """That machine's card is where this one's would be, its lock is held, and its process id is another process here."""
     ranks = Ranks(RUN, 0, 2, 0, 2)
     options = EmbeddedOptions(spool=str(spool)).resolved()
-    engine = EmbeddedEngine(options, EmbeddedEngine.end, ranks)
+    engine = EmbeddedEngine(options, ranks)
     run, address = engine.directory.parent, engine._card.address
     engine.release()
     theirs = tmp_path / "e-theirs"
@@ -359,7 +358,7 @@ def test_an_engine_of_another_machine_is_left_alone(spool, tmp_path):
             card = {"address": address, "pid": bystander.pid, "directory": str(theirs), "socket_directory": str(theirs)}
             run.mkdir(mode=0o700)
             (run / "engine.json").write_text(json.dumps({**card, "system": "01234567 pid:[1]"}))
-            engine = EmbeddedEngine(options, EmbeddedEngine.end, ranks)
+            engine = EmbeddedEngine(options, ranks)
             try:
                 assert engine.directory.parent == run and alive(engine.pid) and engine.pid != bystander.pid
             finally:
@@ -378,7 +377,7 @@ def test_each_system_has_a_directory_of_its_own(spool, monkeypatch):
         for system in ("01234567 pid:[1]", "89abcdef pid:[1]"):
             for module in (embedded, meeting):
                 monkeypatch.setattr(module, "processes", lambda system=system: system)
-            engines[system] = EmbeddedEngine(options, EmbeddedEngine.end, ranks)
+            engines[system] = EmbeddedEngine(options, ranks)
         found = engines.values()
         assert len({engine.directory.parent for engine in found}) == len({engine.pid for engine in found}) == 2
     finally:
