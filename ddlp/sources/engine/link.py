@@ -224,8 +224,10 @@ class JobHandle:
         if lease == say.OF_PROBE:
             self.answers.put(EngineGone(f"the samples to compare can't be sent: {reason}"))
         elif lease in self._unanswered:
-            self.release(lease)
-            self._unanswered.discard(lease)
+            self._unanswered.discard(lease)  # first: the engine's answer comes too late now
+            assert self._parcels is not None
+            self._parcels.forget(lease)
+            self._send(say.Release(self.name, lease))
             self.tell(say.Failed(self.name, lease, reason, False))
 
     def waiting(self, waiting: bool) -> None:
@@ -252,7 +254,7 @@ class JobHandle:
         return list(map(Probed.read, answer.digests))
 
     def close(self, wait_s: float = 0.0) -> None:
-        """End the job; the engine removes everything of it. No event comes afterwards, except one already under way."""
+        """End the job; the engine removes everything of it. No message comes afterwards, except one under way."""
         if self._closed:
             return
         self._closed = True
