@@ -38,6 +38,8 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from torch.utils.data import Subset
+from torchvision import transforms
 
 from csd_engine.batchfile.reader import BatchReceiver
 from csd_engine.errors import EngineError
@@ -45,9 +47,10 @@ from csd_engine.machine.computer import process_memory
 from csd_engine.prepare.operator_file import content_hash
 from csd_engine.protocol.keys import load_pair, load_public
 from csd_engine.transforms.pipeline import Pipeline
+from ddlp import DDLPLoader, ImageArrays, load_operators
 from ddlp.sources.engine.events import LeaseFailed, LeasePublished
 from ddlp.sources.engine.link import EngineLink
-from tests.ddlp.pools.bed import Bed, loader_of
+from tests.ddlp.pools.bed import Bed
 from tests.engine_process import EngineProcess, Recipe, make_jpegs
 from tests.hostile_client import ATTACKS, attack, list_client
 from tests.sleeping_engine import OPERATOR
@@ -94,7 +97,11 @@ def shares(wants: Mapping[int, float], engines: float) -> dict[int, float]:
 def train(job: Job, cards: str) -> None:
     """Be a job: print the samples by engines so far, and when, until the parent ends this process."""
     waited_s = told_s = 0.0
-    loader = loader_of(cards, _FOREVER // job.batch, job.batch, 0.0, strategy="csd")
+    images = np.zeros((4, 8, 8, 3), dtype=np.uint8)
+    operators = [load_operators(OPERATOR).prepare(host_s=0.0), transforms.PILToTensor()]
+    data = ImageArrays(images, range(len(images)), transforms.Compose(operators))
+    samples = Subset(data, [number % len(images) for number in range(_FOREVER // job.batch * job.batch)])
+    loader = DDLPLoader(samples, job.batch, shuffle=True, seed=0, pool=cards, strategy="csd")
     batches = iter(loader)
     while True:
         asked = time.monotonic()
@@ -103,8 +110,8 @@ def train(job: Job, cards: str) -> None:
         waited_s += now - asked
         if now - told_s > 0.1:
             told_s = now
-            samples = loader.report().batches_csd * job.batch  # the host makes some too while the engines hold leases back
-            print(json.dumps((now, samples, waited_s)), flush=True)
+            prepared = loader.report().batches_csd * job.batch  # the host makes some too while the engines hold leases back
+            print(json.dumps((now, prepared, waited_s)), flush=True)
         time.sleep(job.step_s)
 
 
@@ -326,7 +333,8 @@ def main() -> None:
         scene = _Scene(Path(given.attack[0]))
         recipe = scene.recipe(given.attack[2] == "1", "hostile")
         data = recipe.pipeline.to_data(), recipe.dataset.to_data(), recipe.layout.to_data()
-        os.nice(19)  # it would be on a computer of its own
+        # It would be on a computer of its own. Its thirty threads have a nice value each, and at 19 they weigh half a process.
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         print(json.dumps((time.monotonic(), 0)), flush=True)
         attack(scene.address, scene.keys, scene.pair("hostile"), given.attack[1], (*data, [recipe.manifest.read_bytes()]))
     if given.hostile is not None:
