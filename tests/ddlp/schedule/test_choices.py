@@ -27,6 +27,13 @@ def publish(ledger: Ledger, *positions: int, device: str = "d") -> None:
         assert ledger.published(device, ledger.lease(device, position, 0.0))
 
 
+def slow_network(strategy: Strategy) -> None:
+    """Training takes 0.1 s for a batch, and two fetches at a time bring one in 1.5 s."""
+    strategy.rates.trained(0.1)
+    for _ in range(3):
+        strategy.rates.fetched("d", 3.0, 1.0, 2)
+
+
 # -- when a leased batch whose turn it is counts as late
 
 
@@ -700,19 +707,15 @@ def test_a_batch_whose_turn_it_is_comes_late_over_a_slow_network(fetched_at, lat
 def test_a_batch_arrives_late_only_where_the_host_makes_one_in_less_than_a_whole_fetch():
     for host_s, claim in ((2.9, 0), (3.0, 1)):
         ledger, strategy = scene("ordered", 10, host_s=host_s, device_s=1.0)
-        strategy.rates.trained(0.1)
         publish(ledger, 0)
-        for _ in range(3):
-            strategy.rates.fetched("d", 3.0, 1.0, 2)
+        slow_network(strategy)
         assert strategy.next_claim(4.0) == claim
 
 
 def test_a_batch_that_is_read_or_ready_does_not_arrive_late():
     """After its bytes, only the user's own steps are left, which the host would have to do as well."""
     ledger, strategy = scene("ordered", 10, host_s=1.0, device_s=1.0)
-    strategy.rates.trained(0.1)
-    for _ in range(3):
-        strategy.rates.fetched("d", 3.0, 1.0, 2)
+    slow_network(strategy)
     publish(ledger, 0)
     _, lease = ledger.fetch(0, 4.0)
     assert strategy.next_claim(4.0) == 0
@@ -727,9 +730,7 @@ def test_a_host_whose_speed_is_not_known_waits_for_what_is_published():
     publish(ledger, 0)
     ledger.fetch(0, 4.0)
     assert strategy.next_claim(99.0) == 1
-    strategy.rates.trained(0.1)
-    for _ in range(3):
-        strategy.rates.fetched("d", 3.0, 1.0, 2)
+    slow_network(strategy)
     assert strategy.next_claim(4.0) == 1
 
 
@@ -795,18 +796,14 @@ def test_of_those_on_their_way_a_host_with_nothing_to_claim_takes_the_one_that_c
 def test_a_host_takes_nothing_that_arrives_before_it_has_made_it(host_s, takes):
     ledger, strategy = scene("wrr", 2, host_s=host_s, device_s=1.0)
     assert host_s is None or strategy._take_back(0.0) is None, "nothing is published"
-    strategy.rates.trained(0.1)
-    for _ in range(3):
-        strategy.rates.fetched("d", 3.0, 1.0, 2)
+    slow_network(strategy)
     publish(ledger, 1, 0)
     assert strategy.next_claim(0.0) == (1 if takes else None), "both have come in 3 s"
 
 
 def test_where_the_order_goes_down_the_first_batch_arrives_last():
     ledger, strategy = scene("mte", 4, host_batches=0, host_slots=8, host_s=1.0, device_s=1.0)
-    strategy.rates.trained(0.1)
-    for _ in range(3):
-        strategy.rates.fetched("d", 3.0, 1.0, 2)
+    slow_network(strategy)
     publish(ledger, 3, 2, 1, 0)
     ledger.fetch(3, 0.0)
     for expected in (3, 0, 1, 2):

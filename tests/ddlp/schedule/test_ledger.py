@@ -14,6 +14,15 @@ def ledger_with_device(batches: int = 4, quota: int = 8, window: int = 2) -> Led
     return ledger
 
 
+def fetched_while_the_host_makes_it() -> tuple[Ledger, int, int]:
+    """A ledger with the device's lease of batch 3, which is being fetched, and the host's claim of it."""
+    ledger = ledger_with_device()
+    lease, claim = ledger.lease("d", 3, now=0.0), ledger.claim(3)
+    ledger.published("d", lease)
+    ledger.fetch(3, now=0.0)
+    return ledger, lease, claim
+
+
 def test_a_batch_from_either_side_is_delivered_once():
     ledger = ledger_with_device(2)
     assert ledger.made(ledger.claim(0))
@@ -69,11 +78,7 @@ def test_first_verified_copy_wins_host_first():
 
 
 def test_first_verified_copy_wins_device_first():
-    ledger = ledger_with_device()
-    lease = ledger.lease("d", 3, now=0.0)
-    claim = ledger.claim(3)
-    ledger.published("d", lease)
-    ledger.fetch(3)
+    ledger, lease, claim = fetched_while_the_host_makes_it()
     assert ledger.wanted(claim)
     assert ledger.verified(lease)
     assert not ledger.wanted(claim), "the worker may stop"
@@ -84,11 +89,7 @@ def test_first_verified_copy_wins_device_first():
 
 
 def test_host_copy_made_while_the_other_is_fetched():
-    ledger = ledger_with_device()
-    lease = ledger.lease("d", 3, now=0.0)
-    claim = ledger.claim(3)
-    ledger.published("d", lease)
-    ledger.fetch(3)
+    ledger, lease, claim = fetched_while_the_host_makes_it()
     assert ledger.made(claim)
     assert not ledger.verified(lease)
     assert ledger.free_fetch_slots == 2
@@ -180,11 +181,7 @@ def test_a_fetch_that_hangs_is_given_up_and_its_device_left_alone_until_it_has_e
 
 
 def test_a_fetch_that_hangs_gives_its_slot_back_where_the_host_was_first():
-    ledger = ledger_with_device()
-    lease = ledger.lease("d", 3, now=0.0)
-    claim = ledger.claim(3)
-    ledger.published("d", lease)
-    ledger.fetch(3, now=0.0)
+    ledger, lease, claim = fetched_while_the_host_makes_it()
     assert ledger.made(claim)
     ledger.give_up(lease)
     assert ledger.free_fetch_slots == 2 and ledger.is_ready(3) and not ledger.can_lease("d")
@@ -384,11 +381,7 @@ def test_a_claim_is_wanted_until_it_is_made_or_dropped():
 
 def test_a_claim_that_was_dropped_is_not_the_claim_that_came_after_it():
     """The device's copy won and had wrong pixels. The host began anew while its first worker still made the batch."""
-    ledger = ledger_with_device()
-    lease = ledger.lease("d", 3, now=0.0)
-    first = ledger.claim(3)
-    ledger.published("d", lease)
-    ledger.fetch(3)
+    ledger, lease, first = fetched_while_the_host_makes_it()
     assert ledger.verified(lease)
     ledger.distrust("d", now=0.0)
     second = ledger.claim(3)
