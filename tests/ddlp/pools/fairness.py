@@ -58,7 +58,7 @@ from tests.sleeping_engine import OPERATOR
 SLEEP_S = 0.02  # of an engine, for a sample
 ENGINES = 2
 _SETTLE_S = 5.0
-_FOREVER = 1_000_000  # batches
+_FOREVER = 1_000_000  # samples
 _HOSTILE_SLEEP_S = 0.005
 _AHEAD = 4  # leases of the honest host, as a loader has
 
@@ -115,18 +115,16 @@ def train(job: Job, cards: str) -> None:
         time.sleep(job.step_s)
 
 
-class _Running:
-    """A job's process, and what it has told."""
+class _Child:
+    """This program in a process of its own, and the lines of numbers that it has told."""
 
-    def __init__(self, job: Job, cards: Path, home: Path) -> None:
-        home.mkdir(exist_ok=True)
-        text = json.dumps({**asdict(job), "wants": min(job.wants, 1e9)})
+    def __init__(self, *command: str, **environment: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.ddlp.pools.fairness", "--job", text, str(cards)], stdout=subprocess.PIPE, text=True,
-            env={**os.environ, "DDLP_HOME": str(home)},
+            [sys.executable, "-m", "tests.ddlp.pools.fairness", *command], stdout=subprocess.PIPE, text=True,
+            env={**os.environ, **environment},
         )  # fmt: skip
         assert self.process.stdout is not None
-        self.told: list[tuple[float, int, float]] = []
+        self.told: list[tuple[Any, ...]] = []
         self._thread = threading.Thread(target=self._read, args=(self.process.stdout,))
         self._thread.start()
 
@@ -138,6 +136,15 @@ class _Running:
         self.process.kill()
         self.process.wait()
         self._thread.join()
+
+
+class _Running(_Child):
+    """A job."""
+
+    def __init__(self, job: Job, cards: Path, home: Path) -> None:
+        home.mkdir(exist_ok=True)
+        text = json.dumps({**asdict(job), "wants": min(job.wants, 1e9)})
+        super().__init__("--job", text, str(cards), DDLP_HOME=str(home))
 
     def engines(self, begin: float, end: float) -> tuple[float, float]:
         """Return the engines that it had between these times, and how many it wanted."""
@@ -251,31 +258,13 @@ def be_a_host(home: Path, name: str, fetched: bool) -> None:
             time.sleep(0.2)
 
 
-class _Host:
-    """A process that is an honest host or an attack."""
-
-    def __init__(self, *command: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.ddlp.pools.fairness", *command], stdout=subprocess.PIPE, text=True
-        )
-        assert self.process.stdout is not None
-        self.told: list[tuple[float, int]] = []
-        self._thread = threading.Thread(target=self._read, args=(self.process.stdout,))
-        self._thread.start()
-
-    def _read(self, lines: IO[str]) -> None:
-        for line in lines:
-            self.told.append(tuple(json.loads(line)))
+class _Host(_Child):
+    """An honest host or an attack."""
 
     def per_s(self, begin: float, end: float) -> float:
         """Return its batches a second between these times."""
         before = max((count for at, count in list(self.told) if at <= begin), default=0)
         return (max((count for at, count in list(self.told) if at <= end), default=0) - before) / (end - begin)
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self._thread.join()
 
 
 def beside(home: Path, fetched: bool, seconds: float, hosts: int, hostile: str = "") -> tuple[float, int]:
