@@ -13,6 +13,7 @@ import pytest
 import ddlp.sources.host.native
 from ddlp.process import finalizers as ending
 from ddlp.sources.engine.connections import EMBEDDED
+from tests.at_once import at_once
 from tests.ddlp.faults.scene import connections_of, make_loader, train, until
 
 
@@ -93,29 +94,21 @@ def test_a_thread_that_cannot_be_started(leaves_nothing, data, monkeypatch):
 
 def test_threads_that_make_iterators_at_once():
     """`when_dropped` goes through the pending objects while other threads add some."""
-    errors, interval = [], sys.getswitchinterval()
+    interval = sys.getswitchinterval()
 
     class Thing:
         pass
 
-    def make():
-        try:
-            for _ in range(400):
-                ending.when_dropped(Thing(), lambda: None)
-        except BaseException as error:
-            errors.append(error)
+    def make(_):
+        for _ in range(400):
+            ending.when_dropped(Thing(), lambda: None)
 
     kept = [Thing() for _ in range(300)]
     finalizers = [ending.when_dropped(one, lambda: None) for one in kept]
     sys.setswitchinterval(1e-6)
     try:
-        threads = [threading.Thread(target=make) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        at_once(make, 4)
     finally:
         sys.setswitchinterval(interval)
         for finalizer in finalizers:
             finalizer.detach()
-    assert not errors
