@@ -20,8 +20,7 @@ from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.rates import Rates
 from ddlp.schedule.slots import FETCH_SLOTS, host_slots
 from ddlp.schedule.strategies import Strategy
-from ddlp.sources.base import HostSource, Resources, StepRunner
-from ddlp.sources.epoch import Epoch
+from ddlp.sources.base import Epoch, HostSource, Resources, StepRunner
 from ddlp.sources.host import own_steps
 from ddlp.sources.host.dali import DaliHost, Graphs
 from ddlp.sources.host.native import NativeHost

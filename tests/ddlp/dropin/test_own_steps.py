@@ -24,7 +24,7 @@ from ddlp.observe import checked, read_run
 from ddlp.recording.events import HostBatch
 from ddlp.transforms import Views
 from tests.both_sides import until_both
-from tests.ddlp.dropin.beside import equal
+from tests.ddlp.dropin.beside import cut, equal
 from tests.ddlp.dropin.own_steps import (
     Album,
     Burn,
@@ -45,13 +45,6 @@ from tests.engine_process import until
 KNOWN = (v1.RandomResizedCrop((20, 24)), v1.RandomHorizontalFlip())
 WAYS = [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "own_steps": "threads"}]
 WORKERS = [{"num_workers": 0}, {"num_workers": 2}]
-
-
-def cut(loader):
-    """The epoch's iterator. It must be ddlp's own."""
-    iterator = iter(loader)
-    assert isinstance(iterator, EpochIterator)
-    return iterator
 
 
 def stacked(crops):

@@ -19,10 +19,7 @@ from ddlp.stats.report import Counts
 SAMPLES, BATCH, SLEEP_S = 11, 4, 0.01
 BURNT_S = 0.02
 
-
-@pytest.fixture(autouse=True)
-def limited(hard_limit: None) -> None:
-    """A hang is a failure."""
+pytestmark = pytest.mark.usefixtures("hard_limit")
 
 
 class Sleeps(Dataset[Any]):
