@@ -34,8 +34,7 @@ from csd_engine.prepare.sample import prepare_sample
 from csd_engine.prepare.started_batch import BatchRequest
 from csd_engine.service.worker import Slowdown, WrittenRows
 from ddlp.sampling.epoch_plan import EpochPlan
-from ddlp.sources.base import Resources
-from ddlp.sources.epoch import Epoch
+from ddlp.sources.base import Epoch, Resources
 from ddlp.sources.host.native import Rows
 from ddlp.transfer.mapped_batch import map_batch
 from ddlp.transfer.memory_pool import MemoryPool

@@ -29,6 +29,7 @@ from csd_engine.batchfile.reader import Layout, identity
 from csd_engine.data.base import fingerprint
 from csd_engine.data.files import FileSet
 from csd_engine.data.manifest import write_manifest
+from csd_engine.protocol.codec import Failed, Message, Published, Refused
 from csd_engine.service.worker_process import child_environment
 from csd_engine.transforms.pipeline import Pipeline
 from csd_engine.transforms.resample import native_order
@@ -40,11 +41,8 @@ from ddlp.devices.device import Device
 from ddlp.errors import DDLPError
 from ddlp.process.cores import pinned
 from ddlp.sources.engine.device_link import link_to
-from ddlp.sources.engine.embedded import EmbeddedOptions
-from ddlp.sources.engine.events import EngineEvent, EngineLost, LeaseFailed, LeasePublished
-from ddlp.sources.engine.job import JobHandle
-from ddlp.sources.engine.link import EngineLink
-from ddlp.sources.engine.shared_engines import acquire
+from ddlp.sources.engine.embedded import EmbeddedOptions, acquire
+from ddlp.sources.engine.link import EngineLink, JobHandle
 
 SIZE = 224
 IMAGES = Path("data/bench/110kb")
@@ -218,7 +216,7 @@ class _Turns:
     """An engine's turns, all with one job. A turn sends all its leases at once."""
 
     def __init__(self, link: EngineLink, root: Path, files: Sequence[str], batch: int, manifest: Path) -> None:
-        self._events: SimpleQueue[EngineEvent] = SimpleQueue()
+        self._events: SimpleQueue[Message] = SimpleQueue()
         self._dataset = FileSet(os.path.abspath(root), write_manifest(manifest, files), len(files))
         operator = {"op": "RandomResizedCrop", "size": [SIZE, SIZE], "scale": [0.08, 1.0], "ratio": [0.75, 4 / 3],
                     "interpolation": "bilinear"}  # fmt: skip
@@ -236,16 +234,16 @@ class _Turns:
             self._leases += 1
             waiting.add(self._leases)
             name = identity(self.pipeline.digest, fingerprint(self._dataset), SEED, EPOCH, batch)
-            self._job.lease(self._leases, name, SEED, EPOCH, batch)
+            self._job.send_lease(self._leases, name, SEED, EPOCH, batch)
         while waiting:
             try:
                 event = self._events.get(timeout=_SILENCE_S)
             except Empty:
                 raise DDLPError(f"the engine published nothing for {_SILENCE_S:g} s. See ddlp status and its log.") from None
-            if isinstance(event, LeasePublished):
+            if isinstance(event, Published):
                 self._job.release(event.lease)
                 waiting.discard(event.lease)
-            elif isinstance(event, (LeaseFailed, EngineLost)):
+            elif isinstance(event, (Failed, Refused)):
                 raise DDLPError(f"the engine failed at the bench's images: {event.reason}")
         return time.monotonic() - began
 

@@ -32,7 +32,7 @@ from ddlp import decode
 from ddlp.loader import DDLPLoader
 from ddlp.process.cores import pinned
 from ddlp.schedule.strategies import called
-from ddlp.sources.engine.shared_engines import acquire
+from ddlp.sources.engine.embedded import EmbeddedOptions, acquire
 from ddlp.tryout.rounds import ratios, rotated
 
 BASELINE = "DataLoader"
@@ -168,7 +168,7 @@ def measure(options: argparse.Namespace) -> Result:
 @contextmanager
 def _engine() -> Iterator[None]:
     """Hold the engine that all loaders share. Else it would end after some seconds without an epoch, and start again."""
-    engine = acquire()
+    engine = acquire(EmbeddedOptions())
     try:
         yield
     finally:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import queue
 import resource
 import statistics
@@ -26,13 +27,13 @@ import numpy as np
 from benchmarks.common import add_output, command, emit
 from csd_engine.batchfile.reader import Layout, identity
 from csd_engine.data.base import fingerprint
+from csd_engine.protocol import codec as say
 from csd_engine.protocol.keys import load_pair, load_public, make_keys
 from csd_engine.service.worker_process import child_environment
 from csd_engine.transforms.pipeline import Pipeline
 from ddlp.datasets import ImageArrays
 from ddlp.process.cores import cpu_s
 from ddlp.sources.engine.dataset_upload import DatasetUpload
-from ddlp.sources.engine.events import EngineEvent, LeaseFailed, LeasePublished
 from ddlp.sources.engine.fetch import BatchFetcher
 from ddlp.sources.engine.link import EngineLink
 from ddlp.translate.datasets import translate_dataset
@@ -94,10 +95,10 @@ def measure(home: Path, batch: int, size: int, batches: int) -> list[Line]:
     """Start an engine below ``home``, and fetch so many batches each way."""
     keys = make_keys(home / "keys")
     command = [sys.executable, "-m", "csd_engine", "--listen", "tcp://127.0.0.1:*", "--spool", str(home / "spool")]
-    command += ["--keys", str(keys), "--root", str(home), "--exit-with-stdin"]
-    engine = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=child_environment())
+    command += ["--keys", str(keys), "--root", str(home), "--parent", str(os.getpid())]
+    engine = subprocess.Popen(command, stdout=subprocess.PIPE, env=child_environment())
     try:
-        assert engine.stdin is not None and engine.stdout is not None
+        assert engine.stdout is not None
         address = json.loads(engine.stdout.readline())["ready"]
         pair = load_pair(keys / "host.key_secret")
         link = EngineLink(address, load_public(keys / "server.key"), pair.public, pair.secret)
@@ -117,18 +118,18 @@ def _measure(link: EngineLink, engine: int, batch: int, size: int, batches: int)
         dataset = upload.describe(translate_dataset(ImageArrays(images, range(ROWS))))
         pipeline = Pipeline.parse({"format": 1, "order": "pillow13", "mode": "RGB", "ops": []})
         layout = Layout(batch, size, size, 3)
-        events: queue.SimpleQueue[EngineEvent] = queue.SimpleQueue()
+        events: queue.SimpleQueue[say.Message] = queue.SimpleQueue()
         job = link.open_job(pipeline, dataset, layout, None, events.put, array_part=upload.array_part)
         items = [(k % ROWS, 0) for k in range(batch)]
         name = identity(pipeline.digest, fingerprint(dataset), 0, 0, items)
         memory = np.empty(layout.image_bytes, np.uint8)
 
         def published(lease: int) -> Path:
-            job.lease(lease, name, 0, 0, items)
-            while not isinstance(event := events.get(timeout=60), LeasePublished):
-                if isinstance(event, LeaseFailed):
+            job.send_lease(lease, name, 0, 0, items)
+            while not isinstance(event := events.get(timeout=60), say.Published):
+                if isinstance(event, say.Failed):
                     raise RuntimeError(event.reason)
-            return event.path
+            return job.path(event)
 
         def bare(path: Path, lease: int) -> None:
             with open(path, "rb", buffering=0) as stream:

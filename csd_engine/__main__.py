@@ -203,7 +203,6 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="end when no process holds a shared lock (flock) on DIR/lock any more, and remove DIR",
     )
-    add("--exit-with-stdin", action="store_true", help="end when standard input closes")
     add("--private", metavar="DIR", action="append", default=[], help="directory to remove at the end; may be repeated")
     add(
         "--trust-roots",
@@ -234,9 +233,8 @@ def _serve(options: argparse.Namespace, members: Optional[Members]) -> None:
     from csd_engine.cache.place import cache_at_start, cache_directory
     from csd_engine.machine.descriptors import raise_limit
     from csd_engine.prepare.operator_file import OperatorDirectory
-    from csd_engine.protocol.cards import open_cards
+    from csd_engine.protocol.cards import PostedCard, open_cards
     from csd_engine.service.engine import EngineOptions, Service
-    from csd_engine.service.posted_card import PostedCard
 
     needed = ("listen", "spool") if options.card else ("listen", "spool", "keys")
     missing = [name for name in needed if not getattr(options, name)]
@@ -282,7 +280,6 @@ def _serve(options: argparse.Namespace, members: Optional[Members]) -> None:
             sample_timeout_s=options.sample_timeout,
             slowdown=options.slowdown,
             parent=options.parent,
-            exit_with_stdin=options.exit_with_stdin,
             members=members,
             operators=operators,
             sys=options.sys,

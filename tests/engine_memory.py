@@ -15,8 +15,8 @@ from csd_engine.data.base import fingerprint
 from csd_engine.data.files import FileSet
 from csd_engine.data.manifest import write_manifest
 from csd_engine.machine.computer import process_memory
+from csd_engine.protocol import codec as say
 from ddlp.deploy.prove import standard_pipeline
-from ddlp.sources.engine.events import LeaseFailed, LeasePublished
 from ddlp.sources.engine.link import EngineLink
 from tests.engine_process import EPOCH, SEED, children, wait_for
 
@@ -101,9 +101,9 @@ def work(link: EngineLink, images: Images, batches: Sequence[int], timeout_s: fl
     chance = random.Random(0)
     for number, batch in enumerate(batches):
         items = images.items(batch, chance)
-        job.lease(number, identity(pipeline.digest, fingerprint(images.dataset), SEED, EPOCH, items), SEED, EPOCH, items)
+        job.send_lease(number, identity(pipeline.digest, fingerprint(images.dataset), SEED, EPOCH, items), SEED, EPOCH, items)
     for _ in batches:
-        event = wait_for(events, (LeasePublished, LeaseFailed), timeout_s)
-        assert isinstance(event, LeasePublished), event.reason
+        event = wait_for(events, (say.Published, say.Failed), timeout_s)
+        assert isinstance(event, say.Published), event.reason
         job.release(event.lease)
     job.close(5)

@@ -24,8 +24,7 @@ from csd_engine.data.manifest import write_manifest
 from csd_engine.prepare.sample import prepare_sample
 from csd_engine.protocol.keys import load_pair, load_public, make_keys
 from csd_engine.transforms.pipeline import Pipeline
-from ddlp.sources.engine.job import JobHandle
-from ddlp.sources.engine.link import EngineLink
+from ddlp.sources.engine.link import EngineLink, JobHandle
 
 SEED, EPOCH = 5, 3
 
@@ -82,7 +81,7 @@ class Recipe:
 
     def lease(self, job: JobHandle, number: int, start: int = 0) -> list[tuple[int, int]]:
         items = self.items(start)
-        job.lease(number, self.identity(items), SEED, EPOCH, items)
+        job.send_lease(number, self.identity(items), SEED, EPOCH, items)
         return items
 
     def expected(self, items: list[tuple[int, int]]) -> np.ndarray:

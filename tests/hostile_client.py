@@ -17,6 +17,7 @@ from typing import Any
 
 import zmq
 
+from csd_engine.batchfile.reader import Layout
 from csd_engine.protocol import codec as say
 from csd_engine.protocol.aead import ciphers
 from csd_engine.protocol.fields import MAX_ITEMS
@@ -271,8 +272,8 @@ def _published(client: HostileClient, job: Job) -> tuple[int, int]:
     """Have a batch made; return its lease and size."""
     assert isinstance(client.open_job("j", *job), say.JobOpen)
     _lease(client, "j", 1, _items(job[2]["batch"]))
-    done = client.wait_for(say.Published, 1e6)
-    return 1, done.file_bytes
+    client.wait_for(say.Published, 1e6)
+    return 1, Layout.parse(job[2]).file_bytes
 
 
 def parts_not_read(client: HostileClient, job: Job) -> None:

@@ -139,7 +139,7 @@ def _answers(front: Any, peer: bytes, message: say.Message) -> None:
         _send(front, peer, *say.encode(WELCOME))
     elif isinstance(message, say.OpenJob):
         _send(front, peer, *say.encode(say.JobOpen(message.job, "job-1")))
-        _send(front, peer, *say.encode(say.ProbeDone(message.job, ("x" * 4096,) * 250, {})), times=1000)
+        _send(front, peer, *say.encode(say.ProbeDone(message.job, ("x" * 4096,) * 250)), times=1000)
 
 
 def _parts(front: Any, peer: bytes, message: say.Message) -> None:

@@ -1,4 +1,4 @@
-"""Small JPEG files, for tests that need many."""
+"""Small images, always the same: one of noise, and many JPEG files."""
 
 from __future__ import annotations
 
@@ -6,6 +6,12 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+
+
+def image(width: int = 50, height: int = 41, mode: str = "RGB") -> Image.Image:
+    """Noise."""
+    values = np.random.RandomState(1).randint(0, 256, (height, width, 3)).astype(np.uint8)
+    return Image.fromarray(values).convert(mode)
 
 
 def make_images(root: Path, count: int) -> list[str]:

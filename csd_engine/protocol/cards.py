@@ -10,10 +10,13 @@ belong to the user whose processes these are, and nobody else may write there. N
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import secrets
+import socket
 import stat
+import threading
 import time
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Dict, Union
@@ -22,11 +25,18 @@ from csd_engine.directory import Directory, Entry, distrusted
 from csd_engine.errors import BadMessage, EngineError, quote
 from csd_engine.protocol.fields import checked, count, text
 
-__all__ = ["RENEW_S", "STALE_S", "Card", "allow_host", "open_cards", "read_cards", "remove_card", "renew_card", "write_card"]
+__all__ = [
+    "RENEW_S", "STALE_S", "Card", "PostedCard", "allow_host", "open_cards", "read_cards", "remove_card", "renew_card",
+    "write_card",
+]  # fmt: skip
+
+_LOG = logging.getLogger("csd_engine")
 
 RENEW_S = 10.0
 STALE_S = 60.0  # a card that was not renewed for so long is removed; the computers' clocks may differ by half of it
 _MAX_BYTES = 4096
+_LAST_S = 2.0  # a network file system that does not answer must not keep the engine from its end
+_WILD = re.compile(r"tcp://(0\.0\.0\.0|\*|\[::\]):")
 _CARD, _PART = ".card", ".part"
 _NAME = re.compile(rf"([A-Za-z0-9][A-Za-z0-9.-]{{0,63}})\{_CARD}(\{_PART})?")
 
@@ -111,15 +121,10 @@ def read_cards(path: PathLike) -> Dict[str, Card]:
 
 def write_card(path: PathLike, name: str, card: Card) -> None:
     """Write a card, whole or not at all. Raises EngineError as `open_cards`, and OSError."""
-    directory = open_cards(path)
-    _write(directory, name + _CARD, json.dumps(asdict(card)))
-
-
-def _write(directory: Directory, name: str, content: str) -> None:
-    part = f"{name}{_PART}"
+    directory, part = open_cards(path), f"{name}{_CARD}{_PART}"
     directory.unlink(part)
-    directory.write(part, content)
-    directory.rename(part, Entry(directory, name))
+    directory.write(part, json.dumps(asdict(card)))
+    directory.rename(part, Entry(directory, name + _CARD))
 
 
 def renew_card(path: PathLike, name: str, card: Card) -> None:
@@ -137,6 +142,51 @@ def remove_card(path: PathLike, name: str) -> None:
         open_cards(path).unlink(name + _CARD)
     except EngineError:
         pass
+
+
+class PostedCard:
+    """A card in a shared directory, which a thread renews. It removes it after `withdraw` or `remove`.
+
+    Args:
+        path: the directory.
+        endpoint: where the engine listens. An address that means all of this computer's becomes its name.
+        key: the engine's public key.
+        reached_as: the name or address by which hosts reach this computer; empty: its own host name.
+
+    Raises:
+        EngineError: the directory can't be used.
+    """
+
+    def __init__(self, path: str, endpoint: str, key: bytes, reached_as: str) -> None:
+        host = socket.gethostname() or "localhost"
+        address = _WILD.sub(lambda _: f"tcp://{reached_as or host}:", endpoint)
+        self._path = path
+        self._name = f"{re.sub('[^A-Za-z0-9]+', '-', host).strip('-')[:32] or 'engine'}-{os.getpid()}-{secrets.token_hex(2)}"
+        self._card = Card(address, key.decode("ascii"), host, os.getpid())
+        self._over = threading.Event()
+        try:
+            write_card(path, self._name, self._card)
+        except OSError as error:
+            raise EngineError(f"a card can't be written to {path}: {error.strerror}. Let this user write there.") from None
+        self._thread = threading.Thread(target=self._renew, name="card", daemon=True)
+        self._thread.start()
+
+    def _renew(self) -> None:
+        while not self._over.wait(RENEW_S):
+            try:
+                renew_card(self._path, self._name, self._card)
+            except (EngineError, OSError) as error:
+                _LOG.warning("the card in %s can't be renewed, and hosts will not find this engine: %s", self._path, error)
+        remove_card(self._path, self._name)
+
+    def withdraw(self) -> None:
+        """Have the card removed, without waiting for that."""
+        self._over.set()
+
+    def remove(self) -> None:
+        """Remove the card."""
+        self.withdraw()
+        self._thread.join(_LAST_S)
 
 
 def allow_host(path: PathLike, name: str, public_key_file: str) -> None:

@@ -29,12 +29,7 @@ from csd_engine.protocol.messages import (
     Part,
 )  # fmt: skip
 
-__all__ = [
-    "MAX_FRAME_BYTES", "MAX_HOST_FRAME_BYTES", "PROTOCOL", "Announced", "Payload", "announced", "decode", "encode", "shorten",
-]  # fmt: skip
-__all__ += messages.__all__
-
-PROTOCOL = 5
+PROTOCOL = 6
 MAX_FRAME_BYTES = 8 << 20
 MAX_HOST_FRAME_BYTES = 4 << 20  # of what a host sends: the longest lease with indices of twelve digits
 

@@ -21,7 +21,7 @@ from csd_engine.directory import Directory, distrusted, trusted_content
 from csd_engine.errors import EngineError
 
 __all__ = [
-    "HostRoots", "KeyPair", "allowed_clients", "fresh_pair", "load_pair", "load_public", "make_keys", "make_pair",
+    "AllowList", "HostRoots", "KeyPair", "allowed_clients", "fresh_pair", "load_pair", "load_public", "make_keys", "make_pair",
     "open_clients",
 ]  # fmt: skip
 
@@ -30,6 +30,7 @@ HostRoots = Tuple[Tuple[str, str], ...]
 """The directories of one host: (path on the host, path on the device)."""
 _LOG = logging.getLogger("csd_engine")
 _PUBLIC_MODE = 0o644  # whatever the umask: a key file that a group may write is none
+_GONE = (FileNotFoundError, NotADirectoryError, PermissionError)
 _SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
@@ -139,7 +140,7 @@ def allowed_clients(directory: PathLike) -> Dict[bytes, Optional[HostRoots]]:
     """
     try:
         clients = open_clients(directory)
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
+    except _GONE:
         return {}
     except EngineError as error:
         _LOG.error("no host is let in: %s", error)
@@ -188,3 +189,54 @@ def _roots(clients: Directory, name: str) -> Optional[HostRoots]:
     except (TypeError, ValueError, RecursionError):
         pass
     return ()
+
+
+class AllowList:
+    """The keys in `directory`/clients.
+
+    They stay in memory: where the files can't be read for a while, since descriptors or memory are short, the last ones hold.
+    """
+
+    def __init__(self, directory: PathLike) -> None:
+        self.keys: Dict[bytes, Optional[HostRoots]] = {}
+        self._directory = directory
+        self._files: Tuple[Tuple[object, ...], ...] = ()
+        self.refresh()
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.keys
+
+    def roots(self, key: bytes) -> Optional[HostRoots]:
+        """Return the directories that this host was deployed with; None: it may read all that the engine may.
+
+        If no host has such directories, each may read all. Else a key that is not in the list has none.
+        """
+        listed = any(roots is not None for roots in self.keys.values())
+        return self.keys.get(key, ()) if listed else None
+
+    def refresh(self) -> None:
+        """Read the keys again if a file has changed."""
+        try:
+            files = self._look()
+            if files != self._files:
+                self.keys, self._files = allowed_clients(self._directory), files
+        except OSError:  # at the next time, perhaps
+            pass
+
+    def _look(self) -> Tuple[Tuple[object, ...], ...]:
+        """Return what tells that a file was added, removed, written, or given away. Raises OSError: it can't be known now."""
+        found = []
+        try:
+            with os.scandir(Path(self._directory, "clients")) as entries:
+                for entry in entries:
+                    if entry.name.endswith((".key", ".roots")):
+                        try:
+                            status = entry.stat()
+                        except _GONE:
+                            continue
+                        content = (entry.name, status.st_ino, status.st_size, status.st_mtime_ns)
+                        found.append((*content, status.st_uid, status.st_mode))
+            status = os.stat(Path(self._directory, "clients"))
+        except _GONE:
+            return ()
+        return ((status.st_uid, status.st_mode), *sorted(found))

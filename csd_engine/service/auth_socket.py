@@ -11,9 +11,8 @@ import zmq
 from zmq.utils import z85
 
 from csd_engine.errors import BadMessage, EngineError
-from csd_engine.protocol.allow_list import AllowList
 from csd_engine.protocol.codec import MAX_HOST_FRAME_BYTES, Message, Payload, Refused, decode, encode, shorten
-from csd_engine.protocol.keys import HostRoots, KeyPair, load_pair, open_clients
+from csd_engine.protocol.keys import AllowList, HostRoots, KeyPair, load_pair, open_clients
 from csd_engine.service.connections import Connections
 
 __all__ = ["AuthSocket"]

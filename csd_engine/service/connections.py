@@ -8,6 +8,7 @@ Unix sockets are not counted: their peers are processes of this computer, in a d
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import resource
@@ -16,7 +17,7 @@ import stat
 import struct
 import time
 from dataclasses import dataclass
-from typing import Container, Dict, Iterable, List, Optional, Sequence, Sized, Tuple
+from typing import Container, Dict, Iterable, Iterator, List, Optional, Sequence, Sized, Tuple
 
 import zmq
 
@@ -109,7 +110,7 @@ class Connections:
         try:
             descriptor = int(frame.get(zmq.SRCFD))
             inode = os.fstat(descriptor).st_ino
-            with _Borrowed(descriptor, self._family) as one:
+            with _borrowed(descriptor, self._family) as one:
                 found = one.getpeername()
         except (OSError, zmq.ZMQError, TypeError, ValueError):
             return None
@@ -265,7 +266,7 @@ class Connections:
     def _is_ours(self, descriptor: int) -> bool:
         """Return whether it is a connection that the socket has accepted."""
         try:
-            with _Borrowed(descriptor, self._family) as one:
+            with _borrowed(descriptor, self._family) as one:
                 address = one.getsockname()
                 if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                     return False
@@ -283,7 +284,7 @@ class Connections:
     def _end(self, descriptor: int, inode: int) -> None:
         if self._is_open(descriptor, inode):
             try:
-                with _Borrowed(descriptor, self._family) as one:
+                with _borrowed(descriptor, self._family) as one:
                     one.shutdown(socket.SHUT_RDWR)
             except OSError:  # it has ended already
                 pass
@@ -293,7 +294,7 @@ class Connections:
         if not self._port or self._statm < 0:
             return None
         try:
-            with _Borrowed(descriptor, self._family) as one:
+            with _borrowed(descriptor, self._family) as one:
                 info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _COUNTS.size)
         except OSError:
             return None
@@ -309,17 +310,14 @@ class Connections:
             self._statm = -1
 
 
-class _Borrowed:
-    """A descriptor of libzmq's as a socket, for one call. It needs no further descriptor, and closes none."""
-
-    def __init__(self, descriptor: int, family: int) -> None:
-        self._socket = socket.socket(family, socket.SOCK_STREAM, 0, fileno=descriptor)
-
-    def __enter__(self) -> socket.socket:
-        return self._socket
-
-    def __exit__(self, *_: object) -> None:
-        self._socket.detach()
+@contextlib.contextmanager
+def _borrowed(descriptor: int, family: int) -> Iterator[socket.socket]:
+    """Yield a descriptor of libzmq's as a socket, for one call. It needs no further descriptor, and closes none."""
+    one = socket.socket(family, socket.SOCK_STREAM, 0, fileno=descriptor)
+    try:
+        yield one
+    finally:
+        one.detach()
 
 
 def _property(frame: zmq.Frame, name: str) -> str:

@@ -10,7 +10,7 @@ import os
 import resource
 import signal
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type
 
@@ -29,12 +29,11 @@ from csd_engine.protocol import codec as say
 from csd_engine.protocol.keys import KeyPair
 from csd_engine.service.auth_socket import AuthSocket
 from csd_engine.service.file_chunks import FileChunks
-from csd_engine.service.inbox import Inbox
 from csd_engine.service.job_service import RETIRES, JobService
 from csd_engine.service.members import Members
 from csd_engine.service.sealed_streams import SealedStreams
 from csd_engine.service.spool import Spool
-from csd_engine.service.turns import LONG_S, Turns
+from csd_engine.service.turns import LONG_S, Inbox, Turns
 from csd_engine.service.uploads import MAX_MANIFEST_BYTES, FileCache
 from csd_engine.service.worker_process import WorkerProcess
 
@@ -78,7 +77,6 @@ class EngineOptions:
     sample_timeout_s: float
     slowdown: float
     parent: int
-    exit_with_stdin: bool
     members: Optional[Members]
     operators: Optional[OperatorDirectory]
     sys: str
@@ -121,8 +119,10 @@ class Service:
             self._spool.close()
             raise
         send, connections = self._socket.send, self._socket.connections
+        memory_bytes = options.memory_bytes or memory().total
         self._job_service = JobService(
-            self._spool, manifests, arrays, self._workers, send, connections.key_of, self._roots_of, options.operators
+            self._spool, manifests, arrays, self._workers, send, connections.key_of, self._roots_of, options.operators,
+            options.sys, memory_bytes,
         )
         self._file_chunks = FileChunks(self._job_service.published, send, connections.unread, connections.key_of)
         self._streams = SealedStreams(self._socket.endpoint, connections, self._job_service.published, send)
@@ -131,9 +131,7 @@ class Service:
         self._hosts: Dict[bytes, float] = {}  # when each last sent a message
         self._leaving: Dict[bytes, float] = {}  # connections that are refused, and when they are ended
         self._shared_directories: Dict[bytes, str] = {}  # below the spool's files/, of the hosts that see the spool
-        self._start_after = 0.0
-        memory_bytes = options.memory_bytes or memory().total
-        self._job_service.limit_items(memory_bytes)
+        self._start_after = self._looked_s = 0.0
         self._worker_arguments = [
             *("--slowdown", repr(options.slowdown), "--large-image-lock", str(self._spool.directory / ".large")),
             *("--large-bytes", str(large_bytes(memory_bytes, options.workers)), "--memory", str(memory_bytes)),
@@ -141,7 +139,6 @@ class Service:
         ]
         if options.cache is not None:
             self._worker_arguments += ["--cache", options.cache.path, "--cache-bytes", str(options.cache.quota_bytes)]
-        self._worker_trouble = ""
         self._stop = False
         self._told_to_retire = False  # by a signal
         self._retire_until: Optional[float] = None  # when it ends at the latest; None: it does not retire
@@ -152,8 +149,6 @@ class Service:
         self._poller.register(self._wakeup_read, zmq.POLLIN)
         if self._streams.descriptor is not None:
             self._poller.register(self._streams.descriptor, zmq.POLLIN)
-        if options.exit_with_stdin:
-            self._poller.register(0, zmq.POLLIN)
         self._handlers: Dict[Type[say.Message], Callable[[bytes, Any, Any], None]] = {
             say.OpenJob: self._job_service.open_job,
             say.FilePart: self._job_service.file_part,
@@ -163,8 +158,8 @@ class Service:
             say.ParcelPart: self._job_service.parcel_part,
             say.Fetch: self._file_chunks.ask,
             say.Release: self._job_service.release,
-            say.Ping: self._ping,
-            say.AskStatus: self._status,
+            say.Ping: self._job_service.ping,
+            say.AskStatus: self._job_service.status,
             say.AskSensors: self._sensors,
             say.AskCache: self._cache_state,
             say.AskStream: self._streams.ask,
@@ -205,7 +200,7 @@ class Service:
         while not self._stop:
             try:
                 events = dict(self._poller.poll(self._rest_ms()))
-                if self._orphaned(events):
+                if self._orphaned():
                     _LOG.info("the processes that this engine serves are gone: it ends")
                     break
                 if self._told_to_retire and self._retire_until is None:
@@ -267,14 +262,12 @@ class Service:
         self._job_service.dispatch()
         self._watch_writes()
 
-    def _orphaned(self, events: Dict[Any, int]) -> bool:
-        """Return whether the processes that this engine serves are gone."""
-        if self._options.exit_with_stdin and 0 in events:
-            try:
-                if not os.read(0, 4096):
-                    return True
-            except OSError:
-                return True
+    def _orphaned(self) -> bool:
+        """Return whether the processes that this engine serves are gone. It looks twice a second."""
+        now = time.monotonic()
+        if now - self._looked_s < _TICK_S:
+            return False
+        self._looked_s = now
         if self._options.members is not None and self._options.members.alone():
             return True
         return bool(self._options.parent) and os.getppid() != self._options.parent
@@ -391,17 +384,6 @@ class Service:
         known = {**versions(), **features, **self._streams.offer}
         self._socket.send(peer, say.Welcome(known, *quotas, str(spool.directory), self._options.workers))
 
-    def _ping(self, peer: bytes, message: say.Ping, _: bytes) -> None:
-        pong = self._job_service.ping(peer, message)
-        self._socket.send(peer, replace(pong, note=self._add_trouble(pong.note)))
-
-    def _add_trouble(self, note: str) -> str:
-        return say.shorten("; ".join(filter(None, (note, self._worker_trouble))))
-
-    def _status(self, peer: bytes, _: say.AskStatus, __: bytes) -> None:
-        status = self._job_service.status(self._options.sys)
-        self._socket.send(peer, replace(status, note=self._add_trouble(status.note)))
-
     def _sensors(self, peer: bytes, _: say.AskSensors, __: bytes) -> None:
         # Sensors come and go. To look for them each time costs a listing of a small directory.
         readings = read_all(sensors(self._options.sys))[:_MAX_SENSORS]
@@ -417,7 +399,7 @@ class Service:
         if message.file:
             self._shared_directories[peer] = message.file.split("/")[1]
         digest = spool.look(message.file)
-        self._socket.send(peer, say.Seen(message.file, digest, spool.sign, spool.look_at_sign() or "0" * 32))
+        self._socket.send(peer, say.Seen(digest, spool.sign, spool.look_at_sign() or "0" * 32))
 
     def _expire(self) -> None:
         limit = time.monotonic() - self._options.lease_timeout_s
@@ -454,7 +436,7 @@ class Service:
             try:
                 worker = WorkerProcess(self._worker_arguments)
             except OSError as error:  # too many processes or descriptors, or too little memory: the other workers go on
-                self._worker_trouble = f"a worker process cannot be started: {error.strerror}; see the engine's log"
+                self._job_service.trouble = f"a worker process cannot be started: {error.strerror}; see the engine's log"
                 self._start_after = time.monotonic() + _RESTART_S
                 _LOG.error("a worker process cannot be started: %s; the next attempt is in %g s", error, _RESTART_S)
                 return
@@ -482,7 +464,7 @@ class Service:
             kind = report["say"]
             if kind == "ready":
                 worker.is_ready(report["kernel"])
-                self._worker_trouble = ""
+                self._job_service.trouble = ""
             elif kind == "progress" and worker.lease is not None:
                 self._job_service.progressed(*worker.lease, report["samples"])
             elif kind == "probed" and worker.probe is not None:
@@ -505,7 +487,7 @@ class Service:
         self._workers.remove(worker)
         status = worker.end(_WORKER_GRACE_S)
         if not worker.ready:
-            self._worker_trouble = f"a worker process ended at its start with status {status}; see the engine's log"
+            self._job_service.trouble = f"a worker process ended at its start with status {status}; see the engine's log"
             self._start_after = time.monotonic() + _RESTART_S
         _LOG.error("worker %d ended with status %d and is replaced", worker.pid, status)
         if worker.probe is not None:

@@ -25,9 +25,8 @@ from csd_engine.prepare.operator_file import OperatorDirectory
 from csd_engine.protocol import codec as say
 from csd_engine.protocol.fields import MAX_ITEMS
 from csd_engine.service.admission import check_job
-from csd_engine.service.groups import Measurement, Member, learned, to_tell
-from csd_engine.service.jobs import FairQueue, Job, LeaseState, ProbeWork, Quota, Work
-from csd_engine.service.meter import Meter
+from csd_engine.service.fair_queue import FairQueue, Quota, learned, to_tell
+from csd_engine.service.jobs import Job, LeaseState, Measurement, Member, Meter, ProbeWork, Work
 from csd_engine.service.parcels import Parcels
 from csd_engine.service.spool import Spool
 from csd_engine.service.uploads import FileCache, needed_files
@@ -61,11 +60,6 @@ class _Opening:
     description_bytes: int
 
 
-def _short_name(host: str) -> str:
-    """Return 8 hex digits that stand for a host in texts for people."""
-    return hashlib.blake2b(host.encode("utf-8"), digest_size=4).hexdigest()
-
-
 class JobService:
     """The jobs of all hosts on one spool.
 
@@ -77,6 +71,8 @@ class JobService:
         host_of: returns the key of a connection's host, for fairness.
         roots_of: returns the directories that may be read for a connection's host.
         operators: directory of the files of users' operators; None: there is none.
+        sys: the path of /sys.
+        memory_bytes: of this computer; it limits the samples whose leases wait for one host.
     """
 
     def __init__(
@@ -88,9 +84,12 @@ class JobService:
         send: Callable[[bytes, say.Message], None],
         host_of: Callable[[bytes], str],
         roots_of: Callable[[bytes], Roots],
-        operators: Optional[OperatorDirectory] = None,
+        operators: Optional[OperatorDirectory],
+        sys: str,
+        memory_bytes: int,
     ) -> None:
         self.note = ""  # why leases are held back now
+        self.trouble = ""  # what is wrong with the workers
         self._spool = spool
         self._roots_of = roots_of
         self._workers = workers
@@ -101,7 +100,8 @@ class JobService:
         self._received = {MANIFEST: manifests, ARRAY: arrays}
         self._operators = operators
         self._parcels = Parcels(spool, send)
-        self._most_items = _LEAST_ITEMS
+        self._sys = sys
+        self._most_items = max(_LEAST_ITEMS, memory_bytes // _BYTES_PER_ITEM)
         self._queue = FairQueue()
         self._opening: List[_Opening] = []
         self._full_until = 0.0
@@ -110,10 +110,6 @@ class JobService:
         self._meter = Meter(self._began)
         self._retires = ""  # why the engine is about to end; empty: it is not
         self.cache_hits = self.cache_misses = 0  # samples of published leases whose jobs have a shelf
-
-    def limit_items(self, memory_bytes: int) -> None:
-        """Limit the samples whose leases wait for one host, by the memory of this computer."""
-        self._most_items = max(_LEAST_ITEMS, memory_bytes // _BYTES_PER_ITEM)
 
     def refuse(self, peer: bytes, job: str, reason: str) -> None:
         """Refuse a job, or the whole connection if `job` is empty."""
@@ -136,34 +132,37 @@ class JobService:
         """Charge a host for a turn that was too long by so many seconds: all workers may have waited for its end."""
         self._queue.stalled(host, seconds * len(self._workers))
 
-    def ping(self, peer: bytes, message: say.Ping) -> say.Pong:
-        """Note which jobs' training waits, and return the answer to the ping."""
+    def ping(self, peer: bytes, message: say.Ping, _: bytes) -> None:
+        """Note which jobs' training waits, and answer the ping."""
         for job in self._queue.of(peer):
             job.waiting = job.name in message.waiting
         at_work = [worker.lease for worker in self._workers if worker.lease is not None and worker.lease[0].peer == peer]
         progress = [(job.name, work.lease.lease, work.samples) for job, work in at_work]
-        spool = self._spool
-        return say.Pong(tuple(progress), spool.batches, spool.bytes, spool.free_bytes(), say.shorten(self.note))
+        self._send(peer, say.Pong(tuple(progress), self._told(self.note)))
 
-    def status(self, sys: str) -> say.Status:
-        """Return the state of the engine and its computer. `sys`: the path of /sys."""
+    def _told(self, note: str) -> str:
+        return say.shorten("; ".join(filter(None, (note, self.trouble))))
+
+    def status(self, peer: bytes, _: say.AskStatus, __: bytes) -> None:
+        """Tell the state of the engine and its computer."""
         now, spool = time.monotonic(), self._spool
         jobs = [
             say.JobStatus(
-                _short_name(job.host), job.key, job.samples, job.layout.batch, job.made, job.meter.per_s(now), job.unfetched,
-                len(job.queue), say.shorten(job.held_back) if job.queue else "",
+                hashlib.blake2b(job.host.encode("utf-8"), digest_size=4).hexdigest(), job.key, job.samples, job.layout.batch,
+                job.made, job.meter.per_s(now), job.unfetched, len(job.queue), say.shorten(job.held_back) if job.queue else "",
             )  # fmt: skip
             for job in self._queue.of()
         ]
         memory = computer.memory()
         kernel = next((worker.kernel for worker in self._workers if worker.ready), "")
-        return say.Status(
+        status = say.Status(
             {**versions(), "kernel": kernel}, now - self._began, len(self._workers), computer.cpus(), tuple(jobs),
             self._meter.total, self._meter.per_s(now),
             *computer.process_memory([os.getpid(), *(worker.pid for worker in self._workers)]), memory.total, memory.available,
             spool.batches, spool.bytes, spool.free_bytes(), spool.quota_batches, spool.quota_bytes, spool.reserve_bytes,
-            computer.temperature_c(sys), computer.load(), say.shorten(self.note or self._retires),
+            computer.temperature_c(self._sys), computer.load(), self._told(self.note or self._retires),
         )  # fmt: skip
+        self._send(peer, status)
 
     def drop_host(self, peer: bytes) -> int:
         """End all jobs of a host that is gone; return how many it had. Nothing is sent to it."""
@@ -533,8 +532,8 @@ class JobService:
             job.made += 1
             self.cache_hits, self.cache_misses = self.cache_hits + report["hits"], self.cache_misses + report["misses"]
             self.progressed(job, work, work.layout.batch)
-            size, busy_s = work.file_bytes, report["busy_s"]
-            self._send(job.peer, say.Published(job.name, number, f"{job.key}/{report['name']}", size, busy_s))
+            busy_s = report["busy_s"]
+            self._send(job.peer, say.Published(job.name, number, f"{job.key}/{report['name']}", busy_s))
             measurement = (work.layout.batch, busy_s)
             for one in to_tell(job, self._queue.of()):
                 self._send_measurements(one, (measurement,))
@@ -558,4 +557,4 @@ class JobService:
             self._tell_digests(job, probe.digests)
 
     def _tell_digests(self, job: Job, digests: Sequence[str]) -> None:
-        self._send(job.peer, say.ProbeDone(job.name, tuple(map(say.shorten, digests)), versions()))
+        self._send(job.peer, say.ProbeDone(job.name, tuple(map(say.shorten, digests))))

@@ -285,7 +285,7 @@ class Worker:
             "lease": self._lease,
             "next": self._note_next,
             "probe": self._probe,
-            "cancel": self._ignore_cancel,
+            "cancel": lambda _: None,  # it came after the end of its lease
         }
         try:
             found = kernel()  # before the first sample: loading takes a moment, and the service then knows the variant
@@ -306,9 +306,6 @@ class Worker:
         """Report the end of a lease or probe, and the seconds spent on it: with its job's opening, and whatever came of it."""
         began, self._charged_until = self._charged_until, time.monotonic()
         self._channel.send(kind, spent_s=self._charged_until - began, **fields)
-
-    def _ignore_cancel(self, command: Dict[str, Any]) -> None:
-        """Drop a cancel that came after the end of its lease."""
 
     def _note_job(self, command: Dict[str, Any]) -> None:
         self._commands[command["job"]] = command
@@ -416,28 +413,23 @@ class Worker:
             with _with_parcel(job, command["parcel"]):
                 self._fill(job, writer, command)
             path = writer.publish()
-        except _Cancelled:
-            self._drop(writer)
-            self._report("cancelled", **about)
-        except (SampleError, SpoolError, DatasetError) as error:
-            self._drop(writer)
+        except BaseException as error:
+            if writer is not None:
+                writer.abort()
+            if not isinstance(error, Exception) or isinstance(error, EOFError):  # EOFError: the service is gone
+                raise
+            if isinstance(error, _Cancelled):
+                self._report("cancelled", **about)
+                return
+            if not isinstance(error, (SampleError, SpoolError, DatasetError)):
+                error = _unforeseen("the batch cannot be made", error)
             full = isinstance(error, SpoolFull)
             fatal = isinstance(error, SpoolError) and not full
             self._report("failed", reason=str(error), fatal=fatal, full=full, **about)
-        except BaseException as error:
-            self._drop(writer)
-            if not isinstance(error, Exception) or isinstance(error, EOFError):  # EOFError: the service is gone
-                raise
-            self._report("failed", reason=str(_unforeseen("the batch cannot be made", error)), fatal=False, full=False, **about)
         else:
             hits, misses = (after - begun for after, begun in zip(_cached(job), before))
             busy_s = time.monotonic() - start
             self._report("published", name=path.name, busy_s=busy_s, hits=hits, misses=misses, **about)
-
-    @staticmethod
-    def _drop(writer: Optional[BatchWriter]) -> None:
-        if writer is not None:
-            writer.abort()
 
     def _fill(self, job: _OpenJob, writer: BatchWriter, command: Dict[str, Any]) -> None:
         """Make a lease's samples. Raises _Cancelled, or as `StartedBatch.make` and `BatchWriter.write_rows` do."""

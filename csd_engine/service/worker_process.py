@@ -58,7 +58,7 @@ class WorkerProcess:
         self.write_descriptor = self._process.stdin.fileno()
         os.set_blocking(self.write_descriptor, False)
         self._lines = LineBuffer()
-        self._unsent: Deque[memoryview] = deque()
+        self.unsent: Deque[memoryview] = deque()  # commands that wait for its pipe
         self._known: Set[str] = set()
         self.ready = False
         self.kernel = ""  # the kernel's variant, or "none"; set when the worker is ready
@@ -105,29 +105,24 @@ class WorkerProcess:
         """End it at once. `reports` then returns None."""
         self._process.kill()
 
-    @property
-    def unsent(self) -> bool:
-        """Whether commands wait for its pipe."""
-        return bool(self._unsent)
-
     def _send(self, **command: Any) -> None:
-        self._unsent.append(memoryview((json.dumps(command, separators=(",", ":")) + "\n").encode("ascii")))
+        self.unsent.append(memoryview((json.dumps(command, separators=(",", ":")) + "\n").encode("ascii")))
         self.flush()
 
     def flush(self) -> None:
         """Send the bytes that the pipe takes. A closed pipe is no error here: `reports` then returns None."""
         try:
-            while self._unsent:
-                piece = self._unsent[0]
+            while self.unsent:
+                piece = self.unsent[0]
                 sent = os.write(self.write_descriptor, piece)
                 if sent < len(piece):
-                    self._unsent[0] = piece[sent:]
+                    self.unsent[0] = piece[sent:]
                 else:
-                    self._unsent.popleft()
+                    self.unsent.popleft()
         except BlockingIOError:
             pass
         except OSError:
-            self._unsent.clear()
+            self.unsent.clear()
 
     def _send_job(self, job: Job) -> None:
         if job.key not in self._known:

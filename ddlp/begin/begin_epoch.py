@@ -20,7 +20,7 @@ from ddlp.remembered import Remembered
 from ddlp.sampling import checkpoint as resuming
 from ddlp.sampling.torch_loader import OrderSource, collates, index_sampler_of
 from ddlp.schedule.strategies import Order
-from ddlp.sources.epoch import Epoch
+from ddlp.sources.base import Epoch
 from ddlp.sources.host import stateful_workers as stateful
 from ddlp.sources.host.torch_workers import UserCodeIterator
 from ddlp.transfer.to_device import MoveAndTransform, pinned_for

@@ -134,10 +134,10 @@ def why_at_home(loader: DataLoader, config: LoaderConfig) -> str:
 
 
 def pool_of(config: LoaderConfig) -> Pool | None:
-    """Return the pool that the loader was given; None: there is none. Raises as `ddlp.pools.given.pool_of`."""
+    """Return the pool that the loader was given; None: there is none. Raises as `ddlp.pools.offload.pool_of`."""
     if config.pool is None:
         return None
-    from ddlp.pools.given import pool_of
+    from ddlp.pools.offload import pool_of
 
     return pool_of(config.pool)
 

@@ -27,7 +27,13 @@ _pillows: Any = None  # the plugin's own entry, while ddlp's entry replaces it
 _installed = False
 _threads = 0  # that are in `here` and want them
 _decide: Callable[[], bool] | None = None  # tells at the first JPEG whether this process, a fork, postpones
-_thread = threading.local()  # its attribute `wants`: what this thread wants, whatever the process has; None: the process's
+
+
+class _Thread(threading.local):
+    wants: bool | None = None  # whatever the process has; None: as the process
+
+
+_thread = _Thread()
 
 
 def why_not() -> str:
@@ -82,14 +88,15 @@ class Here:
 
     def __init__(self, wants: bool) -> None:
         global _threads
-        self._wants, self._before, self._open = wants, None, wants
+        self._wants, self._open = wants, wants
+        self._before: bool | None = None
         with _lock:
             _threads += wants
             if wants:
                 _register()
 
     def __enter__(self) -> None:
-        self._before, _thread.wants = getattr(_thread, "wants", None), self._wants
+        self._before, _thread.wants = _thread.wants, self._wants
 
     def __exit__(self, *error: object) -> None:
         _thread.wants = self._before
@@ -116,11 +123,6 @@ def here(wants: bool = True) -> Iterator[None]:
             yield
     finally:
         block.close()
-
-
-def _wants() -> bool | None:
-    wants: bool | None = getattr(_thread, "wants", None)
-    return wants
 
 
 def in_forks(wanted: Callable[[], bool]) -> None:
@@ -167,7 +169,7 @@ def _open(*arguments: Any) -> Any:
             _unregister()
     # If `here` of another thread has ended since Pillow looked `_open` up, the plugin's own factory is back in its place.
     image = (_pillows or Image.OPEN[_FORMAT])[0](*arguments)
-    wants = _wants()
+    wants = _thread.wants
     if type(image) is JpegImagePlugin.JpegImageFile and (_installed if wants is None else wants and _can()):
         image.__class__ = PostponedFile
     return image
@@ -175,7 +177,7 @@ def _open(*arguments: Any) -> Any:
 
 def _can() -> bool:
     """Whether this process can have postponed images. Loading the kernel opens JPEGs too: these are Pillow's."""
-    wants, _thread.wants = _wants(), False
+    wants, _thread.wants = _thread.wants, False
     try:
         return not why_not()
     finally:
@@ -185,7 +187,7 @@ def _can() -> bool:
 def _in_child() -> None:
     """Forget the parent's other threads: they may have held the lock."""
     global _lock, _threads
-    _lock, _threads = threading.RLock(), int(_wants() or False)
+    _lock, _threads = threading.RLock(), int(_thread.wants or False)
     _unregister()
 
 

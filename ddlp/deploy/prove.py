@@ -21,13 +21,12 @@ from csd_engine.data.files import FileSet
 from csd_engine.data.manifest import write_manifest
 from csd_engine.errors import SampleError
 from csd_engine.prepare.sample import prepare_sample, sample_digest
+from csd_engine.protocol import codec as say
 from csd_engine.transforms import resample
 from csd_engine.transforms.pipeline import Pipeline
 from ddlp.deploy.findings import Finding, bad, ok, warn
 from ddlp.deploy.shell import Shell
-from ddlp.sources.engine.events import LeaseFailed, LeasePublished
-from ddlp.sources.engine.job import JobHandle
-from ddlp.sources.engine.link import EngineLink
+from ddlp.sources.engine.link import EngineLink, JobHandle
 
 __all__ = ["Compared", "Trial", "check_port", "seen_by_both", "some_images"]
 
@@ -208,16 +207,16 @@ class Trial:
             while under_way < 2 * self._workers:
                 items = [((number * _BATCH + k) % count, number * _BATCH // count) for k in range(_BATCH)]
                 name = identity(self._pipeline.digest, fingerprint(self._dataset), _SEED, 0, items)
-                self._job.lease(number, name, _SEED, 0, items)
+                self._job.send_lease(number, name, _SEED, 0, items)
                 number, under_way = number + 1, under_way + 1
             try:
                 event = self._events.get(timeout=1.0)
             except queue.Empty:
                 waiting(time.monotonic() - began, made)
                 continue
-            if isinstance(event, LeaseFailed):
+            if isinstance(event, say.Failed):
                 return None
-            if not isinstance(event, LeasePublished):
+            if not isinstance(event, say.Published):
                 continue
             self._job.release(event.lease)
             under_way -= 1

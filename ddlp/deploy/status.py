@@ -23,8 +23,7 @@ from ddlp.deploy.options import add_json
 from ddlp.devices import address_book as book
 from ddlp.devices.device import Device
 from ddlp.errors import DDLPError
-from ddlp.sources.engine.carded import carded_engines
-from ddlp.sources.engine.device_link import CardedEngine, link_to
+from ddlp.sources.engine.device_link import CardedEngine, carded_engines, link_to
 
 TIMEOUT_S = 5.0
 _WATCH_S = 2.0

@@ -20,14 +20,12 @@ from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.rates import Rates
 from ddlp.schedule.slots import FETCH_SLOTS, host_slots
 from ddlp.schedule.strategies import Strategy
-from ddlp.sources.base import HostSource, Resources, StepRunner
-from ddlp.sources.epoch import Epoch
+from ddlp.sources.base import Epoch, HostSource, Resources, StepRunner
 from ddlp.sources.host import own_steps
 from ddlp.sources.host.dali import DaliHost, Graphs
 from ddlp.sources.host.native import NativeHost
 from ddlp.transfer.gpu_transfer import GpuTransfer
 from ddlp.transfer.memory_pool import SPARE_BLOCKS, MemoryPool
-from ddlp.transfer.shared_pool import SharedPool
 
 if TYPE_CHECKING:
     from ddlp.sources.usercode.host import UserCodeHost
@@ -50,12 +48,10 @@ def resources_of(
     ``how``: where the own steps run, the loader's ``own_steps``. ``user_code``: makes batches of user code, as a pool does too.
     """
     rest = epoch.portable.rest
-    elsewhere = rest is not None and own_steps.in_processes(how, epoch.workers)
-    pinned = gpu_transfer is not None and gpu_transfer.pinned
-    pool = SharedPool(SPARE_BLOCKS) if elsewhere else MemoryPool(SPARE_BLOCKS, pinned)
+    pool = MemoryPool(SPARE_BLOCKS, gpu_transfer is not None and gpu_transfer.pinned)
     runner: StepRunner | None = user_code
     if rest is not None:
-        runner = own_steps.start(how, loader, rest, epoch.portable.epilogue, epoch.base_seed, pool)
+        runner = own_steps.start(how, loader, rest, epoch.portable.epilogue, epoch.base_seed)
     fetcher = _utils.fetch._MapDatasetFetcher(loader.dataset, epoch.batched, loader.collate_fn, False)
     reader = epoch.portable.dataset.reader()
     return Resources(epoch, plan, reader, pool, gpu_transfer, runner, cache, partial(_error_of, fetcher))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ddlp.epoch.monitor import Monitor
 from ddlp.planning.controller import Controller
-from ddlp.schedule.ledger import RETIRED, Cancel
+from ddlp.schedule.ledger import RETIRED
 from ddlp.sources.base import AttachedSource, Capacity, Resources
 
 __all__ = ["Devices", "Published"]
@@ -79,18 +79,16 @@ class Devices:
                 self.lost(retired, RETIRED)
 
     def _drain(self) -> None:
-        """Tell sources of leases that are cancelled, and of published batches that are not needed any more."""
+        """Tell sources of leases whose batches are not needed any more."""
         effects = self._monitor.ledger.effects
         while effects:
             effect = effects.popleft()
             self._published.pop(effect.lease, None)
             if (source := self.states[effect.device].source) is None:
                 continue
-            if isinstance(effect, Cancel):
+            if effect.unpublished:
                 self._monitor.hooks.lease_cancelled(effect.device, effect.lease)
-                source.cancel(effect.lease)
-            else:
-                source.release(effect.lease)
+            source.release(effect.lease)
 
     def _lease(self) -> None:
         """Lease batches to devices, as the strategy says."""

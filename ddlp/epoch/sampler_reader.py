@@ -11,7 +11,7 @@ from ddlp.sampling.epoch_plan import EpochPlan, is_built_in
 from ddlp.sampling.generator_states import States
 from ddlp.sampling.torch_loader import OrderSource
 from ddlp.schedule.ranges import RangeSet
-from ddlp.sources.epoch import Epoch
+from ddlp.sources.base import Epoch
 
 __all__ = ["SamplerReader"]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from ddlp.schedule.ledger import Cancel, Ledger, Side
+from ddlp.schedule.ledger import Ledger, Side
 from ddlp.schedule.rates import Rates
 from ddlp.schedule.slots import FETCHERS
 from ddlp.schedule.strategies import Strategy
@@ -220,7 +220,7 @@ class Simulation:
         effects = self.ledger.effects
         while effects:
             effect = effects.popleft()
-            if isinstance(effect, Cancel):
+            if effect.unpublished:
                 if not self.world.late_copy(effect.lease):
                     self._cancelled.add(effect.lease)
             else:

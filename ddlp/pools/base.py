@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from ddlp.sources.engine.connections import EngineAt
-from ddlp.sources.usercode.executor import Starter
+from ddlp.sources.usercode.wire import Starter
 
 __all__ = ["Pool", "check_number", "check_range", "check_wanted", "is_pool", "nodes_of", "range_of"]
 
@@ -17,7 +17,7 @@ class Pool(Protocol):
     A pool that has attributes ``min`` and ``max`` lets ``strategy="auto"`` find the number of engines between them.
 
     A pool that runs the user's own code too has an attribute ``user_code``, which is true, and a method ``nodes() ->
-    Mapping[str, Starter]``: what starts each node of this moment, by the node's name (`ddlp.sources.usercode.executor`).
+    Mapping[str, Starter]``: what starts each node of this moment, by the node's name (`ddlp.sources.usercode.wire`).
     """
 
     def want(self, engines: int) -> None:
@@ -57,9 +57,11 @@ def check_range(least: int, most: int) -> None:
         raise ValueError(f"min={least!r}, max={most!r}: the least and the largest number of engines, 0 or more")
 
 
-def check_wanted(engines: int, least: int, most: int) -> None:
-    """Raise ValueError unless this is a number of engines in a pool's range."""
-    if not least <= _number(engines, "want") <= most:
+def check_wanted(engines: int, least: int | None, most: int | None) -> None:
+    """Raise ValueError unless this is a number of engines in a pool's range. None: it has no range, only 1 at least."""
+    if least is None or most is None:
+        check_number(engines, f"want({engines!r})")
+    elif not least <= _number(engines, "want") <= most:
         raise ValueError(f"want({engines!r}): a number of engines from {least} to {most}, this pool's min and max")
 
 

@@ -9,9 +9,9 @@ from csd_engine.errors import EngineError
 from csd_engine.protocol.cards import open_cards
 from ddlp.devices.device import Data, check_data
 from ddlp.errors import DDLPError
-from ddlp.pools.base import check_number, check_range, check_wanted
-from ddlp.sources.engine.carded import carded_engines
+from ddlp.pools.base import check_range, check_wanted
 from ddlp.sources.engine.connections import EngineAt
+from ddlp.sources.engine.device_link import carded_engines
 
 __all__ = ["CardPool"]
 
@@ -54,10 +54,7 @@ class CardPool:
         Raises:
             ValueError: if it is less than 1, or beyond ``min`` and ``max`` if they are given.
         """
-        if self.max is None:
-            check_number(engines, f"want({engines!r})")
-        else:
-            check_wanted(engines, self.min, self.max)
+        check_wanted(engines, self.min, self.max)
         self._at_most = engines
 
     def engines(self) -> Mapping[str, EngineAt]:

@@ -10,8 +10,8 @@ from ddlp.caching.settings import Cache
 from ddlp.pools.base import check_number, check_range, check_wanted
 from ddlp.sources.engine.connections import EngineAt
 from ddlp.sources.engine.embedded import EmbeddedOptions
-from ddlp.sources.usercode.executor import Starter
 from ddlp.sources.usercode.process import ProcessNode
+from ddlp.sources.usercode.wire import Starter
 
 __all__ = ["LocalPool"]
 
@@ -61,10 +61,7 @@ class LocalPool:
         Raises:
             ValueError: if it is less than 1, or beyond ``min`` and ``max`` if they are given.
         """
-        if self.min is None:
-            check_number(engines, f"want({engines!r})")
-        else:
-            check_wanted(engines, self.min, self.max)
+        check_wanted(engines, self.min, self.max)
         self._engines = engines
 
     def engines(self) -> Mapping[str, EngineAt]:

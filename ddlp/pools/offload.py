@@ -7,26 +7,58 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from typing import Any, Protocol
 
 from torch.utils.data import DataLoader
 
 from ddlp.config import LoaderConfig
-from ddlp.pools.base import nodes_of
-from ddlp.pools.given import pool_of
-from ddlp.pools.joining import Members, newcomers
+from ddlp.pools.base import Pool, is_pool, nodes_of
+from ddlp.pools.cards import CardPool
+from ddlp.pools.local import LocalPool
 from ddlp.process.finalizers import when_dropped
 from ddlp.sources.base import EpochSink, LeaseSource
 from ddlp.sources.engine.connections import EngineConnections
 from ddlp.sources.engine.embedded import EmbeddedOptions, default_spool
-from ddlp.sources.engine.source import EngineSource
+from ddlp.sources.engine.source import LOOK_S, EngineSource
 from ddlp.sources.usercode.host import UserCodeHost
 from ddlp.sources.usercode.nodes import Nodes
 from ddlp.sources.usercode.source import UserCodeSource
 from ddlp.sources.usercode.work import Work
 
-__all__ = ["Offload"]
+__all__ = ["Offload", "pool_of"]
+
+
+class Members(Protocol):
+    """The engines that a loader's pool has at this moment."""
+
+    trouble: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Their names."""
+
+
+def pool_of(given: Any) -> Pool | None:
+    """Return the pool that a loader's argument names; None: there is none.
+
+    Args:
+        given: a number of engines on this machine, the path of a directory of cards, or a pool.
+
+    Raises:
+        ValueError: for anything else.
+        DDLPError: the directory can't be used.
+    """
+    if given is None or is_pool(given):
+        return given
+    if isinstance(given, int):
+        return LocalPool(given)
+    if isinstance(given, (str, os.PathLike)):
+        return CardPool(given)
+    raise ValueError(
+        f"pool={given!r}: expected a number of engines, a directory of cards, a ddlp.LocalPool or ddlp.RayPool, or None"
+    )
 
 
 class Offload:
@@ -140,7 +172,7 @@ def _attach_newcomers(
     members: Members, source_of: Callable[[str], LeaseSource], known: Iterable[str], sink: EpochSink
 ) -> None:
     """Attach each engine that comes to the pool while the epoch runs."""
-    for name in newcomers(members, known, sink):
+    for name in _newcomers(members, known, sink):
         _start_attaching(source_of(name), sink)
 
 
@@ -150,3 +182,29 @@ def _attach(source: LeaseSource, sink: EpochSink) -> None:
         source.attach(sink)
     except Exception as error:
         sink.lost(source.name, repr(error), error)
+
+
+def _newcomers(members: Members, known: Iterable[str], sink: EpochSink) -> Iterator[str]:
+    """Yield the name of each engine that comes after the epoch's beginning, until the epoch is over. The epoch expects it then.
+
+    One that is not in the pool any more finishes what it has, and takes no more leases.
+
+    Args:
+        members: of the loader's pool.
+        known: the names of engines that the epoch knows already.
+        sink: the epoch.
+    """
+    seen, told = set(known), ""
+    while not sink.over_within(LOOK_S):
+        names = members.names
+        for name in names:
+            if name not in seen:
+                seen.add(name)
+                sink.expect(name)
+                yield name
+        for name in seen.difference(names):
+            sink.retires(name, "it is not in the pool any more")
+        if members.trouble != told:
+            told = members.trouble
+            if told:
+                sink.warn(f"no engine can join now: {told}")

@@ -31,12 +31,11 @@ from ddlp.pools.ray_keeper import Settings
 from ddlp.process.forks import no_forks
 from ddlp.process.pauses import next_pause_s
 from ddlp.process.user_warnings import warn_user
-from ddlp.sources.engine.carded import own_pair
 from ddlp.sources.engine.connections import EngineAt
-from ddlp.sources.engine.device_link import CardedEngine
+from ddlp.sources.engine.device_link import CardedEngine, own_pair
 from ddlp.sources.engine.embedded import EmbeddedOptions
-from ddlp.sources.usercode.executor import NodeGone, Starter
 from ddlp.sources.usercode.relayed import RelayedNode
+from ddlp.sources.usercode.wire import NodeGone, Starter
 
 __all__ = ["RayPool"]
 

@@ -15,7 +15,7 @@ from ddlp.process.ranks import here
 from ddlp.process.version import __version__
 from ddlp.recording.events import FORMAT, EpochBegan, Exhausted, HostBatch, Rested, Step
 from ddlp.recording.recorder import Recorder, Recording
-from ddlp.sources.workers.timed_fetch import FetchHooks, Made
+from ddlp.sources.workers.timed_fetch import FetchHooks, Took
 from ddlp.stats.live import length
 
 __all__ = ["UserCodeRecording", "recording_of"]
@@ -63,13 +63,13 @@ class UserCodeRecording(FetchHooks):
         """As `FetchHooks.began`."""
         self._recording.began(self._first)
 
-    def delivered(self, made: Made, position: int, samples: int, asked_at: float, got_at: float, ready: int) -> None:
+    def delivered(self, took: Took, position: int, samples: int, asked_at: float, got_at: float, ready: int) -> None:
         """As `FetchHooks.delivered`."""
-        self._rested(made.worker, made.began_at, over=False)
+        self._rested(took.worker, took.began_at, over=False)
         self._recording.saw(
-            HostBatch(made.worker, position, made.began_at, made.ended_at, made.read_s, made.cpu_s, "made")
+            HostBatch(took.worker, position, took.began_at, took.ended_at, took.read_s, took.cpu_s, "made")
         )
-        self._ended_at[made.worker] = made.ended_at
+        self._ended_at[took.worker] = took.ended_at
         self._recording.saw(Step(position, "cpu", samples, asked_at, got_at, time.monotonic(), ready, 0, 0, 0))
 
     def exhausted(self, asked_at: float) -> None:

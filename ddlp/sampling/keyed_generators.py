@@ -9,12 +9,12 @@ import functools
 import random
 import struct
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
-__all__ = ["GENERATORS", "GlobalGenerator", "keyed_globals"]
+__all__ = ["GENERATORS", "GlobalGenerator", "keyed_globals", "places"]
 
 _MASK32 = (1 << 32) - 1
 _MT19937_BYTES = 625 * 4  # numpy's mt19937_state: 624 words and the position
@@ -94,7 +94,8 @@ class _Numpy:
         self._bits: Any = None
         self._words: Any = None  # None: the generator is left alone
 
-    def _of_today(self) -> Any:
+    def words(self) -> Any:
+        """Return the memory of the generator of today, whose words they are; None if it is left alone."""
         bits = np.random.mtrand.get_bit_generator()
         if bits is not self._bits:
             known = type(bits) is np.random.MT19937
@@ -103,7 +104,7 @@ class _Numpy:
         return self._words
 
     def state(self) -> tuple[bytes, float | None]:
-        if self._of_today() is None:
+        if self.words() is None:
             return b"", None
         kept = _normal_of_numpy()
         if kept is not None:
@@ -112,7 +113,7 @@ class _Numpy:
         return self._words.raw, state[4] if state[3] else None
 
     def put_back(self, state: tuple[bytes, float | None]) -> None:
-        if self._of_today() is None:
+        if self.words() is None:
             return
         words, normal = state
         kept = _normal_of_numpy()
@@ -126,7 +127,7 @@ class _Numpy:
             np.random.set_state(("MT19937", numbers[:624], int(numbers[624]), 1, normal))
 
     def seed(self, key: int) -> None:
-        if self._of_today() is not None:
+        if self.words() is not None:
             np.random.seed(key >> 32)  # not the bits that torch uses, since torch has the same algorithm
 
 
@@ -193,7 +194,46 @@ def _words_within(generator: random.Random) -> Any:
     return (ctypes.c_char * (_random.Random.__basicsize__ - header)).from_address(id(generator) + header)
 
 
-GENERATORS: Mapping[str, GlobalGenerator] = {"torch": _Torch(), "numpy": _Numpy(), "random": _Python()}
+_NUMPY = _Numpy()
+GENERATORS: Mapping[str, GlobalGenerator] = {"torch": _Torch(), "numpy": _NUMPY, "random": _Python()}
+
+
+def places() -> tuple[Any, ...] | None:
+    """Return what each draw from one of the three generators changes; None if that is not known here.
+
+    It is where they are in their words, some of the words, and the normals that they keep. To compare it takes a fifth of the
+    time of three calls of ``state``.
+    """
+    known = _windows()
+    if known is None or known.numpys._bit_generator is not known.bits:  # it was replaced since
+        return None
+    head, tail, words, normal, python = known.read
+    return head.raw, tail.raw, words.raw, normal.there, python.raw, _INSTANCE.gauss_next
+
+
+class _Windows(NamedTuple):
+    """The parts of memory that `places` reads, and numpy's bit generator, whose they are."""
+
+    numpys: Any
+    bits: Any
+    read: tuple[Any, Any, Any, Any, Any]
+
+
+@functools.cache
+def _windows() -> _Windows | None:
+    of_torch, words, normal, python = _memory_of_torch(), _NUMPY.words(), _normal_of_numpy(), _words_of_python()
+    numpys: Any = getattr(np.random.get_state, "__self__", None)
+    bits = getattr(numpys, "_bit_generator", None)
+    if bits is not np.random.mtrand.get_bit_generator():
+        return None
+    if of_torch is None or words is None or normal is None or python is None:
+        return None
+    head, tail = _part(of_torch, 0, 40), _part(of_torch, len(of_torch) - 28, 28)  # the place; the two normals
+    return _Windows(numpys, bits, (head, tail, _part(words, len(words) - 24, 24), normal, _part(python, 0, 24)))
+
+
+def _part(memory: Any, first: int, size: int) -> Any:
+    return (ctypes.c_char * size).from_buffer(memory, first)
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from enum import Enum
 from ddlp.schedule.ranges import RangeSet
 from ddlp.schedule.states import CsdCopy, Entry, Event, HostCopy, LedgerError
 
-__all__ = ["RETIRED", "Account", "Cancel", "Effect", "Ledger", "LedgerError", "Release", "Side"]
+__all__ = ["RETIRED", "Account", "Ledger", "LedgerError", "Release", "Side"]
 
 RETIRED = "it has retired"  # the reason of a loss that was in order
 FAILURES = 3  # failed leases in a row; fewer may be the fault of the data, which then fail on the host as well
@@ -35,22 +35,15 @@ class Side(Enum):
 
 
 @dataclass(frozen=True)
-class Cancel:
-    """Tell the device to stop working on this lease."""
-
-    device: str
-    lease: int
-
-
-@dataclass(frozen=True)
 class Release:
-    """Tell the device that this lease's file is not needed (any more), so that it removes the file and frees its space."""
+    """Tell the device that this lease's batch is not needed (any more), so that it stops working on it, or removes its file.
+
+    ``unpublished``: as far as is known, it has not published it.
+    """
 
     device: str
     lease: int
-
-
-Effect = Cancel | Release
+    unpublished: bool = False
 
 
 @dataclass
@@ -126,7 +119,7 @@ class Ledger:
         self.ready_csd = RangeSet()
         self.devices: dict[str, Account] = {}
         self.retired = False  # a device retires, or has retired
-        self.effects: deque[Effect] = deque()
+        self.effects: deque[Release] = deque()
         self._open: dict[int, Entry] = {}
         self._claims: dict[int, int] = {}  # claims that a worker still works on, including dropped ones -> position
         self._leases: dict[int, int] = {}  # leases whose copy is wanted, until delivery -> position
@@ -394,7 +387,7 @@ class Ledger:
         account.hanging.add(lease)
         if (entry := self._fetched(lease)) is not None:  # if None, the host's copy was first
             self._lose_csd(entry)
-        self.effects.extend(Cancel(device, one) for one in account.outstanding)
+        self.effects.extend(Release(device, one, unpublished=True) for one in account.outstanding)
         for position in list(account.outstanding.values()):
             self._lose_csd(self._open[position])
         self._drop_published(device)
@@ -482,7 +475,7 @@ class Ledger:
             return
         assert entry.device is not None and entry.lease is not None
         if entry.csd is CsdCopy.LEASED:
-            self.effects.append(Cancel(entry.device, entry.lease))
+            self.effects.append(Release(entry.device, entry.lease, unpublished=True))
             self.taken_back += 1
         self._end_lease(entry)
         entry.step_csd(Event.DROP)

@@ -1,4 +1,4 @@
-"""The interfaces of sources: one that prepares batches on this host, and one that takes leases and prepares elsewhere.
+"""What an epoch is, and the interfaces of sources: one prepares batches on this host, one takes leases and prepares elsewhere.
 
     HostSource    `prepare`, in threads of this process: `ddlp.sources.host.native`, `ddlp.sources.host.dali`
     LeaseSource   `attach` brings it into an epoch, which then gives it leases: `ddlp.sources.engine`, `ddlp.sources.usercode`
@@ -22,16 +22,19 @@ from csd_engine.data.base import Reader
 from csd_engine.prepare.batch_maker import BatchMaker
 from csd_engine.prepare.cached_batch import SampleCache
 from ddlp.planning.measured import Transport
+from ddlp.sampling.checkpoint import Resume
 from ddlp.sampling.epoch_plan import EpochPlan
-from ddlp.sources.epoch import Epoch
+from ddlp.schedule.slots import FETCHERS
 from ddlp.transfer.gpu_transfer import GpuTransfer
 from ddlp.transfer.memory_pool import MemoryPool
 from ddlp.transfer.prepared_batch import BatchState, PreparedBatch
+from ddlp.translate.portable import Portable
 
 __all__ = [
     "AttachedSource",
     "BatchState",
     "Capacity",
+    "Epoch",
     "EpochSink",
     "HostSource",
     "LeaseSource",
@@ -41,6 +44,66 @@ __all__ = [
     "Unwanted",
     "is_lease_source",
 ]
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What one epoch is: whose samples come, what is drawn for them, who makes them, and where they are delivered.
+
+    It is made once, when the loader's base seed is drawn.
+
+    Attributes:
+        portable: the data set and the transform, in the form that both sides run.
+        seed: of the draws within samples.
+        number: with the seed, and a sample's index and occurrence, it gives the sample's draws.
+        base_seed: the one that torch's DataLoader draws for its workers.
+        resume: where the epoch goes on.
+        batched: the sampler gives batches, which are collated; False: single samples.
+        batch_size: of a full batch; 0: the sampler's batches differ.
+        collate: joins a batch's targets.
+        workers: the loader's ``num_workers``.
+        prefetch_factor: batches that each of them prefetches.
+        sources: the names of the sources that take leases.
+        may_join: further ones may join while the epoch runs, see `EpochSink.expect`.
+        rank_after_rank: a source that several ranks share works for the lowest rank that has leases.
+        most_replaced: the share of the samples that may be replaced, if their images are bad; None: a bad image raises.
+        target: where batches are delivered; None: as CPU tensors.
+        pin: a kind of device, for which CPU tensors are copied to torch's page-locked memory; None: they are not.
+        batch_transform: called with each finished batch.
+    """
+
+    portable: Portable
+    seed: int
+    number: int
+    base_seed: int = 0
+    resume: Resume = Resume()
+    batched: bool = True
+    batch_size: int = 0
+    collate: Callable[[Any], Any] = torch.utils.data.default_collate
+    workers: int = 0
+    prefetch_factor: int = 2
+    sources: tuple[str, ...] = ()
+    may_join: bool = False
+    rank_after_rank: bool = False
+    most_replaced: float | None = None
+    target: torch.device | None = None
+    pin: str | None = None
+    batch_transform: Callable[[Any], Any] | None = None
+
+    @property
+    def leases(self) -> bool:
+        """Whether any source may take leases."""
+        return self.may_join or bool(self.sources)
+
+    @property
+    def fetchers(self) -> int:
+        """How many threads fetch devices' batches."""
+        return FETCHERS if self.leases else 0
+
+    @property
+    def host_threads(self) -> int:
+        """How many threads of this process make the host's batches: one prefetches without workers too."""
+        return max(1, self.workers)
 
 
 @dataclass(frozen=True)
@@ -163,7 +226,7 @@ class Capacity:
 class AttachedSource(Protocol):
     """A lease source that takes part in an epoch. Only `fetch` may block.
 
-    `lease`, `cancel`, `release` and `waiting` are called under the epoch's lock. So a source with a lock of its own must not
+    `lease`, `release` and `waiting` are called under the epoch's lock. So a source with a lock of its own must not
     hold it while it calls the sink.
     """
 
@@ -174,14 +237,11 @@ class AttachedSource(Protocol):
     def lease(self, lease: int, position: int) -> None:
         """Prepare the batch at this position, and tell the sink: `EpochSink.published` or `EpochSink.failed`."""
 
-    def cancel(self, lease: int) -> None:
-        """Stop working on this lease. Its batch is not wanted any more."""
-
     def release(self, lease: int) -> None:
-        """Free the place of this lease's published batch, which is not needed any more.
+        """Stop working on this lease, or free the place of its published batch: it is not needed any more.
 
         This may be called while the batch is fetched, if the host's copy was first. A batch that is published after its lease
-        was cancelled, or after a loss, is released as well. The source that has joined last gets that call.
+        was released, or after a loss, is released again. The source that has joined last gets that call.
         """
 
     def waiting(self, waiting: bool) -> None:

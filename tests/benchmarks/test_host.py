@@ -139,16 +139,16 @@ def test_rates_are_those_of_a_core_of_the_median_speed():
     assert here.rates == {OURS: [175 * 0.3, 175 * 0.3], BARE: [175 * 0.3, 175 * 0.2]}
 
 
+def one_off(*arguments, prepare=bits.prepare):
+    """Prepare a sample, and change one value of it by one."""
+    prepare(*arguments)
+    arguments[-1][0, 0, 0] ^= 1
+
+
 @pytest.mark.parametrize("kind", ["411", "grey progressive"])
 def test_pixels_are_torchvisions(kind, tmp_path, monkeypatch):
     found = bits.compare_kind(kind, 24, tmp_path)
     assert found["differing"] == 0 and found["examples"] == []
-
-    def one_off(*arguments):
-        prepare(*arguments)
-        arguments[-1][0, 0, 0] ^= 1
-
-    prepare = bits.prepare
     monkeypatch.setattr(bits, "prepare", one_off)
     found = bits.compare_kind(kind, 24, tmp_path)
     assert found["differing"] == 24 and "up to 1" in found["examples"][0]
@@ -170,12 +170,6 @@ def test_each_operators_pixels_are_torchvisions(tmp_path, monkeypatch):
     drawn = [step for name in names for step in steps_of(name)]
     kinds = {"Enhance", "Hue", "Gray", "Blur", "Warp", "Table", "AutoContrast", "Equalize"}
     assert kinds <= {type(step).__name__ for step in drawn}
-
-    def one_off(*arguments):
-        prepare(*arguments)
-        arguments[-1][0, 0, 0] ^= 1
-
-    prepare = bits.prepare
     monkeypatch.setattr(operators, "prepare", one_off)
     found = over("420")
     assert not any(found.right(name) for name in names if name not in operators.BY_ONE)

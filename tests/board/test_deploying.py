@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,10 +14,11 @@ import torch
 from torchvision.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, ToTensor
 
 from csd_engine.machine import build as own
-from ddlp import DDLPLoader, ImageFiles, cli
+from ddlp import DDLPLoader, ImageFiles
 from ddlp.deploy.install import make_bundle
 from ddlp.deploy.survey import modules
 from ddlp.devices import address_book as book
+from tests.ddlp.deploy import local_device
 from tests.engine_process import make_jpegs, until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -29,16 +31,7 @@ def address_book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def ddlp(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Run a command, check its exit status, return its output."""
-
-    def run(*arguments: str, status: int = 0) -> str:
-        capsys.readouterr()
-        got = cli.main(arguments)
-        out, err = capsys.readouterr()
-        assert got == status, out + err
-        return out + err
-
-    return run
+    return functools.partial(local_device.ddlp, capsys)
 
 
 def arguments(board: Any, *more: str, user: str = "ddlp") -> list[str]:

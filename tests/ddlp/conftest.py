@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from ddlp.process import user_warnings
-from ddlp.sources.engine.embedded import EmbeddedOptions
-from ddlp.sources.engine.shared_engines import acquire
+from ddlp.sources.engine.embedded import EmbeddedOptions, acquire
 
 
 @pytest.fixture(autouse=True)

@@ -297,6 +297,16 @@ def test_modules_that_are_run_exist(path: Path) -> None:
     assert not gone
 
 
+def test_modules_that_are_run_can_be_imported() -> None:
+    """Nothing else imports most of them, so a helper that they need may go unseen."""
+    text = " ".join(path.read_text() for path in TEXTS)
+    named = set(re.findall(r"python -m ((?:scripts|tests|benchmarks)(?:\.\w+)*)", text))
+    code = "".join(f"import {name}\n" for name in sorted(named) if module_is_there(name))
+    assert "import tests.ddlp.pools.fairness" in code
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def module_is_there(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None

@@ -15,7 +15,7 @@ from torchvision import transforms as T
 import bottleneck_study
 import quickstart
 from ddlp.sampledata import make_thumbnails
-from ddlp.sources.engine.shared_engines import _end_all
+from ddlp.sources.engine.embedded import _end_all
 
 
 @pytest.fixture

@@ -6,22 +6,21 @@ import os
 import socket
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from csd_engine.errors import EngineGone
 from csd_engine.protocol.printable import printable
-from csd_engine.service.groups import Member
+from csd_engine.service.jobs import Member
 from ddlp.devices.device import Device
 from ddlp.errors import DDLPError
 from ddlp.process.ranks import here
 from ddlp.sources.engine.dataset_upload import FILES, DatasetUpload
 from ddlp.sources.engine.device_link import CardedEngine, link_to
-from ddlp.sources.engine.embedded import EmbeddedEngine, EmbeddedOptions
+from ddlp.sources.engine.embedded import EmbeddedEngine, EmbeddedOptions, acquire
 from ddlp.sources.engine.link import ARRAYS, EngineLink
-from ddlp.sources.engine.shared_engines import acquire
 from ddlp.sources.engine.shared_spool import NotShared, share_spool
 
 EMBEDDED = "embedded engine"
@@ -37,10 +36,8 @@ class EngineConnection:
     """The connection to one device, and the data set files that are sent to it.
 
     ``shared``: batches come through a spool that host and device both see; otherwise over the socket. ``remark``: the reason,
-    for the report. ``operators``: the directory in which this process puts the user's operator files for an engine of its own.
-    None: the files are there already because they came by SSH, or they are missing. ``mapped``: batch files may be mapped, see
-    `ddlp.transfer.mapped_batch`. ``node``: the computer of an engine that is a pool's, else empty. ``carried``: this host sends
-    the data set's files with the leases.
+    for the report. ``engine``: if this process starts it; other loaders may use it too. ``node``: the computer of an engine
+    that is a pool's, else empty. ``carried``: this host sends the data set's files with the leases.
     """
 
     name: str
@@ -48,10 +45,17 @@ class EngineConnection:
     upload: DatasetUpload
     shared: bool = True
     remark: str = ""
-    operators: Path | None = None
-    mapped: bool = False
+    engine: EmbeddedEngine | None = None
     node: str = ""
     carried: bool = False
+
+    def close(self) -> None:
+        """Let the engine go."""
+        if self.engine is not None:
+            self.engine.release()
+        else:
+            self.link.close()
+            self.upload.close()
 
     def member(self, rank_after_rank: bool) -> tuple[Member, int]:
         """This process's place among the ranks that share the device, and the number of those ranks.
@@ -59,7 +63,7 @@ class EngineConnection:
         All ranks of a run share a named device. The ranks on one machine share an embedded engine.
         """
         ranks = here()
-        embedded = self.operators is not None
+        embedded = self.engine is not None
         if ranks is None or (embedded and ranks.local_ranks < 2):
             return Member(), 1
         rank, count = (ranks.local_rank, ranks.local_ranks) if embedded else (ranks.rank, ranks.ranks)
@@ -101,7 +105,6 @@ class EngineConnections:
         self._connecting: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._opening: set[EngineLink] = set()
         self._places: dict[str, EngineConnection] = {}
-        self._engines: dict[str, EmbeddedEngine] = {}  # that this process has started
         self._epochs: set[object] = set()  # those under way
         self._timer: threading.Timer | None = None
         self._closed = False
@@ -160,21 +163,12 @@ class EngineConnections:
             return
         with self._lock:
             over: set[str] = set() if len(self._epochs) > epochs else set(self._places).difference(wanted)
-            places = {name: self._places.pop(name) for name in over}
-            engines = [self._engines.pop(name) for name in over & set(self._engines)]
-        self._leave(places, engines)
-
-    @staticmethod
-    def _leave(places: Mapping[str, EngineConnection], engines: Iterable[EmbeddedEngine]) -> None:
-        for place in places.values():
-            if place.operators is None:  # else its engine is one of those below, which other loaders may use too
-                place.link.close()
-                place.upload.close()
-        for engine in engines:
-            engine.release()
+            places = [self._places.pop(name) for name in over]
+        for place in places:
+            place.close()
 
     def _end_soon(self) -> None:
-        if self._epochs or EMBEDDED not in self._engines or self._closed:
+        if self._epochs or EMBEDDED not in self._places or self._closed:
             return
         if self._timer is not None:
             self._timer.cancel()
@@ -188,12 +182,9 @@ class EngineConnections:
 
     def _end_if_idle(self) -> None:
         with self._lock:
-            engine = None
-            if not self._epochs and EMBEDDED in self._engines:
-                engine = self._engines.pop(EMBEDDED)
-                self._places.pop(EMBEDDED, None)
-        if engine is not None:
-            engine.release()
+            place = None if self._epochs else self._places.pop(EMBEDDED, None)
+        if place is not None:
+            place.close()
 
     def place(self, name: str) -> EngineConnection:
         """Connect to a device. Blocks; raises what the link raises, and EngineGone once this is closed."""
@@ -227,12 +218,12 @@ class EngineConnections:
     def _own(self, name: str, options: EmbeddedOptions) -> EngineConnection:
         with self._lock:
             self._check_open()
-            engine, place = self._engines.get(name), self._places.get(name)
-            if engine is not None and place is not None and engine.ended() is None and engine.link.lost is None:
+            place = self._places.pop(name, None)
+            if place is not None and place.link.lost is None and place.engine is not None and place.engine.ended() is None:
+                self._places[name] = place
                 return place
-            self._engines.pop(name, None)
-        if engine is not None:
-            engine.release()
+        if place is not None:
+            place.close()
         engine = acquire(options, self._check_open)  # dropped loaders' threads may wait in there, one after another
         try:
             files = engine.directory / FILES
@@ -241,9 +232,7 @@ class EngineConnections:
             upload = DatasetUpload(files, files if shared else Path(engine.link.open().spool) / ARRAYS, sent=not shared)
             with self._lock:
                 self._check_open()
-                self._engines[name] = engine
-                place = EngineConnection(name, engine.link, upload, shared, operators=engine.operators, mapped=engine.mapped)
-                self._places[name] = place
+                place = self._places[name] = EngineConnection(name, engine.link, upload, shared, engine=engine)
                 self._end_soon()  # the epoch may be over already
                 return place
         except BaseException:
@@ -303,9 +292,9 @@ class EngineConnections:
             self._closed = True
             if self._timer is not None:
                 self._timer.cancel()
-            engines, self._engines = self._engines, {}
             places, self._places = self._places, {}
             opening = list(self._opening)
         for link in opening:
             link.close()
-        self._leave(places, engines.values())
+        for place in places.values():
+            place.close()

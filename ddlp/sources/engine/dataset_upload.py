@@ -34,8 +34,8 @@ from csd_engine.protocol.codec import MAX_PART_BYTES
 from csd_engine.service.spool import host_directory, host_mark, look_at
 from ddlp.errors import DDLPError
 from ddlp.process.system import boot, own_prefix
-from ddlp.sources.engine.embedded import sweep
 from ddlp.sources.engine.link import ARRAYS
+from ddlp.sources.engine.meeting import sweep
 from ddlp.translate.datasets import PortableSet
 from ddlp.translate.leaf import Upload
 

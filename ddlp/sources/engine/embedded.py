@@ -1,11 +1,12 @@
-"""The embedded engine: `python -m csd_engine` as a child of this process, on an ipc socket.
+"""The embedded engine: `python -m csd_engine` on an ipc socket, started by this process, or by another rank of its run.
 
-All loaders of this process share it (`ddlp.sources.engine.shared_engines`). The ranks of one run on this machine share one as
-well (`ddlp.sources.engine.joint`).
+All loaders of this process share it (`acquire`). The ranks of one run on this machine share one as
+well: the first one starts it, the others connect to it with its keys. They find it by their directory
+(`ddlp.sources.engine.meeting`); a process without other ranks has such a directory for itself.
 
-Its keys, socket and spool are in a private directory (mode 0700). The engine ends when this process ends, for whatever reason,
-and removes the directory. If the engine was killed, this process removes the directory. If both were killed, the next process
-that starts an engine removes it: a directory belongs to a living process only while somebody holds the lock file in it.
+The engine's keys, socket and spool are there (mode 0700). No process owns the engine: it ends when none of them is left, for
+whatever reason, and removes the directory. The last one that leaves in good order ends the engine itself. If an engine has
+died, the next loader that wants one starts another. If all were killed, the next process that starts one removes the directory.
 
 The engine is started with --trust-roots: it reads any file that this process names. Nobody else has its keys, and this process
 runs as the same user, so it could read those files itself.
@@ -13,37 +14,37 @@ runs as the same user, so it could read those files itself.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import json
 import os
 import select
-import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from csd_engine.errors import EngineError, EngineUnreachable, SpoolError
-from csd_engine.machine.file_locks import fcntl
+from csd_engine.errors import EngineError, EngineUnreachable
 from csd_engine.machine.sizes import free_bytes
 from csd_engine.protocol.keys import load_pair, load_public, make_keys
-from csd_engine.service.members import Members
 from csd_engine.service.worker_process import child_environment
-from ddlp.process.forks import no_forks, unlocked_in_children
-from ddlp.process.system import PREFIX, own_prefix
+from ddlp.process.forks import no_forks
+from ddlp.process.ranks import Ranks, here
+from ddlp.process.system import processes
 from ddlp.sources.engine.link import EngineLink
+from ddlp.sources.engine.meeting import Card, Meeting, sweep
 from ddlp.transfer.mapped_batch import may_map
 
-__all__ = ["EmbeddedEngine", "EmbeddedOptions", "default_spool"]
+__all__ = ["EmbeddedEngine", "EmbeddedOptions", "acquire", "default_spool"]
 
-MAX_SOCKET_PATH_BYTES = 107  # sun_path, less its NUL
 _START_TIMEOUT_S = 30.0
-END_TIMEOUT_S = 5.0
-STALLED_END_TIMEOUT_S = 1.0  # for an engine that is silent already
+_END_TIMEOUT_S = 5.0
+_STALLED_END_TIMEOUT_S = 1.0  # for an engine that is silent already
 _LOG_TAIL_BYTES = 2000
 _MOST_SAID_BYTES = 1 << 16  # of output before the engine tells its address
 
@@ -60,8 +61,7 @@ class EmbeddedOptions:
     Attributes:
         spool: the private directory is made in this one; None: $DDLP_SPOOL, else the system's temporary directory.
         workers: worker processes; None: $DDLP_ENGINE_WORKERS, else 1.
-        quota_batches, quota_bytes: limits of the spool; None: 1024 batches, and half of the free space at the start (8 GiB
-            at most).
+        quota_bytes: of the spool; None: half of the free space at the start, 8 GiB at most.
         slowdown: how many times slower it works, to emulate a slower device; None: $DDLP_ENGINE_SLOWDOWN, else 1.
         cpus: CPUs to run on, as "1" or "2,3"; None: $DDLP_ENGINE_CPUS, else all.
         kernel: False: Pillow does the work even where a kernel is available, to compare.
@@ -72,7 +72,6 @@ class EmbeddedOptions:
 
     spool: str | None = None
     workers: int | None = None
-    quota_batches: int | None = None
     quota_bytes: int | None = None
     slowdown: float | None = None
     cpus: str | None = None
@@ -105,29 +104,6 @@ class EmbeddedOptions:
         return replace(self, spool=os.path.abspath(spool), workers=workers, slowdown=slowdown, cpus=cpus)
 
 
-def socket_fits(directory: Path) -> bool:
-    """Whether a socket's path in this directory is short enough."""
-    return len(os.fsencode(directory / "s")) <= MAX_SOCKET_PATH_BYTES
-
-
-def short_directory(lock: Path) -> Path:
-    """Make a directory with a short path for a socket. `sweep` removes it once nobody holds ``lock``. Raises OSError."""
-    for base in (tempfile.gettempdir(), "/tmp"):
-        if socket_fits(Path(base) / f"{own_prefix()}12345678"):
-            short = Path(tempfile.mkdtemp(prefix=own_prefix(), dir=base))
-            (short / "lock").symlink_to(lock)
-            return short
-    raise OSError(0, f"a socket's path has at most {MAX_SOCKET_PATH_BYTES} bytes: it is too long, as is $TMPDIR")
-
-
-def unusable(spool: str, error: OSError) -> SpoolError:
-    """Return the error for a spool directory in which nothing can be made."""
-    return SpoolError(
-        f"the spool directory {spool} cannot be used: {error.strerror}. Make it writable, or choose another one with spool= or "
-        "$DDLP_SPOOL."
-    )
-
-
 def _address_in(said: bytes) -> str | None:
     """Return the engine's address if one of the lines tells it, else None."""
     for line in said.splitlines():
@@ -138,72 +114,26 @@ def _address_in(said: bytes) -> str | None:
     return None
 
 
-class _PrivateDirectory:
-    """A locked directory of this process. If its path is too long for a socket, the socket gets a second, shorter one."""
-
-    def __init__(self, base: str) -> None:
-        self.path = Path()
-        self.lock = -1
-        self.socket_directory: Path | None = None
-        try:
-            os.makedirs(base, exist_ok=True)
-            self.path = Path(tempfile.mkdtemp(prefix=own_prefix(), dir=base))
-            self.lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.socket_directory = self.path if socket_fits(self.path) else short_directory(self.path / "lock")
-        except OSError as error:
-            self.remove()
-            raise unusable(base, error) from None
-        unlocked_in_children(self)
-
-    def remove(self) -> None:
-        """Remove the directories, then release the lock."""
-        for directory in {self.path, self.socket_directory or self.path} - {Path()}:
-            shutil.rmtree(directory, ignore_errors=True)
-        self.unlock()
-
-    def unlock(self) -> None:
-        """Release the lock."""
-        if self.lock >= 0:
-            os.close(self.lock)
-            self.lock = -1
-
-
-def sweep(base: str) -> None:
-    """Remove private directories of this user in `base` whose process is gone.
-
-    If other machines may see `base`, only directories of this machine are removed: a lock that another machine holds may not be
-    visible here. Directories that a machine left there when it went down stay.
-    """
-    with contextlib.suppress(OSError):
-        prefix = f"{PREFIX}{os.getuid()}-" if may_map(base) else own_prefix()
-        for path in Path(base).glob(f"{prefix}*"):
-            with contextlib.suppress(OSError):
-                if path.is_symlink() or path.stat().st_uid != os.getuid() or time.time() - path.stat().st_mtime < 5:
-                    continue  # not ours, or in the making
-                if not (path / "lock").exists():
-                    shutil.rmtree(path, ignore_errors=True)
-                    continue
-                Members.look_on(path).remove()
-
-
 class EmbeddedEngine:
-    """A running engine process and the link to it. Made by `shared_engines.acquire`; each acquire needs one `release`.
+    """An engine's process and the link to it. Made by `acquire`; each acquire needs one `release`.
 
-    ``let_go``: the function that `release` calls.
+    Args:
+        options: resolved.
+        ranks: the place of this process among the ranks that share the engine; None: it has it alone.
     """
 
-    def __init__(self, options: EmbeddedOptions, let_go: Callable[[EmbeddedEngine], None]) -> None:
+    def __init__(self, options: EmbeddedOptions, ranks: Ranks | None = None) -> None:
         assert options.spool is not None
         self.options = options
         self.users = 0
-        self._let_go = let_go
         self._pid = os.getpid()
         for base in {options.spool, tempfile.gettempdir()}:
             sweep(base)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | None = None  # if this process has started it
+        self._card: Card | None = None
         self.link: EngineLink
-        self._enter()
+        self._alone = ranks is None
+        self._meeting = Meeting(options.spool, None if ranks is None else [ranks.run, processes(), asdict(options)])
         try:
             self._start()
         except OSError as error:
@@ -216,19 +146,15 @@ class EmbeddedEngine:
             self.end()
             raise
 
-    def _enter(self) -> None:
-        assert self.options.spool is not None
-        self._private = _PrivateDirectory(self.options.spool)
-
     @property
     def directory(self) -> Path:
-        """The private directory."""
-        return self._private.path
+        """The engine's directory."""
+        return self._meeting.path
 
     @property
     def operators(self) -> Path:
         """Where the engine finds the user's operator files; this process puts them there."""
-        return self._private.path / "operators"
+        return self.directory / "operators"
 
     @functools.cached_property
     def mapped(self) -> bool:
@@ -238,8 +164,8 @@ class EmbeddedEngine:
     @property
     def pid(self) -> int:
         """The engine's process id."""
-        assert self._process is not None
-        return self._process.pid
+        assert self._card is not None
+        return self._card.pid
 
     @property
     def inherited(self) -> bool:
@@ -249,55 +175,72 @@ class EmbeddedEngine:
     def ended(self) -> str | None:
         """Return why the engine's process has ended, or None while it runs."""
         if self._process is None:
-            return "the embedded engine was stopped"
+            return None if self._card is not None and self._card.runs() else "the embedded engine of this run has ended"
         status = self._process.poll()
         return None if status is None else f"the embedded engine's process ended with status {status}"
 
-    def _answers(self) -> bool:
-        return hasattr(self, "link") and self.link.silent_s < STALLED_END_TIMEOUT_S
-
     def _command(self) -> list[str]:
-        options, path = self.options, self._private.path
-        assert self._private.socket_directory is not None
+        options, path = self.options, self.directory
         quota_bytes = max(1, (options.quota_bytes or min(8 << 30, free_bytes(path) // 2)) // options.share)
         reserve_bytes = min(1 << 30, free_bytes(path) // 8)
-        command = [sys.executable, "-m", "csd_engine", "--listen", f"ipc://{self._private.socket_directory}/s"]
+        command = [sys.executable, "-m", "csd_engine", "--listen", f"ipc://{self._meeting.socket_directory}/s"]
         command += ["--spool", f"{path}/spool", "--keys", f"{path}/keys", "--trust-roots"]
-        command += [*self._ends_with(), "--workers", str(options.workers)]
+        command += ["--members", str(self._meeting.directory), "--workers", str(options.workers)]
         command += ["--operators", str(self.operators), *(["--mapped"] if self.mapped else [])]
-        command += ["--slowdown", repr(options.slowdown), "--private", str(self._private.socket_directory)]
+        command += ["--slowdown", repr(options.slowdown), "--private", str(self._meeting.socket_directory)]
         command += ["--quota-bytes", str(quota_bytes), "--reserve-bytes", str(reserve_bytes), "--private", str(path)]
-        if options.quota_batches is not None:
-            command += ["--quota-batches", str(options.quota_batches)]
+        if self._alone:  # code in C can fork too, and the fork holds the lock
+            command += ["--parent", str(os.getpid())]
         if options.cache:
             command += ["--cache", options.cache]
         if options.cpus is not None:
             command += ["--cpus", options.cpus]
         return command
 
-    def _ends_with(self) -> list[str]:
-        return ["--exit-with-stdin", "--parent", str(os.getpid())]
-
     def _start(self) -> None:
-        self._connect(self._launch())
+        meeting = self._meeting
+        with meeting.my_turn():
+            found = Card.read(meeting.card)
+            if found is not None:
+                if found.runs() and self._meet(found):
+                    return
+                found.stop(0.0)  # it is dead or does not answer any more: start another one
+            meeting.make_directory()
+            self._card = self._launch()
+            self._card.write(meeting.card)
+            self._connect(self._card.address)
 
-    def _launch(self) -> str:
-        """Start the process; return its address."""
-        make_keys(self._private.path / "keys")
+    def _meet(self, card: Card) -> bool:
+        """Connect to the engine that another rank has started; False where it does not answer."""
+        self._meeting.path = Path(card.directory)
+        self._card = card
+        try:
+            self._connect(card.address)
+        except (EngineError, OSError):
+            self._card = None
+            return False
+        return True
+
+    def _launch(self) -> Card:
+        """Start the process."""
+        meeting = self._meeting
+        make_keys(self.directory / "keys")
         self.operators.mkdir(mode=0o700)
         # Without a name: the engine removes its directory before the end of this log can be read.
-        self._log = tempfile.TemporaryFile(dir=self._private.path)
+        self._log = tempfile.TemporaryFile(dir=self.directory)
         with no_forks():
             self._process = subprocess.Popen(
                 self._command(),
-                stdin=subprocess.PIPE,
+                stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
                 cwd="/",
                 env=child_environment() if self.options.kernel else {**child_environment(), "DDLP_KERNEL": "off"},
                 start_new_session=True,  # Ctrl-C in the terminal then reaches this process alone
             )
-        return self._await_ready()
+        meeting.started(self._process)
+        address = self._await_ready()
+        return Card(address, self._process.pid, str(meeting.path), str(meeting.socket_directory), processes())
 
     def _connect(self, address: str) -> None:
         keys = self.directory / "keys"
@@ -336,33 +279,112 @@ class EmbeddedEngine:
             logged = os.pread(self._log.fileno(), _LOG_TAIL_BYTES, max(0, size - _LOG_TAIL_BYTES))
         last = (logged.strip() or said[-_LOG_TAIL_BYTES:].strip()).decode(errors="replace")
         return EngineUnreachable(
-            f"the embedded engine did not start ({why}) in {self._private.path}: {last or 'its log is empty'}. "
+            f"the embedded engine did not start ({why}) in {self.directory}: {last or 'its log is empty'}. "
             f"Run `{sys.executable} -m csd_engine --help` to see whether it can."
         )
 
     def end(self) -> None:
-        """Stop the process and remove its directory. A forked child only forgets the engine."""
+        """Leave the engine; the last one ends its process, and removes the directory. A forked child only forgets it."""
         if self.inherited:
-            self._private.unlock()
+            self._meeting.unlock()
             return
+        answers = hasattr(self, "link") and self.link.silent_s < _STALLED_END_TIMEOUT_S
         if hasattr(self, "link"):
             self.link.close()
-        process = self._process
-        if process is not None:
-            assert process.stdin is not None and process.stdout is not None
-            process.stdin.close()
-            process.terminate()
-            try:
-                process.wait(END_TIMEOUT_S if self.ended() or self._answers() else STALLED_END_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            process.stdout.close()
         if hasattr(self, "_log"):
             self._log.close()
-        self._private.remove()
+        process = self._process
+        if process is not None:
+            assert process.stdout is not None
+            process.stdout.close()
+            if self._card is None:  # it did not start
+                process.kill()
+                process.wait()
+        self._meeting.leave(self._card is not None, _END_TIMEOUT_S if answers or self.ended() else _STALLED_END_TIMEOUT_S)
 
     def release(self) -> None:
         """Give the engine back. The last user to do so stops it."""
-        if not self.inherited:
-            self._let_go(self)
+        if self.inherited:
+            return
+        with _lock:
+            self.users -= 1
+            if self.users <= 0:
+                _forget(self)
+                self.end()
+
+
+_Key = tuple[EmbeddedOptions, str]  # the options, and the run if it has several ranks here
+
+_lock = threading.RLock()
+_running: dict[_Key, EmbeddedEngine] = {}
+_starting: dict[_Key, threading.Lock] = {}  # held while an engine is looked for and started: those of a pool start at once
+
+
+def acquire(options: EmbeddedOptions, check: Callable[[], None] = lambda: None) -> EmbeddedEngine:
+    """Return the embedded engine of this process, or of its run, for these options. Start it if there is none.
+
+    ``check`` is called just before one is started, which may be long after the call: what it raises keeps that from happening.
+
+    Raises:
+        EngineUnreachable: it does not start; holds the end of its log.
+        SpoolError: the spool directory cannot be used.
+        EngineError: an option is out of range.
+    """
+    wanted = options.resolved()
+    ranks = here()
+    ranks = ranks if ranks is not None and ranks.local_ranks > 1 else None
+    key = wanted, "" if ranks is None else ranks.run
+    with _lock:
+        _register()
+        starting = _starting.setdefault(key, threading.Lock())
+    with starting:
+        if (running := _running_one(key)) is not None:
+            return running
+        check()
+        engine = EmbeddedEngine(wanted, ranks)
+        with _lock:
+            _running[key] = engine
+            engine.users = 1
+        return engine
+
+
+def _running_one(key: _Key) -> EmbeddedEngine | None:
+    """Return the engine for a key with one more user; None if there is none that works."""
+    with _lock:
+        engine = _running.get(key)
+        if engine is None:
+            return None
+        if engine.ended() is not None or engine.link.lost is not None:
+            _forget(engine)  # its users release it; the last one removes its directory
+            return None
+        engine.users += 1
+        return engine
+
+
+def _forget(engine: EmbeddedEngine) -> None:
+    for key in [key for key, one in _running.items() if one is engine]:
+        del _running[key]
+
+
+def _end_all() -> None:
+    with contextlib.ExitStack() as started:
+        for starting in list(_starting.values()):  # an engine that starts now would be left out
+            started.enter_context(starting)
+        started.enter_context(_lock)
+        for engine in list(_running.values()):
+            _forget(engine)
+            engine.end()
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.RLock()  # a thread that exists only in the parent may hold the old one
+    _running.clear()
+    _starting.clear()
+
+
+@functools.cache
+def _register() -> None:
+    """Register the hooks once, with the first engine, so that importing this module has no side effects."""
+    atexit.register(_end_all)
+    os.register_at_fork(after_in_child=_after_fork)

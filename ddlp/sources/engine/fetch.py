@@ -15,7 +15,7 @@ import torch
 
 from csd_engine.batchfile.reader import Batch, BatchReceiver, Layout, read_batch
 from csd_engine.errors import DamagedBatch, EngineGone, MissingBatch
-from ddlp.sources.engine.job import JobHandle
+from ddlp.sources.engine.link import JobHandle
 from ddlp.transfer.epilogue import Epilogue
 from ddlp.transfer.gpu_transfer import Fetched, FileTransfer
 from ddlp.transfer.mapped_batch import map_batch
@@ -160,7 +160,7 @@ class BatchFetcher:
                 self._sealed_remark = remark
                 self._say(remark)
             receiver = BatchReceiver(identity, lease, layout, images)
-            with contextlib.closing(self._handle.fetch(lease, layout.file_bytes)) as parts:  # type: ignore[type-var]
+            with contextlib.closing(self._handle.parts(lease, layout.file_bytes)) as parts:  # type: ignore[type-var]
                 for part in parts:
                     receiver.take(part)
             return receiver.batch()

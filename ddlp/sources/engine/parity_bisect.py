@@ -17,7 +17,7 @@ from csd_engine.transforms.pipeline import Pipeline
 from csd_engine.transforms.user import User
 from ddlp.sources.host.native import Resources
 
-__all__ = ["first_difference"]
+__all__ = ["Ask", "first_difference"]
 
 Ask = Callable[[Pipeline, tuple[int, int], tuple[int, int, int]], str]
 """(pipeline, item, (height, width, channels) of its result) -> digest of the item as the device makes it."""

@@ -80,7 +80,7 @@ def _has_file(spool: Path, name: str, digest: str) -> bool:
 def _sweep(base: Path, owner: int) -> None:
     """Remove the directories of hosts' processes that are gone. A living process holds the lock in its directory.
 
-    Directories that another machine may have made stay: see `ddlp.sources.engine.embedded.sweep`.
+    Directories that another machine may have made stay: see `ddlp.sources.engine.meeting.sweep`.
 
     Args:
         base: the spool's directory of hosts' files.

@@ -11,7 +11,7 @@ import itertools
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,26 +25,17 @@ from csd_engine.errors import DamagedBatch, EngineError, EngineGone, EngineRefus
 from csd_engine.machine.versions import versions as own_versions
 from csd_engine.prepare.operator_file import OperatorFile
 from csd_engine.prepare.sample import sample_digest
-from csd_engine.service.jobs import Quota
+from csd_engine.protocol import codec as say
+from csd_engine.service.fair_queue import Quota
 from csd_engine.transforms.pipeline import Pipeline
 from ddlp.errors import DDLPError
 from ddlp.process.pauses import next_pause_s
 from ddlp.sources.base import BatchState, Capacity, EpochSink, PreparedBatch, Resources
 from ddlp.sources.engine.connections import EngineConnection, EngineConnections
-from ddlp.sources.engine.events import (
-    EngineEvent,
-    EngineLost,
-    EngineNote,
-    EngineRetires,
-    LeaseFailed,
-    LeaseProgress,
-    LeasePublished,
-    RanksMeasured,
-)
 from ddlp.sources.engine.fetch import BatchFetcher, in_memory
-from ddlp.sources.engine.job import JobHandle
+from ddlp.sources.engine.link import JobHandle
 from ddlp.sources.engine.parcels import MOST_AHEAD, carried
-from ddlp.sources.engine.parity_bisect import first_difference
+from ddlp.sources.engine.parity_bisect import Ask, first_difference
 from ddlp.sources.host.native import as_raised_by_the_dataset, fresh_rows, prepare_item
 from ddlp.sources.host.replacing import Put, make_left_out, replace_samples
 from ddlp.stats.replaced import Replaced
@@ -57,6 +48,7 @@ MOST_WORKERS = 1024  # of a device: each has a lease of its own at a time, whate
 _SAMPLES_AHEAD = 128  # of a slow storage, for each worker
 _MOST_BUSY_S = 600.0  # of a batch for another rank, which this host has not seen being made
 _MOST_REASONS = 4  # of failed leases that are told in an epoch; further ones are as good as known
+_FAULTY = "Each of its operators makes the same pixels when the device is asked again, so the device may be faulty"
 LOOK_S = 0.5  # between two looks at the pool
 
 
@@ -64,10 +56,7 @@ class DifferentBits(DDLPError):
     """The device does not make the same bits as the host."""
 
 
-_OpenJob = Callable[[Pipeline, Layout, Callable[[EngineEvent], None]], JobHandle]
-
-
-class EngineJob:
+class EngineJob(JobHandle):
     """One epoch on one device's engine: a `ddlp.sources.base.AttachedSource`. A batch's handle is the path of its file.
 
     Args:
@@ -76,63 +65,55 @@ class EngineJob:
         place: the connection to it.
         dataset: its description for the engine.
         layout: of a full batch.
-        open_job: opens a job on the engine. Raises as `EngineLink.open_job`.
     """
 
     def __init__(
-        self,
-        sink: EpochSink,
-        source: EngineSource,
-        place: EngineConnection,
-        dataset: Dataset,
-        layout: Layout,
-        open_job: _OpenJob,
+        self, sink: EpochSink, source: EngineSource, place: EngineConnection, dataset: Dataset, layout: Layout
     ) -> None:
-        self._sink, self._resources, self._name, self._audit = sink, sink.resources, source.name, source.audit
+        super().__init__(place.link, self._heard)
+        self._sink, self._resources, self._source, self._audit = sink, sink.resources, source.name, source.audit
         self._layout = layout
         self._left_out = itertools.count(1)
         self._dataset = fingerprint(dataset)
         self._identities: dict[int, tuple[str, float]] = {}  # of each lease, and when it was given
         self._read = itertools.count(1)
         self._told: set[str] = set()  # reasons of failed leases that were told already
+        self._note = ""  # the engine's, as told last
+        mapped = place.engine is not None and place.engine.mapped
         to_gpu: FileTransfer | None = None
         if self._resources.gpu_transfer is not None and place.shared:
             assert place.link.spool is not None
-            to_gpu = self._resources.gpu_transfer.open(place.link.spool, place.mapped)
-        pipeline = self._resources.epoch.portable.pipeline
-        self._operators = operator_files(pipeline)
-        self.handle = open_job(pipeline, layout, self._happened)
+            to_gpu = self._resources.gpu_transfer.open(place.link.spool, mapped)
+        self._operators = operator_files(self._resources.epoch.portable.pipeline)
         self._fetching = BatchFetcher(
-            self.handle, place.shared, lambda text: sink.remark(self._name, text), mapped=place.mapped, wanted=self.holds,
+            self, place.shared, lambda text: sink.remark(source.name, text), mapped=mapped, wanted=self.holds,
             gpu_transfer=to_gpu,
         )  # fmt: skip
 
-    def _happened(self, event: EngineEvent) -> None:
-        """Pass an event of the engine's to the epoch."""
-        sink, name = self._sink, self._name
-        if isinstance(event, LeasePublished):
-            sink.published(name, event.lease, event.path, self._busy_s(event.lease, event.busy_s))
-        elif isinstance(event, LeaseFailed):
-            kind = event.reason.partition(":")[0]
+    def _heard(self, message: say.Message) -> None:
+        """Tell the epoch what the engine says."""
+        sink, name = self._sink, self._source
+        if isinstance(message, say.Published):
+            sink.published(name, message.lease, self.path(message), self._busy_s(message))
+        elif isinstance(message, say.Failed):
+            kind = message.reason.partition(":")[0]
             told = kind in self._told or len(self._told) >= _MOST_REASONS
-            sink.failed(name, event.lease, by_name(event.reason, self._operators), fatal=event.fatal, told=told)
+            sink.failed(name, message.lease, by_name(message.reason, self._operators), fatal=message.fatal, told=told)
             if not told:
                 self._told.add(kind)
-        elif isinstance(event, LeaseProgress):
-            sink.progressed(name, event.samples)
-        elif isinstance(event, RanksMeasured):
-            sink.measured(name, ((samples, min(busy_s, _MOST_BUSY_S)) for samples, busy_s in event.batches))
-        elif isinstance(event, EngineNote):
-            sink.note(name, event.text)
-        elif isinstance(event, EngineRetires):
-            sink.retires(name, "its engine was told to end", event.begun)
-        elif isinstance(event, EngineLost):
-            sink.lost(name, event.reason)
-
-    @property
-    def open(self) -> bool:
-        """False once the engine was lost, or after `close`."""
-        return self.handle.open
+        elif isinstance(message, say.Pong):
+            if done := {lease: samples for job, lease, samples in message.progress if job == self.name}:
+                sink.progressed(name, done)
+            if message.note != self._note:
+                self._note = message.note
+                sink.note(name, message.note)
+        elif isinstance(message, say.Measured):
+            sink.measured(name, ((samples, min(busy_s, _MOST_BUSY_S)) for samples, busy_s in message.batches))
+        elif isinstance(message, say.Retires):
+            begun = frozenset(lease for job, lease in message.begun if job == self.name)
+            sink.retires(name, "its engine was told to end", begun)
+        elif isinstance(message, say.Refused):
+            sink.lost(name, message.reason)
 
     def lease(self, lease: int, position: int) -> None:
         """Ask for a batch."""
@@ -141,37 +122,24 @@ class EngineJob:
         epoch = resources.epoch
         identity = batchfile.identity(epoch.portable.pipeline.digest, self._dataset, epoch.seed, epoch.number, items)
         self._identities[lease] = identity, time.monotonic()
-        self.handle.lease(lease, identity, epoch.seed, epoch.number, items)
-
-    def cancel(self, lease: int) -> None:
-        """Take a lease back."""
-        self._identities.pop(lease, None)
-        self.handle.cancel(lease)
+        self.send_lease(lease, identity, epoch.seed, epoch.number, items)
 
     def release(self, lease: int) -> None:
-        """Tell the engine that the file is not needed any more."""
+        """See `JobHandle.release`."""
         self._identities.pop(lease, None)
-        self.handle.release(lease)
+        super().release(lease)
 
     def holds(self, lease: int) -> bool:
-        """Whether a lease was neither taken back nor released."""
+        """Whether a lease was not released."""
         return lease in self._identities
 
-    def _busy_s(self, lease: int, told: float) -> float:
+    def _busy_s(self, published: say.Published) -> float:
         """A worker's seconds on a batch: as the engine tells them, but no more than have passed since the lease was given.
 
         The longer a device says that its batches take, the longer a stalled one is waited for.
         """
-        _, given = self._identities.get(lease, ("", -math.inf))
-        return min(told, time.monotonic() - given)
-
-    def waiting(self, waiting: bool) -> None:
-        """Tell the engine that training waits for this job."""
-        self.handle.set_waiting(waiting)
-
-    def close(self) -> None:
-        """End the job on the engine."""
-        self.handle.close()
+        _, given = self._identities.get(published.lease, ("", -math.inf))
+        return min(published.busy_s, time.monotonic() - given)
 
     def fetch(self, lease: int, position: int, handle: Path) -> PreparedBatch:
         """Return the published batch, verified. One sample in every ``audit`` batches is made again here and compared.
@@ -180,7 +148,7 @@ class EngineJob:
         `csd_engine.errors.DamagedBatch`, `EngineGone`, `WrongPixels` or OSError.
         """
         resources, (identity, _) = self._resources, self._identities[lease]
-        ELSEWHERE.seconds += self.handle.parcel_cpu_s(lease)  # what the batch has cost this host before
+        ELSEWHERE.seconds += self.parcel_cpu_s(lease)  # what the batch has cost this host before
         size = resources.plan.size(position) * resources.plan.views
         layout = self._layout if size == self._layout.batch else dataclasses.replace(self._layout, batch=size)
         sample: int | None = None  # the one to compare
@@ -199,7 +167,7 @@ class EngineJob:
         if len(bad) > layout.most_bad_rows:
             raise DamagedBatch(f"the device leaves {len(bad)} of its {size} samples to this host, which makes all of it")
         if sample is not None and back is not None and sample not in bad:  # a bad one this host makes anyway
-            self._check(position, sample, *back)
+            self._audited(position, sample, *back)
         if not bad:
             return batch
         make = self._make_on_device if batch.state is BatchState.ON_DEVICE else self._make_in_memory
@@ -230,7 +198,7 @@ class EngineJob:
             last, _ = self._resources.plan.image_items(position)[rows[-1]]
             where = self._resources.reader.where(last)
             self._sink.remark(
-                self._name,
+                self._source,
                 f"it left {number} samples to this host, the last one {where}: they take more pixels, memory or time than it "
                 "allows an image, it can't read them, or Pillow warns of them",
                 "left out",
@@ -271,7 +239,7 @@ class EngineJob:
             transfer.put_rows(epilogue, batch, list(rows), made, made_boxes)
         return replaced, error
 
-    def _check(self, position: int, k: int, image: np.ndarray, boxes: np.ndarray | None) -> None:
+    def _audited(self, position: int, k: int, image: np.ndarray, boxes: np.ndarray | None) -> None:
         """Make one of the batch's samples again and compare."""
         item = self._resources.plan.image_items(position)[k]
         if host_digest(self._resources, item) != sample_digest(image, boxes):
@@ -372,8 +340,8 @@ class EngineSource:
         name, resources, portable = self.name, sink.resources, sink.resources.epoch.portable
         nothing = None, Capacity(0)
         welcome = place.link.open()
-        if place.operators is not None:
-            put_operators(files, place.operators)
+        if place.engine is not None:  # else the files are there already because they came by SSH, or they are missing
+            put_operators(files, place.engine.operators)
         urls = () if place.carried else welcome.versions.get("urls", "").split()
         dataset = place.upload.describe(portable.dataset, urls)
         if place.carried:
@@ -384,9 +352,9 @@ class EngineSource:
         sink.shared(name, ranks)
         source = portable.dataset.reader if dataset.carried else None
 
-        def open_job(pipeline: Pipeline, layout: Layout, on_event: Callable[[EngineEvent], None]) -> JobHandle:
-            return place.link.open_job(
-                pipeline, dataset, layout, place.upload.manifest, on_event, array_part=place.upload.array_part, member=member,
+        def begin(job: JobHandle, pipeline: Pipeline, layout: Layout) -> None:
+            job.begin(
+                pipeline, dataset, layout, place.upload.manifest, array_part=place.upload.array_part, member=member,
                 wanted=lambda: not sink.over_within(0), source=source,
             )  # fmt: skip
 
@@ -398,13 +366,23 @@ class EngineSource:
                 f"the spool of {name} holds {welcome.quota_bytes} bytes, a batch file of this loader needs "
                 f"{layout.file_bytes}. Give it a larger quota, or use smaller batches."
             )
-        job = EngineJob(sink, self, place, dataset, layout, open_job)
+        job = EngineJob(sink, self, place, dataset, layout)
+        begin(job, portable.pipeline, layout)
+
+        def ask(pipeline: Pipeline, item: tuple[int, int], shape: tuple[int, int, int]) -> str:
+            one = JobHandle(place.link, lambda _: None)
+            begin(one, pipeline, Layout(1, *shape, pipeline.boxes))
+            try:
+                return one.probe(resources.epoch.seed, resources.epoch.number, [item])[0].digest
+            finally:
+                one.close()
+
         try:
             sink.remark(name, place.remark)
             if sink.over_within(0):
                 job.close()
                 return nothing
-            _compare_bits(sink, name, job.handle, self.allow_different_bits, open_job)
+            _compare_bits(sink, name, job, self.allow_different_bits, ask)
         except BaseException:
             job.close()
             raise
@@ -417,7 +395,7 @@ class EngineSource:
         )
 
 
-def _compare_bits(sink: EpochSink, name: str, handle: JobHandle, allow: bool, open_job: _OpenJob) -> None:
+def _compare_bits(sink: EpochSink, name: str, job: JobHandle, allow: bool, ask: Ask) -> None:
     """The parity probe: both sides make a few samples of the first batch. A difference is an error, or a remark if allowed."""
     resources, epoch, plan = sink.resources, sink.resources.epoch, sink.resources.plan
     if not len(plan):
@@ -426,7 +404,7 @@ def _compare_bits(sink: EpochSink, name: str, handle: JobHandle, allow: bool, op
     of_each = max(1, PROBES // views)  # samples of each view
     items = [item for k in range(views) for item in first[k * size : (k + 1) * size][:of_each] if item[0] >= 0] or [(0, 0)]
     different: tuple[int, int] | None = None
-    for item, theirs in zip(items, handle.probe(epoch.seed, epoch.number, items), strict=True):
+    for item, theirs in zip(items, job.probe(epoch.seed, epoch.number, items), strict=True):
         if theirs.left:
             continue  # nor does this host make it now: Pillow would warn of it twice
         try:
@@ -443,9 +421,10 @@ def _compare_bits(sink: EpochSink, name: str, handle: JobHandle, allow: bool, op
             different = different or item
     if different is None:
         return
-    culprit = _what_differs(resources, different, open_job)
-    what = f"makes other pixels of {resources.reader.where(different[0])} than this host. {culprit}"
-    versions = _both_sides(handle.versions)
+    culprit = first_difference(resources, different, ask)
+    what = f"makes other pixels of {resources.reader.where(different[0])} than this host. "
+    what += f"What differs is {culprit}" if culprit else _FAULTY
+    versions = _both_sides(job.versions)
     if allow:
         sink.remark(name, f"it {what} ({versions})", "pixels")
         return
@@ -461,19 +440,3 @@ def _both_sides(theirs: dict[str, str]) -> str:
     """The versions of the parts that decide about pixels, on both sides. An older engine does not tell all of them."""
     ours = own_versions()
     return ", ".join(f"{part} {theirs.get(part, '?')} there, {ours[part]} here" for part in ("pillow", "libjpeg", "numpy"))
-
-
-def _what_differs(resources: Resources, item: tuple[int, int], open_job: _OpenJob) -> str:
-    """Return a sentence that names the operator whose pixels differ."""
-
-    def ask(pipeline: Pipeline, item: tuple[int, int], shape: tuple[int, int, int]) -> str:
-        job = open_job(pipeline, Layout(1, *shape, pipeline.boxes), lambda _: None)
-        try:
-            return job.probe(resources.epoch.seed, resources.epoch.number, [item])[0].digest
-        finally:
-            job.close()
-
-    culprit = first_difference(resources, item, ask)
-    if not culprit:
-        return "Each of its operators makes the same pixels when the device is asked again, so the device may be faulty"
-    return f"What differs is {culprit}"

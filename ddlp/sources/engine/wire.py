@@ -1,11 +1,14 @@
-"""One encrypted connection to an engine: the socket, its monitor and the handshake. Used by one thread only."""
+"""One encrypted connection to an engine: the socket, its monitor and the handshake. One thread uses it, and others wake it."""
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import socket
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -19,9 +22,8 @@ from csd_engine.errors import EngineGone, EngineRefused, EngineUnreachable
 from csd_engine.protocol import codec as say
 from csd_engine.protocol.fields import MAX_TEXT
 from csd_engine.protocol.printable import printable
-from ddlp.sources.engine.greeting import greets
 
-__all__ = ["ClientKeys", "Wire"]
+__all__ = ["ClientKeys", "Wakeup", "Wire"]
 
 _IN, _OUT = int(zmq.POLLIN), int(zmq.POLLOUT)  # plain ints: an enum's operators run Python code
 _MONITORED = (
@@ -36,14 +38,62 @@ _MONITORED = (
 _MOST_FRAME_BYTES = 2 << 20  # a part of a batch has 1 MiB, and the longest text less
 _MOST_MESSAGES = 64  # each way, that wait for their reader
 _MOST_UNFINISHED_BYTES = 16 << 20  # of a message whose last frame has not come
+_SIGNATURE = (b"\xff", b"\x7f")  # the first and the tenth byte of ZMTP's greeting
+_SIGNATURE_BYTES = 10
 _RECEIVED_AT = 128  # of tcpi_bytes_received in Linux's struct tcp_info
 
 # Texts of an engine's that people read, in a terminal or a page.
 _FOR_PEOPLE: dict[type[say.Message], tuple[str, ...]] = {
-    say.Welcome: ("versions",), say.Refused: ("reason",), say.ProbeDone: ("digests", "versions"), say.Failed: ("reason",),
+    say.Welcome: ("versions",), say.Refused: ("reason",), say.ProbeDone: ("digests",), say.Failed: ("reason",),
     say.NoPart: ("reason",), say.NoStream: ("reason",), say.Pong: ("note",), say.Status: ("versions", "jobs", "note"),
     say.Sensors: ("readings",),
 }  # fmt: skip
+
+
+class Wakeup:
+    """Wakes a thread that waits for sockets, by a pipe, which is written to only while it rests. Any thread rings.
+
+    The resting thread calls `rest`, looks whether there is work already, waits for `descriptor` to become readable, and then
+    calls `awake`. A thread that adds work first and rings afterwards is therefore never overlooked. While the resting thread is
+    at work, a ring costs no system call.
+    """
+
+    def __init__(self) -> None:
+        self.descriptor, self._rope = os.pipe()
+        os.set_blocking(self.descriptor, False)
+        os.set_blocking(self._rope, False)
+        self._lock = threading.Lock()  # once the pipe is closed, its descriptor's number may be another file's
+        self._resting = True
+
+    def ring(self) -> None:
+        """Wake the thread, or have it look again. Does nothing after `close`."""
+        if not self._resting:
+            return
+        with self._lock:
+            self._resting = False  # one ring is enough
+            if self._rope >= 0:
+                with contextlib.suppress(BlockingIOError):  # full: it is awake already
+                    os.write(self._rope, b"\0")
+
+    def rest(self) -> None:
+        """From now on a ring writes to the pipe."""
+        self._resting = True
+
+    def awake(self, rung: bool) -> None:
+        """Rings cost nothing from now on. ``rung``: `descriptor` was readable."""
+        self._resting = False
+        if rung:
+            with contextlib.suppress(BlockingIOError):
+                while os.read(self.descriptor, 4096):
+                    pass
+
+    def close(self) -> None:
+        """Free the pipe. May be called again."""
+        with self._lock:
+            if self._rope >= 0:
+                os.close(self.descriptor)
+                os.close(self._rope)
+                self.descriptor = self._rope = -1
 
 
 class ClientKeys(NamedTuple):
@@ -145,7 +195,7 @@ class Wire:
                 else:
                     dropped += 1  # libzmq tries again; an engine that is just starting may close the first connection
             if dropped >= 3:
-                if not greets(self.address):  # a relay without an engine behind it
+                if not _greets(self.address):  # a relay without an engine behind it
                     dropped = 0
                     continue
                 raise EngineRefused(
@@ -236,3 +286,36 @@ def _bytes_received(descriptor: int) -> int:
         return 0
     finally:
         connection.detach()
+
+
+def _greets(address: str, timeout_s: float = 1.0) -> bool:
+    """Connect, and see whether ZMTP's greeting comes (rfc.zeromq.org/spec/23, its signature).
+
+    A relay (a tunnel, a proxy) takes connections whether or not an engine runs behind it, and closes them without a greeting if
+    none does. To libzmq that looks as an engine does that refuses a wrong server key.
+
+    Args:
+        address: tcp://HOST:PORT or ipc:///path.
+    """
+    kind, _, place = address.partition("://")
+    try:
+        if kind == "ipc":
+            with socket.socket(socket.AF_UNIX) as one:
+                one.settimeout(timeout_s)
+                one.connect(place)
+                return _greeted(one)
+        host, _, port = place.rpartition(":")
+        with socket.create_connection((host.strip("[]"), int(port)), timeout_s) as one:
+            return _greeted(one)
+    except (OSError, ValueError):
+        return False
+
+
+def _greeted(one: socket.socket) -> bool:
+    found = b""
+    while len(found) < _SIGNATURE_BYTES:
+        piece = one.recv(_SIGNATURE_BYTES - len(found))
+        if not piece:
+            return False
+        found += piece
+    return (found[:1], found[-1:]) == _SIGNATURE

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
-import math
 import operator
 import queue
 import threading
@@ -35,10 +33,8 @@ from ddlp.sampling.torch_loader import collates
 from ddlp.sources.base import BatchState, PreparedBatch, Resources, StepRunner
 from ddlp.sources.host.collate_errors import with_place
 from ddlp.sources.workers.keyed_samples import KeyedBatch, KeyedSamples
-from ddlp.sources.workers.processes import WorkerProcess, WorkerProcesses, worker_processes
+from ddlp.sources.workers.processes import WorkerEpoch, worker_processes
 from ddlp.transfer.epilogue import Epilogue
-from ddlp.transfer.memory_pool import MemoryPool
-from ddlp.transfer.shared_pool import BlockOnItsWay, ReceivedBlocks, SharedPool
 from ddlp.translate.cut import Rest
 from ddlp.translate.joint import Joint
 
@@ -82,11 +78,10 @@ class SampleFacts:
 
 
 class Asked(NamedTuple):
-    """A request to a worker process: a batch of bytes in shared memory, and what the steps need to know of it."""
+    """A request to a worker process: a batch of bytes, and what the steps need to know of it."""
 
-    block: BlockOnItsWay
-    shape: tuple[int, ...]
-    boxes: Any
+    images: torch.Tensor
+    boxes: torch.Tensor | None
     facts: SampleFacts
 
     def at(self, place: int) -> str:
@@ -188,7 +183,6 @@ class OwnSteps:
         self._epilogue, self._batched = epilogue, batched
         self._samples, self._join = _Samples(rest), _Join(collate, batched)
         self._keyed = KeyedSamples(self._samples, self._join, batched)
-        self._blocks = ReceivedBlocks()
 
     def whole(self, batch: PreparedBatch, facts: SampleFacts) -> Any:
         """Return the batch. The draws of each sample are keyed. The training process's global generators are put back."""
@@ -196,10 +190,8 @@ class OwnSteps:
             return self._keyed.__getitems__(self._asked(facts))
 
     def answer(self, message: Asked) -> Any:
-        """Do the same in another process: take a message of `_Process.run`, and return the batch."""
-        block, shape, boxes, facts = message
-        images = self._blocks.receive(block)[: math.prod(shape)].view(shape)
-        return self.whole(PreparedBatch(images, None if boxes is None else torch.from_numpy(boxes)), facts)
+        """Do the same in another process, which gets this message."""
+        return self.whole(PreparedBatch(message.images, message.boxes), message.facts)
 
     def without_global_draws(self, batch: PreparedBatch, facts: SampleFacts) -> Any:
         """Return the batch, without a change to the global generators: only the steps' own generators are keyed."""
@@ -286,44 +278,44 @@ class Here:
 
 
 class _Beside:
-    """The steps run beside the training thread. Each batch goes to a free one of several runners."""
-
-    def __init__(self) -> None:
-        self._free: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    """The steps run beside the training thread."""
 
     def finish(self, resources: Resources, position: int, batch: PreparedBatch) -> PreparedBatch:
         """Return the whole batch, or a failed one with the error of a sample."""
-        one = self._free.get()
         try:
-            made = one(batch, SampleFacts.of(resources, position, batch))
+            made = self._made(batch, SampleFacts.of(resources, position, batch))
         except Exception as error:  # raised again in the training thread, in this batch's place
             return PreparedBatch.failed(error)
-        finally:
-            self._free.put(one)
         return PreparedBatch(torch.empty(0), None, BatchState.WHOLE, whole=made, replaced=batch.replaced)
 
     def whole(self, resources: Resources, position: int, batch: PreparedBatch) -> Any:
         """Return what the training loop gets, which is made already."""
         return batch.whole
 
+    def _made(self, batch: PreparedBatch, facts: SampleFacts) -> Any:
+        """Return the batch, in any of the host's threads."""
+        raise NotImplementedError
+
 
 class Threads(_Beside):
     """The host's threads run the steps. Each has a copy of its own, as each of torch's workers has."""
 
     def __init__(self, steps: OwnSteps, threads: int) -> None:
-        super().__init__()
         self._left, self._lock = _TRIED, threading.Lock()
         self._modes = torch_modes()
+        self._free: queue.SimpleQueue[OwnSteps] = queue.SimpleQueue()
         for one in steps.copies(threads):
-            self._free.put(functools.partial(self._run, one))
+            self._free.put(one)
 
-    def _run(self, steps: OwnSteps, batch: PreparedBatch, facts: SampleFacts) -> Any:
-        with self._modes():
-            return self._made(steps, batch, facts)
+    def _made(self, batch: PreparedBatch, facts: SampleFacts) -> Any:
+        steps = self._free.get()
+        try:
+            with self._modes():
+                return self._watched(steps, batch, facts) if self._left > 0 else steps.without_global_draws(batch, facts)
+        finally:
+            self._free.put(steps)
 
-    def _made(self, steps: OwnSteps, batch: PreparedBatch, facts: SampleFacts) -> Any:
-        if self._left <= 0:
-            return steps.without_global_draws(batch, facts)
+    def _watched(self, steps: OwnSteps, batch: PreparedBatch, facts: SampleFacts) -> Any:
         with self._lock:  # the epoch's first batches: training waits for them, and draws nothing meanwhile
             before = {name: generator.state() for name, generator in GENERATORS.items()}
             made = steps.without_global_draws(batch, facts)
@@ -341,35 +333,13 @@ class Threads(_Beside):
 
 
 class Processes(_Beside):
-    """torch's own worker processes run the steps in one epoch.
+    """torch's own worker processes run the steps in an epoch of theirs."""
 
-    Args:
-        workers: the processes.
-        pool: the memory of the batches, and of the results.
-        persistent: leave the processes to the next epoch, as the loader's ``persistent_workers`` asks.
-    """
+    def __init__(self, epoch: WorkerEpoch) -> None:
+        self._epoch, self.close = epoch, epoch.close
 
-    def __init__(self, workers: WorkerProcesses, pool: SharedPool, persistent: bool) -> None:
-        super().__init__()
-        self._workers, self._pool, self._persistent, self._epoch = workers, pool, persistent, workers.begin()
-        for process in workers.all:
-            self._free.put(functools.partial(self._run, process))
-
-    def _run(self, process: WorkerProcess, batch: PreparedBatch, facts: SampleFacts) -> Any:
-        block = self._pool.block_of(batch.images)
-        lent: Any = batch.images
-        if block is None:
-            block, lent = self._pool.lend(batch.images.numel())
-            block[1].copy_(batch.images.reshape(-1))
-        boxes = None if batch.boxes is None else batch.boxes.numpy()  # an array is sent by value, a tensor is not
-        message = Asked(process.sent.send(block), tuple(batch.images.shape), boxes, facts)
-        return process.ask(self._epoch, message, lent)
-
-    def close(self) -> None:
-        """Drop the batches in work. End the processes unless they are kept."""
-        self._epoch.closed = True
-        if not self._persistent:
-            self._workers.end()
+    def _made(self, batch: PreparedBatch, facts: SampleFacts) -> Any:
+        return self._epoch.ask(Asked(batch.images, batch.boxes, facts))
 
 
 def torch_modes() -> Callable[[], contextlib.AbstractContextManager[Any]]:
@@ -397,16 +367,11 @@ def in_processes(how: str, workers: int) -> bool:
     return how == "processes" and workers > 0
 
 
-def start(how: str, loader: Any, rest: Rest, epilogue: Epilogue, base_seed: int, pool: MemoryPool) -> StepRunner:
-    """Return the runner of a loader's own steps for one epoch. ``how``: the loader's ``own_steps``, which is not ``"off"``.
-
-    ``pool``: the memory of the batches; a `SharedPool` if they go to other processes.
-    """
+def start(how: str, loader: Any, rest: Rest, epilogue: Epilogue, base_seed: int) -> StepRunner:
+    """Return the runner of a loader's own steps for one epoch. ``how``: the loader's ``own_steps``, which is not ``"off"``."""
     steps = OwnSteps(rest, epilogue, loader.collate_fn, collates(loader), loader.dataset)
     if how == "threads":
         return Threads(steps, max(1, loader.num_workers))
     if not in_processes(how, loader.num_workers):
         return Here(steps)
-    assert isinstance(pool, SharedPool)
-    workers, persistent = worker_processes(loader, loader._parts, steps, base_seed)
-    return Processes(workers, pool, persistent)
+    return Processes(worker_processes(loader, loader._parts, steps, base_seed))

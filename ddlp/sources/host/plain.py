@@ -50,9 +50,6 @@ class _PlainMemory:
         self.torch = as_torch_reads(loader, collate_fn=timed(loader, loader.collate_fn), worker_init_fn=start)
         self._delivered = 0
 
-    def of(self, iterator: Any) -> None:
-        """As `KeyedMemory.of`. Nothing here needs the iterator."""
-
     def next_epoch(self, seed: int | None, epoch: int, resume: Resume, *, seed_drawn: bool) -> None:
         """As `KeyedMemory.next_epoch`: torch reads the sampler itself."""
         self.ended = False

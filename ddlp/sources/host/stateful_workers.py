@@ -432,9 +432,6 @@ class StreamMemory:
             self.torch._auto_collation = False  # the stream makes whole batches
         self.next_epoch(None, epoch, resume, seed_drawn=False)
 
-    def of(self, iterator: Any) -> None:
-        """Do nothing. `KeyedMemory` keeps the iterator here."""
-
     def next_epoch(self, seed: int | None, epoch: int, resume: Resume, *, seed_drawn: bool) -> None:
         """Set the epoch for which iter() of the data set is called next."""
         self.epoch = epoch

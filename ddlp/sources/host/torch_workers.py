@@ -39,7 +39,7 @@ from ddlp.sources.workers.channel import Closed
 from ddlp.sources.workers.context import WorkerContext
 from ddlp.sources.workers.keyed_samples import KeyedBatch, KeyedSamples
 from ddlp.sources.workers.start import WorkerStart, as_it_is
-from ddlp.sources.workers.timed_fetch import FetchHooks, Made, TimedFetcher, timed
+from ddlp.sources.workers.timed_fetch import FetchHooks, TimedFetcher, Took, timed
 from ddlp.stats.report import Counts
 from ddlp.transfer.to_device import MoveAndTransform, pins
 
@@ -64,9 +64,10 @@ class _KeyedSampler:
         count = _Occurrences()
         for position, item in enumerate(self._memory.order_again(items)):
             indices, numbered = item, None
-            with contextlib.suppress(TypeError):  # the batch is no list of indices: its worker raises the error
-                indices = list(item) if self._batched and iter(item) is item else item
-                numbered = None if self._each_once else count(indices if self._batched else (indices,))
+            if not self._each_once:
+                with contextlib.suppress(TypeError):  # the batch is no list of indices: its worker raises the error
+                    indices = list(item) if self._batched and iter(item) is item else item
+                    numbered = count(indices if self._batched else (indices,))
             if self._memory.read(position):
                 yield KeyedBatch(indices, numbered, self._memory.seed(), self._memory.epoch)
         self._memory.end()
@@ -122,14 +123,16 @@ class KeyedMemory:
     """What an epoch of user code has read and delivered: its state is made from it. It outlives the iterator.
 
     ``torch``: the loader as torch's iterator reads it, with the keyed data set and sampler in place of its own.
+    ``iterator``: that of the last epoch, once there is one.
     """
+
+    iterator: weakref.ref[Any]
 
     def __init__(
         self, loader: Any, seed: int | None, epoch: int, resume: Resume, base_seed: int | None = None
     ) -> None:
         self._source = OrderSource(index_sampler_of(loader), loader.generator)
         self._built_in = is_built_in(index_sampler_of(loader))
-        self._iterator: weakref.ref[Any] | None = None
         self.base_seed = 0  # that the iterator has, once there is one
         self._prefetch_batches = (loader.prefetch_factor or 2) * loader.num_workers
         self.known_base_seed = base_seed  # None: torch's iterator draws it
@@ -152,16 +155,11 @@ class KeyedMemory:
         self.epoch = epoch
         self.resume = resume
         self._start = SamplerStart(self._source, resume, seed_drawn)
-        self._done = RangeSet(resume.delivered.ranges())
         self.delivered = RangeSet(resume.delivered.ranges())
         self._batches = len(self._source._index_sampler) if self._built_in else None  # None: not known until the end
         self._sent: list[int] = []
         self._drawn = resume.drawn
         self.ended = False
-
-    def of(self, iterator: Any) -> None:
-        """Keep a weak reference to the iterator."""
-        self._iterator = weakref.ref(iterator)
 
     def seed(self) -> int:
         """Return the given seed, else the base seed."""
@@ -181,7 +179,7 @@ class KeyedMemory:
             self._start.keep_order()
         if resume.order is None or self._batches is None:
             return items
-        delivered = self._batches if resume.finished else len(self._done)
+        delivered = self._batches if resume.finished else len(resume.delivered)
         with resume.order_restored(source) as caught_up:
             items = iter(source._index_sampler)
             head = list(itertools.islice(items, max(delivered, 1)))
@@ -198,7 +196,7 @@ class KeyedMemory:
     def read(self, position: int) -> bool:
         """Note that the sampler gave this position's batch. True if the batch is still to be delivered."""
         self._drawn = max(self._drawn, position + 1)
-        if self.resume.finished or position in self._done:
+        if self.resume.finished or position in self.resume.delivered:
             return False
         self._sent.append(position)
         return True
@@ -218,7 +216,7 @@ class KeyedMemory:
     def state(self) -> dict[str, Any] | None:
         """Return the epoch's state. None once it is over: all was delivered, and the iterator has told its end or is gone."""
         finished = self.resume.finished or len(self.delivered) == self._batches
-        iterator = None if self._iterator is None else self._iterator()
+        iterator = self.iterator()
         gone = iterator is None or getattr(iterator, "_shutdown", False)
         if self.ended or (finished and gone):
             return None
@@ -271,7 +269,7 @@ class _Finishing:
     _num_yielded: int
     _num_workers: int
     _prefetch_factor: int | None
-    _made: Made  # the last batch's times, without the batch
+    _took: Took  # of the last batch
     _hooks: FetchHooks | None = None
     _closer: weakref.finalize[Any, Any]
     _handed: tuple[float, float] | None = None  # when training got its last batch, and that one's part of a full batch
@@ -283,7 +281,7 @@ class _Finishing:
         self._in_batches = collates(loader)
         self.counts = counts
         self.memory = memory
-        memory.of(self)
+        memory.iterator = weakref.ref(self)
         super().__init__(memory.torch)  # type: ignore[call-arg]
         counts.rates.epoch_begins(max(1, self._num_workers), 0, 0)
 
@@ -320,23 +318,22 @@ class _Finishing:
                     self.on_end()
             raise
         counts.ended_s = got_s = time.monotonic()  # for now: it is not told when an iteration is broken off
-        made, samples = self._made, samples_in(batch) if self._in_batches else 1
+        took, samples = self._took, samples_in(batch) if self._in_batches else 1
         counts.delivered(0, Side.HOST, samples, asked_s, got_s)
-        self._handed = got_s, counts.made(samples, made.ended_at - made.began_at, made.cpu_s)
-        counts.queued_s += made.queued_s
+        self._handed = got_s, counts.made(samples, took.ended_at - took.began_at, took.cpu_s)
+        counts.queued_s += took.queued_s
         if counts.batch_bytes is None:
             counts.batch_bytes = bytes_in(batch)
         batch = self._finish(batch)
         position = self.memory.deliver(self._number())
         if self._hooks is not None:
-            self._hooks.delivered(made, position, samples, asked_s, got_s, self._ready())
+            self._hooks.delivered(took, position, samples, asked_s, got_s, self._ready())
         return batch
 
     def _next_data(self) -> Any:
-        """Take the batch out of `Made`."""
-        made: Made = super()._next_data()  # type: ignore[misc]
-        self._made = made._replace(batch=None)
-        return made.batch
+        """Return torch's next batch, and keep what it took."""
+        batch, self._took = super()._next_data()  # type: ignore[misc]
+        return batch
 
     def watch(self, hooks: FetchHooks | None) -> None:
         """Have the epoch that begins now watched; None: nobody watches it."""

@@ -6,9 +6,7 @@ ddlp's own ledger, as one of portable batches does, because torch's iterator can
 
 from __future__ import annotations
 
-import functools
 import operator
-import queue
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +23,7 @@ from ddlp.sources.base import BatchState, EpochSink, PreparedBatch, Resources
 from ddlp.sources.usercode.tree import Encoded, encode
 from ddlp.sources.usercode.work import Work
 from ddlp.sources.workers.keyed_samples import KeyedBatch, KeyedSamples
-from ddlp.sources.workers.processes import WorkerProcesses, worker_processes
+from ddlp.sources.workers.processes import worker_processes
 from ddlp.stats.live import length
 from ddlp.transfer.epilogue import Epilogue
 from ddlp.translate.datasets import PortableSet
@@ -104,12 +102,8 @@ class UserCodeHost:
     def __init__(self, work: Work, loader: Any, base_seed: int) -> None:
         self.work = work
         self._batched = collates(loader)
-        self._workers: WorkerProcesses
-        self._workers, self._persistent = worker_processes(loader, loader._parts, _Batches(loader), base_seed)
-        self._epoch = self._workers.begin()
-        self._free: queue.SimpleQueue[Callable[[KeyedBatch], Any]] = queue.SimpleQueue()
-        for one in self._workers.all:
-            self._free.put(functools.partial(one.ask, self._epoch))
+        self._workers = worker_processes(loader, loader._parts, _Batches(loader), base_seed)
+        self.close = self._workers.close
         self._comparing = threading.Lock()
         self._expected: Encoded | None = None
 
@@ -133,7 +127,7 @@ class UserCodeHost:
         """
         with self._comparing:
             if self._expected is None:
-                self._expected = encode(self._ask(self.probe(resources)))
+                self._expected = encode(self._workers.ask(self.probe(resources)))
             return self._expected
 
     # -- the HostSource --------------------------------------------------------------------------------------------------
@@ -144,14 +138,7 @@ class UserCodeHost:
 
     def prepare(self, position: int, wanted: Callable[[], bool], finished: bool) -> PreparedBatch:
         """Have a free worker make the batch at this position."""
-        return whole(self._ask(self.task(self._resources, position)))
-
-    def _ask(self, batch: KeyedBatch) -> Any:
-        worker = self._free.get()
-        try:
-            return worker(batch)
-        finally:
-            self._free.put(worker)
+        return whole(self._workers.ask(self.task(self._resources, position)))
 
     # -- the StepRunner --------------------------------------------------------------------------------------------------
 
@@ -162,12 +149,6 @@ class UserCodeHost:
     def whole(self, resources: Resources, position: int, batch: PreparedBatch) -> Any:
         """Return what the training loop gets."""
         return batch.whole
-
-    def close(self) -> None:
-        """Drop the batches in work. End the processes unless they are kept."""
-        self._epoch.closed = True
-        if not self._persistent:
-            self._workers.end()
 
 
 def whole(batch: Any) -> PreparedBatch:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from ddlp.errors import DDLPError
-from ddlp.sources.usercode.executor import Executor, NodeGone, Starter
+from ddlp.sources.usercode.wire import NodeGone, Starter, WireNode
 
 __all__ = ["Nodes"]
 
@@ -24,13 +24,13 @@ class Nodes:
     def __init__(self, pool: Callable[[], Mapping[str, Starter]]) -> None:
         self.pid = os.getpid()
         self.trouble = ""  # why the pool can't tell its nodes now
-        self.proved: dict[Executor, str] = {}  # the digest of the work for which a node has made the host's samples
+        self.proved: dict[WireNode, str] = {}  # the digest of the work for which a node has made the host's samples
         self._pool = pool
         self._known: Mapping[str, Starter] = {}
         self._changed = threading.Condition(threading.RLock())  # reentrant: a finalizer may call `close` in any thread
-        self._idle: dict[str, Executor] = {}
-        self._busy: set[Executor] = set()
-        self._ending: dict[Executor, str] = {}  # busy ones that are idle soon
+        self._idle: dict[str, WireNode] = {}
+        self._busy: set[WireNode] = set()
+        self._ending: dict[WireNode, str] = {}  # busy ones that are idle soon
         self._told: set[str] = set()
         self._closed = False
 
@@ -47,7 +47,7 @@ class Nodes:
         """Return whether a node is not in the pool now. It may be there again later."""
         return name not in self._known
 
-    def take(self, name: str) -> Executor:
+    def take(self, name: str) -> WireNode:
         """Return a node of this name, which is the caller's until `give_back` or `drop`.
 
         Raises:
@@ -62,13 +62,13 @@ class Nodes:
             self._busy.add(node)
             return node
 
-    def ends_soon(self, name: str, node: Executor) -> None:
+    def ends_soon(self, name: str, node: WireNode) -> None:
         """Note that a taken node finishes what it has, and is given back then."""
         with self._changed:
             if node in self._busy:
                 self._ending[node] = name
 
-    def give_back(self, name: str, node: Executor) -> None:
+    def give_back(self, name: str, node: WireNode) -> None:
         """Note that a node is idle."""
         with self._changed:
             kept = node in self._busy and name in self._known and name not in self._idle and not self._closed
@@ -78,14 +78,14 @@ class Nodes:
         if not kept:
             self.drop(node)
 
-    def drop(self, node: Executor) -> None:
+    def drop(self, node: WireNode) -> None:
         """End a node."""
         node.close()
         with self._changed:
             self._forget(node)
             self.proved.pop(node, None)
 
-    def _forget(self, node: Executor) -> None:
+    def _forget(self, node: WireNode) -> None:
         self._busy.discard(node)
         self._ending.pop(node, None)
         self._changed.notify_all()

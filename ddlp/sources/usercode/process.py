@@ -1,4 +1,4 @@
-"""`ProcessNode`: an executor whose node is a process on this machine.
+"""`ProcessNode`: a node that is a process on this machine.
 
 The process is a Python of its own, not a fork, since a fork of a process with threads may hang, and does not import the user's
 script again. They talk over a socket that only they have.
@@ -14,8 +14,7 @@ import sys
 from multiprocessing.connection import Connection
 
 from ddlp.process.forks import no_forks
-from ddlp.sources.usercode.executor import NodeGone
-from ddlp.sources.usercode.wire import WireNode
+from ddlp.sources.usercode.wire import NodeGone, WireNode
 
 __all__ = ["ProcessNode"]
 

@@ -1,4 +1,4 @@
-"""`RelayedNode`: an executor whose node is elsewhere. A process of this machine passes on what they say (`ray_node`)."""
+"""`RelayedNode`: a node that is elsewhere. A process of this machine passes on what they say (`ray_node`)."""
 
 from __future__ import annotations
 

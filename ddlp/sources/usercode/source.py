@@ -11,10 +11,10 @@ from ddlp.errors import DDLPError
 from ddlp.process.pauses import next_pause_s
 from ddlp.sources.base import Capacity, EpochSink, PreparedBatch
 from ddlp.sources.engine.source import LOOK_S
-from ddlp.sources.usercode.executor import Executor, NodeGone, NodeUnfit
 from ddlp.sources.usercode.host import UserCodeHost, whole
 from ddlp.sources.usercode.nodes import Nodes
 from ddlp.sources.usercode.tree import Encoded, NotATree, decode
+from ddlp.sources.usercode.wire import NodeGone, NodeUnfit, WireNode
 from ddlp.sources.usercode.work import MADE, NO_TREE
 
 __all__ = ["UserCodeSource"]
@@ -67,7 +67,7 @@ class UserCodeSource:
             if sink.over_within(pause_s):
                 return
 
-    def _proved(self, sink: EpochSink, host: UserCodeHost, node: Executor) -> Capacity:
+    def _proved(self, sink: EpochSink, host: UserCodeHost, node: WireNode) -> Capacity:
         """Return what the node may hold, after it has made the same of one sample as the host. Raises NodeUnfit if not."""
         resources = sink.resources
         try:
@@ -100,7 +100,7 @@ class UserCodeSource:
 class _Leases:
     """What a node holds of one epoch: an `AttachedSource`. A thread of its own gives it tasks and takes its answers."""
 
-    def __init__(self, name: str, nodes: Nodes, node: Executor, sink: EpochSink, host: UserCodeHost) -> None:
+    def __init__(self, name: str, nodes: Nodes, node: WireNode, sink: EpochSink, host: UserCodeHost) -> None:
         self._name, self._nodes, self._node, self._sink, self._host = name, nodes, node, sink, host
         self.open = True
         self._asked: deque[tuple[int, int]] = deque()  # leases and positions that the node does not have yet
@@ -128,13 +128,10 @@ class _Leases:
             self._asked.append((lease, position))
             self._changed.notify()
 
-    def cancel(self, lease: int) -> None:
-        """Forget a lease, if the node does not have it yet."""
+    def release(self, lease: int) -> None:
+        """Drop a batch, or forget its lease if the node does not have that yet."""
         with self._changed:
             self._asked = deque(one for one in self._asked if one[0] != lease)
-
-    def release(self, lease: int) -> None:
-        """Drop a batch."""
         self._made.pop(lease, None)
 
     def waiting(self, waiting: bool) -> None:

@@ -1,4 +1,4 @@
-"""`WireNode`: an executor whose node is at the other end of a socket, in a process of this machine or behind one.
+"""`WireNode`: a node that runs the user's code, at the other end of a socket: in a process of this machine or behind one.
 
 What the node is sent is a pickle; what it answers is not: a line of JSON, the header of a batch, then its buffers. Each buffer
 is received into memory of its own.
@@ -7,31 +7,45 @@ is received into memory of its own.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 
-from ddlp.sources.usercode.executor import NodeGone, NodeUnfit
 from ddlp.sources.usercode.tree import MAX_BUFFERS, MAX_BYTES, MAX_HEADER_BYTES, Encoded
 from ddlp.sources.usercode.work import FAILED, GONE, MADE, NO_TREE, READY, Answer, Work
 from ddlp.sources.workers.keyed_samples import KeyedBatch
 
-__all__ = ["WireNode", "frames", "receive"]
+__all__ = ["NodeGone", "NodeUnfit", "Starter", "WireNode", "frames", "receive"]
 
 _MAX_LINE = 1 << 20
 
 
+class NodeGone(Exception):
+    """The node does not start, has ended, or says what can't be understood. The text says why."""
+
+
+class NodeUnfit(Exception):
+    """The node can't make the host's samples. The text says why."""
+
+
 class WireNode:
-    """What all nodes behind a socket have in common. A subclass says how a node starts, why it is gone, and how it is ended."""
+    """One node. A subclass says how it starts, why it is gone, and how it is ended.
+
+    One thread calls the methods; only `close` may come from another one. All but that raise NodeGone.
+    """
 
     def __init__(self) -> None:
         self._wire: Connection | None = None
         self._has = ""  # the digest of the work that it has
 
     def begin(self, work: Work) -> None:
-        """Start the node, if need be, and send it the work."""
+        """Make the node ready for tasks of this work, and start it if need be. It blocks. No task is under way then.
+
+        Raises:
+            NodeUnfit: it can't load the work, for example since a module is not installed there.
+        """
         if self._wire is None:
             self._start()
         if self._has != work.digest:
@@ -42,15 +56,15 @@ class WireNode:
             self._has = work.digest
 
     def submit(self, task: int, batch: KeyedBatch) -> None:
-        """Send a task."""
+        """Give the node a task. It makes tasks one after another."""
         self._send((task, batch))
 
     def result(self) -> Answer:
-        """Wait for the next answer."""
+        """Wait for the answer to the oldest task that is not answered."""
         return self._receive()
 
     def close(self) -> None:
-        """End the node, and a call that waits for it."""
+        """End the node, and a call that waits for it. May be called twice."""
         raise NotImplementedError
 
     def _start(self) -> None:
@@ -79,6 +93,10 @@ class WireNode:
         if answer.kind == GONE:
             raise NodeGone(answer.text)
         return answer
+
+
+Starter = Callable[[], WireNode]
+"""Makes a node, which starts with `WireNode.begin`."""
 
 
 def frames(made: Answer) -> Iterator[Any]:

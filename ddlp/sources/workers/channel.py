@@ -56,8 +56,10 @@ class _End:
 class Requests:
     """What one worker is asked. Only the training process calls the methods.
 
-    ``reader``: the worker's end. It is to be closed here once the worker has it.
+    ``reader``: the worker's end. It is to be closed here once the worker has it. ``packed``: as of a `Writer`.
     """
+
+    packed: Callable[[Any], Any] | None = None
 
     def __init__(self, pipe: Callable[[], tuple[Connection, Connection]]) -> None:
         with no_forks():  # a child forked in between would have both ends
@@ -74,7 +76,7 @@ class Requests:
         if request is None:
             self.close()
             return
-        content = bytes(ForkingPickler.dumps(request))
+        content = bytes(ForkingPickler.dumps(request if self.packed is None else self.packed(request)))
         with self._lock:
             self._waiting.append((content, request))
             self._send()

@@ -152,8 +152,10 @@ def _work(
     keep_freed_memory()
     if postpone is not None:
         (decode.install if postpone else decode.uninstall)()
-    writer.packed = Ring(token).packed
+    writer.packed = Ring(token).take_results().packed
+    blocks = Blocks(token)  # of what large requests bring
     target(*args)
+    del blocks
 
 
 def _say(kind: type[BaseException], error: BaseException, traceback: Any) -> None:

@@ -1,10 +1,12 @@
-"""How torch's workers hand batches to the training process: large tensors are in shared memory that is used again.
+"""How a process hands batches to another one: large tensors are in shared memory that is used again.
 
 torch makes a new piece of shared memory for each tensor, passes on its descriptor, and maps it; the system fills it with zeros,
-page by page. Here each worker keeps a few blocks of shared memory. A large tensor has a block of its own, so it does not depend
-on the rest of its batch. Small tensors come with the message. A block is free for the worker again when all tensors over it are
-gone in the training process, which then sets the block's first byte. Blocks have no name in the file system: they are gone with
-the last process that has them mapped.
+page by page. Here the sender keeps a few blocks of shared memory. A large tensor has a block of its own, so it does not depend
+on the rest of its batch. Small tensors come with the message. A block is free for the sender again when all tensors over it are
+gone in the receiver, which then sets the block's first byte. Blocks have no name in the file system: they are gone with the
+last process that has them mapped.
+
+Workers send batches to the training process so, and it sends them those that own steps are to run on.
 
 All tensors in this computer's memory come so, of whatever kind. Only one that the user's code has shared itself is passed on as
 it is. Of a large storage only the tensor's part is sent, if it is a small one.
@@ -30,7 +32,7 @@ from ddlp.process.shared_memory import received, share
 
 __all__ = ["Blocks", "Ring"]
 
-_HEAD = 64  # bytes before a block's tensor; the first byte is 1 while the training process has the block
+_HEAD = 64  # bytes before a block's tensor; the first byte is 1 while the receiver has the block
 _LEAST = 32 << 10  # bytes: a smaller tensor gets no block, since it goes through the pipe faster
 _PAGE = 4096
 _KEPT = 64  # a block that was not used for so many batches is given up
@@ -40,11 +42,11 @@ Storages = list[tuple[int, int] | bytes]
 """For each storage of a message: (block, bytes), or its content."""
 
 
-# -- in the workers --------------------------------------------------------------------------------------------------------
+# -- in the sender ---------------------------------------------------------------------------------------------------------
 
 
 class _Block:
-    """A piece of shared memory, as its worker sees it."""
+    """A piece of shared memory, as its sender sees it."""
 
     def __init__(self, number: int, size: int) -> None:
         self.number = number
@@ -75,10 +77,10 @@ class _Block:
 
 
 class Ring:
-    """A worker's blocks. torch's default collate puts a large result straight into a block.
+    """A sender's blocks.
 
     Args:
-        token: the token of the training process's `Blocks`.
+        token: the token of the receiver's `Blocks`.
     """
 
     def __init__(self, token: int) -> None:
@@ -89,13 +91,18 @@ class Ring:
         self._new: list[_Block] = []
         self._given_up: list[int] = []
         self._batch = 0
-        self._torchs = torch.UntypedStorage._new_shared
+        self._torchs: Any = torch.UntypedStorage._new_shared
+
+    def take_results(self) -> Ring:
+        """Have torch's default collate put a large result straight into a block, in this process and thread."""
         torch.UntypedStorage._new_shared = self._new_shared  # type: ignore[method-assign]
+        return self
 
     def _new_shared(self, size: int, *, device: Any = "cpu") -> torch.UntypedStorage:
         """Make a storage. This replaces torch's function, which its collate functions call."""
         if torch.device(device).type != "cpu":
-            return self._torchs(size, device=device)
+            theirs: torch.UntypedStorage = self._torchs(size, device=device)
+            return theirs
         if size < _LEAST or threading.get_ident() != self._thread:
             return torch.UntypedStorage(size)
         return self.block(size).storage(size)
@@ -113,7 +120,7 @@ class Ring:
         return found
 
     def packed(self, batch: Any) -> _Packed:
-        """Return the batch as a message. From now on its blocks belong to the training process."""
+        """Return the batch as a message. From now on its blocks belong to the receiver."""
         stream = io.BytesIO()
         packer = _Packer(stream, self)
         try:
@@ -136,7 +143,7 @@ class Ring:
         return message
 
     def lend(self, address: int, size: int) -> _Block:
-        """Return the block that begins at an address, or a copy of these bytes. It is lent to the training process."""
+        """Return the block that begins at an address, or a copy of these bytes. It is lent to the receiver."""
         block = self._blocks.get(address)
         if block is None or block.lent:
             block = self.block(size)
@@ -202,7 +209,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 class _Packed:
-    """A batch on its way to the training process. Unpickling it gives the batch itself."""
+    """A batch on its way to the receiver. Unpickling it gives the batch itself."""
 
     def __init__(self, *message: Any) -> None:
         self._message = message
@@ -211,16 +218,19 @@ class _Packed:
         return _unpacked, self._message
 
 
-# -- in the training process ---------------------------------------------------------------------------------------------------
+# -- in the receiver ---------------------------------------------------------------------------------------------------------
 
 
 class Blocks:
-    """The blocks of an iterator's workers, mapped in this process. Tensors over the blocks may outlive this object."""
+    """The blocks of others, mapped in this process. Tensors over the blocks may outlive this object.
+
+    ``token``: that of the training process's object, for a worker's own; None: a new one.
+    """
 
     _tokens = itertools.count()
 
-    def __init__(self) -> None:
-        self.token = next(self._tokens)
+    def __init__(self, token: int | None = None) -> None:
+        self.token = next(self._tokens) if token is None else token
         self.memory: dict[tuple[int, int], mmap.mmap] = {}  # by process and number
         _blocks[self.token] = self
         util.get_temp_dir()  # for the sockets that pass descriptors: a worker's own directory would stay when it is ended
@@ -254,7 +264,7 @@ def _storage(memory: mmap.mmap, size: int) -> torch.UntypedStorage:
 
 def _unpacked(
     token: int,
-    worker: int,
+    sender: int,
     new: list[tuple[int, int, Any]],
     given_up: list[int],
     storages: Storages,
@@ -262,22 +272,22 @@ def _unpacked(
 ) -> Any:
     """Return the batch. Unpickling the message calls this."""
     blocks = _blocks.get(token)
-    if blocks is None:  # the iterator is gone: its queue is only being emptied
+    if blocks is None:  # the receiver's iterator is gone: its queue is only being emptied
         return None
     for number, size, passed_on in new:
-        blocks.memory[worker, number] = received(passed_on, size)
+        blocks.memory[sender, number] = received(passed_on, size)
     for number in given_up:
-        blocks.memory.pop((worker, number), None)
+        blocks.memory.pop((sender, number), None)
     _unpacking.storages = [
         torch.frombuffer(bytearray(one), dtype=torch.uint8).untyped_storage()
         if isinstance(one, bytes)
-        else _storage(blocks.memory[worker, one[0]], one[1])
+        else _storage(blocks.memory[sender, one[0]], one[1])
         for one in storages
     ]
     try:
         if isinstance(content, bytes):
             return pickle.loads(content)
-        memory, size = blocks.memory[worker, content[0]], content[1]
+        memory, size = blocks.memory[sender, content[0]], content[1]
         batch = pickle.loads(memory[_HEAD : _HEAD + size])
         memory[0] = _FREE
         return batch

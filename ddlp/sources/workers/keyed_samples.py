@@ -19,7 +19,7 @@ from torch.utils.data import Subset, get_worker_info
 
 from csd_engine.keyed import KeyedRows
 from ddlp.sampling.checkpoint import is_stateful
-from ddlp.sampling.keyed_generators import GENERATORS
+from ddlp.sampling.keyed_generators import GENERATORS, places
 from ddlp.sampling.own_generators import own_generators
 from ddlp.sources.workers import mark
 
@@ -77,8 +77,8 @@ class KeyedSamples:
         self._many = batched and kept is None and _fetches_batches(dataset)
         self._watched = list(GENERATORS)
         self._seeded: list[str] = []
-        self._stateful = is_stateful(dataset)  # then no batch may be made twice, so all generators are seeded
         self._before: dict[str, Any] = {}  # states of the generators before the batch
+        self._places: tuple[Any, ...] | None = None  # where they were then, if that is known
         self._own: list[Any] = []  # the objects with generators of their own
         self._looked_at: int | None = None  # the epoch in which they were looked for
         self._samples_to_try = self._collates_to_try = _TRIED
@@ -87,11 +87,12 @@ class KeyedSamples:
     def __getitems__(self, batch: KeyedBatch) -> Any:
         """Return the finished batch."""
         here = get_worker_info() is None
-        self._look(batch)
-        if self._stateful and self._watched:
-            self._seeded, self._watched = [*self._seeded, *self._watched], []
+        self._look(batch.epoch)
         if here or not self._before:  # in a worker, only the batches' own code moves the generators
-            self._before = {name: GENERATORS[name].state() for name in (*self._watched, *self._seeded)}
+            now = places()
+            if now is None or now != self._places:
+                self._before = {name: GENERATORS[name].state() for name in (*self._watched, *self._seeded)}
+                self._places = now if self._watched else None
         try:
             while True:
                 try:
@@ -103,14 +104,14 @@ class KeyedSamples:
                     if not self._others_moved():
                         return made
         finally:
-            if here:
+            if here and self._seeded:
                 self._put_back(self._seeded)
 
     __getitem__ = __getitems__  # for a loader without batches
 
     def by_own_generators(self, batch: KeyedBatch) -> Any:
         """Return the finished batch. Only draws from the transforms' own generators are keyed."""
-        self._look(batch)
+        self._look(batch.epoch)
         made = []
         for index, key in zip(batch.indices if self._batched else (batch.indices,), batch.keys(self._batched), strict=True):
             self._seed_own(key)
@@ -123,11 +124,15 @@ class KeyedSamples:
         init()
         self._watched = [name for name in self._watched if GENERATORS[name].state() == before[name]]
 
-    def _look(self, batch: KeyedBatch) -> None:
-        if self._looked_at != batch.epoch:  # the user may replace transforms between two epochs
-            self._own, self._looked_at = own_generators((self.dataset, self.collate_fn)), batch.epoch
-            if self.kept is not None:
-                self.kept.begin_epoch(batch.epoch)
+    def _look(self, epoch: int) -> None:
+        """Find what draws in this epoch, if that is not known yet: the user may replace transforms between two epochs."""
+        if self._looked_at == epoch:
+            return
+        self._own, self._looked_at = own_generators((self.dataset, self.collate_fn)), epoch
+        if is_stateful(self.dataset):  # no batch may be made twice, so all generators are seeded
+            self._seeded, self._watched = [*self._seeded, *self._watched], []
+        if self.kept is not None:
+            self.kept.begin_epoch(epoch)
 
     def _seed_own(self, key: int) -> None:
         for one in self._own:
@@ -189,6 +194,8 @@ class KeyedSamples:
 
     def _others_moved(self) -> bool:
         """Whether a generator has moved that was not seeded. Such a generator is put back, and seeded from now on."""
+        if self._places is not None and not self._seeded and places() == self._places:
+            return False
         moved = [name for name in self._watched if GENERATORS[name].state() != self._before[name]]
         if moved:
             self._put_back(moved)

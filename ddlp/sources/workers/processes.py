@@ -12,8 +12,8 @@ import os
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch._utils import ExceptionWrapper
@@ -23,9 +23,9 @@ from csd_engine.kernels import kernel
 from ddlp.process.finalizers import when_dropped
 from ddlp.sources.workers.channel import Closed
 from ddlp.sources.workers.context import WorkerContext
+from ddlp.sources.workers.hand_over import Ring
 from ddlp.sources.workers.start import WorkerStart, as_it_is
 from ddlp.stats.thread_cpu import ELSEWHERE, thread_queued_s
-from ddlp.transfer.shared_pool import SentBlocks
 
 __all__ = ["WorkerEpoch", "WorkerProcess", "WorkerProcesses", "WorkerSteps", "worker_processes"]
 
@@ -33,11 +33,36 @@ _TAKES_A_LIST = "dataset_holder" in inspect.signature(_utils.worker._worker_loop
 _ENDS_S = 5.0  # a process has so long to end by itself before it is terminated
 
 
-@dataclass
 class WorkerEpoch:
-    """An epoch for which processes work, and whether it is over."""
+    """An epoch for which processes work. Any thread may ask them.
 
-    closed: bool = False
+    Attributes:
+        workers: the processes.
+        closed: it is over.
+    """
+
+    def __init__(self, workers: WorkerProcesses, persistent: bool) -> None:
+        self.workers, self._persistent, self.closed = workers, persistent, False
+        self._free: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()
+        for process in workers.all:
+            self._free.put(process)
+
+    def ask(self, message: Any) -> Any:
+        """Return a free process's answer to a message, once there is one.
+
+        Raises the user's error as torch's workers do; RuntimeError if the process died, or the epoch is closed.
+        """
+        process = self._free.get()
+        try:
+            return process.ask(self, message)
+        finally:
+            self._free.put(process)
+
+    def close(self) -> None:
+        """Drop the batches in work. End the processes unless they are left to the next epoch."""
+        self.closed = True
+        if not self._persistent:
+            self.workers.end()
 
 
 class WorkerSteps(Protocol):
@@ -90,7 +115,7 @@ class WorkerProcesses:
         kernel()  # found and checked once here, so that forked processes have it
         self._steps, self._context, self._init, self._base_seed = steps, context, init, base_seed
         self._pid = os.getpid()
-        self.epoch: WorkerEpoch | None = None  # the last one that they work for
+        self._epoch: weakref.ref[WorkerEpoch] | None = None  # the last one that they work for, which holds this object
         self.all: list[WorkerProcess] = []
         answers = _Answers(steps)
         try:
@@ -101,15 +126,17 @@ class WorkerProcesses:
             raise
         when_dropped(self, functools.partial(_end, self.all))  # by the loader and by the epoch's iterator
 
-    def begin(self) -> WorkerEpoch:
-        """Return a new epoch, for which they work from now on."""
-        self.epoch = WorkerEpoch()
-        return self.epoch
+    def begin(self, persistent: bool) -> WorkerEpoch:
+        """Return a new epoch, for which they work from now on. ``persistent``: it leaves them to the next one."""
+        epoch = WorkerEpoch(self, persistent)
+        self._epoch = weakref.ref(epoch)
+        return epoch
 
     @property
     def in_use(self) -> bool:
         """Whether an epoch of this process uses them."""
-        return self._pid == os.getpid() and self.epoch is not None and not self.epoch.closed
+        epoch = None if self._epoch is None else self._epoch()
+        return self._pid == os.getpid() and epoch is not None and not epoch.closed
 
     def fit(
         self, steps: WorkerSteps, processes: int, context: Any, init: Callable[[int], None] | None, base_seed: int
@@ -125,8 +152,9 @@ class WorkerProcesses:
         """End the processes. Batches in work are dropped."""
         if self._pid != os.getpid():
             return
-        if self.epoch is not None:
-            self.epoch.closed = True
+        epoch = None if self._epoch is None else self._epoch()
+        if epoch is not None:
+            epoch.closed = True
         _end(self.all)
 
 
@@ -139,20 +167,17 @@ def _end(processes: list[WorkerProcess]) -> None:
 
 
 class WorkerProcess:
-    """One of them. One thread at a time asks it.
-
-    ``sent``: the blocks of shared memory that it has.
-    """
+    """One of them. One thread at a time asks it."""
 
     def __init__(
         self, answers: _Answers, number: int, of: int, context: Any, init: Callable[[int], None] | None, base_seed: int
     ) -> None:
-        self.sent = SentBlocks()
         self._number = number
         self._lock = threading.Lock()  # a thread of the epoch before may still be here
-        self._asked: tuple[Any, ...] = ()  # (memory that the process reads,) while it has something to answer
+        self._asked = False  # it has something to answer
         self._context = workers = WorkerContext(context, answers.postpone, first=number)
         self._answers, self._requests = workers.answers(), workers.requests()
+        self._requests.packed = Ring(workers.blocks.token).packed
         self._process = workers.Process(
             target=_utils.worker._worker_loop,
             args=(
@@ -170,15 +195,12 @@ class WorkerProcess:
         """Whether the process runs."""
         return self._process.is_alive()
 
-    def ask(self, epoch: WorkerEpoch, message: Any, lent: Any = None) -> Any:
-        """Return the answer to a message. ``lent``: the memory that the message is about.
-
-        Raises the user's error as torch's workers do; RuntimeError if the process died, or the epoch is closed.
-        """
+    def ask(self, epoch: WorkerEpoch, message: Any) -> Any:
+        """As `WorkerEpoch.ask`."""
         with self._lock:
             self._forget(epoch)
             self._requests.put((0, message))
-            self._asked = (lent,)
+            self._asked = True
             return _counted(self._answer(epoch))
 
     def _forget(self, epoch: WorkerEpoch) -> None:
@@ -196,7 +218,7 @@ class WorkerProcess:
             else:
                 ended = type(number) is Closed
                 if not ended:
-                    self._asked = ()
+                    self._asked = False
                     return answer
             if ended and not epoch.closed:
                 raise self._context.died(self._number)
@@ -232,17 +254,16 @@ class Keeps(Protocol):
     own_processes: WorkerProcesses | None
 
 
-def worker_processes(loader: DataLoader, keeps: Keeps, steps: WorkerSteps, base_seed: int) -> tuple[WorkerProcesses, bool]:
-    """Return a loader's worker processes for one epoch, and whether they are left to the next one."""
+def worker_processes(loader: DataLoader, keeps: Keeps, steps: WorkerSteps, base_seed: int) -> WorkerEpoch:
+    """Return an epoch of a loader's worker processes. It leaves them to the next one if they persist."""
     given = steps, loader.num_workers, loader.multiprocessing_context, loader.worker_init_fn, base_seed
-    if not loader.persistent_workers:
-        return WorkerProcesses(*given), False
-    kept = keeps.own_processes
-    if kept is None or not kept.fit(*given):
-        workers = WorkerProcesses(*given)
+    kept = keeps.own_processes if loader.persistent_workers else None
+    if kept is not None and kept.fit(*given):
+        return kept.begin(persistent=True)
+    workers = WorkerProcesses(*given)
+    stays = loader.persistent_workers and (kept is None or not kept.in_use)  # another iterator may use those of the loader
+    if stays:
         if kept is not None:
-            if kept.in_use:  # by another iterator of the loader
-                return workers, False
             kept.end()
-        keeps.own_processes = kept = workers
-    return kept, True
+        keeps.own_processes = workers
+    return workers.begin(persistent=stays)

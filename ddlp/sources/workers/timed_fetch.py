@@ -12,17 +12,16 @@ from torch.utils.data import DataLoader, _DatasetKind, get_worker_info
 from csd_engine.prepare.read_time import READING
 from ddlp.stats.thread_cpu import thread_queued_s
 
-__all__ = ["FetchHooks", "Made", "TimedCollate", "TimedFetcher", "time_fetches", "timed"]
+__all__ = ["FetchHooks", "TimedCollate", "TimedFetcher", "Took", "time_fetches", "timed"]
 
 
 _QUICK_S = 1e-3
 
 
-class Made(NamedTuple):
-    """A finished batch, and what it took.
+class Took(NamedTuple):
+    """What it took to make a batch.
 
     Attributes:
-        batch: as the collate_fn gives it; on its way from a worker process it is packed.
         worker: the number of the worker that made it; 0 in the training process.
         began_at, ended_at: moments of the monotonic clock, which all processes of a computer share.
         read_s: seconds in which ddlp's own code has read files.
@@ -30,7 +29,6 @@ class Made(NamedTuple):
         queued_s: seconds in which the thread that made it was ready to run and had no processor; 0: not known.
     """
 
-    batch: Any
     worker: int
     began_at: float
     ended_at: float
@@ -45,7 +43,7 @@ class FetchHooks:
     def began(self) -> None:
         """The epoch is ready. Its workers may be at work already."""
 
-    def delivered(self, made: Made, position: int, samples: int, asked_at: float, got_at: float, ready: int) -> None:
+    def delivered(self, took: Took, position: int, samples: int, asked_at: float, got_at: float, ready: int) -> None:
         """The training loop is about to get a batch, asked for and ready at these times. ``ready``: further ones in memory."""
 
     def exhausted(self, asked_at: float) -> None:
@@ -56,7 +54,7 @@ class FetchHooks:
 
 
 class TimedFetcher:
-    """One of torch's fetchers, whose batches are `Made`."""
+    """One of torch's fetchers, which also tells what each batch took."""
 
     def __init__(self, fetcher: Any) -> None:
         self._fetcher = fetcher
@@ -68,7 +66,7 @@ class TimedFetcher:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._fetcher, name)
 
-    def fetch(self, index: Any) -> Made:
+    def fetch(self, index: Any) -> tuple[Any, Took]:
         """Do what torch's fetcher does, and measure it. Of a quick batch only the time: the rest takes as long as it does."""
         began_at, read_s = time.monotonic(), READING.seconds
         if self._quick:
@@ -81,7 +79,7 @@ class TimedFetcher:
             cpu_s, queued_s = self._cpu_s() - cpu_s, thread_queued_s() - queued_s
             ended_at = time.monotonic()
         self._quick = ended_at - began_at < _QUICK_S
-        return Made(batch, self._worker, began_at, ended_at, READING.seconds - read_s, cpu_s, queued_s)
+        return batch, Took(self._worker, began_at, ended_at, READING.seconds - read_s, cpu_s, queued_s)
 
 
 class TimedCollate:

@@ -22,6 +22,7 @@ from csd_engine.cache.segments import Sample
 from csd_engine.cache.shelf import Found, Shelf
 from csd_engine.cache.shelves import Shelves
 from csd_engine.errors import CacheRefused
+from tests.at_once import at_once
 
 KEY, SAMPLES, SIDE = "ab" * 16, 200, 32
 IMAGE_BYTES = SIDE * SIDE * 3
@@ -290,11 +291,7 @@ def test_threads_write_and_read_at_once(opened: Callable[..., Shelf], monkeypatc
                 else:
                     one.keep([Sample(source, origins(part).one(k), image(source))], 0.01)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(work, 4)
     one.flush()
     assert hits(one).all()
     assert hits(opened()).all()

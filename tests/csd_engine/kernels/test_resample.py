@@ -82,14 +82,20 @@ def test_any_job_gives_the_definitions_values(kernel, variant, most, examples):
     check()
 
 
-@pytest.mark.parametrize("number", sorted(FILTERS.values())[1:])
+@pytest.mark.parametrize(
+    ("size", "out", "number"),
+    [
+        *(((61, 83), (40, 37), number) for number in sorted(FILTERS.values())[1:]),
+        ((1100, 1500), (1000, 600), 2),  # 256 KiB hold 87 rows between the passes: the image passes in many windows
+    ],
+)
 @pytest.mark.parametrize("first", [0, 1])
-def test_each_order_of_passes_whatever_the_sizes(kernel, variant, number, first):
-    pixels = noise(83, 61, 3, 7)
-    job = Job(width=61, height=83, full_width=40, full_height=37, filter=number, out_width=40, out_height=37,
-              vertical_first=first, reduce=1, channels=3)  # fmt: skip
-    between = (61, 37) if first else (40, 83)
-    wanted = np.asarray(Image.fromarray(pixels).resize(between, number).resize((40, 37), number))
+def test_each_order_of_passes_whatever_the_sizes(kernel, variant, size, out, number, first):
+    pixels = noise(size[1], size[0], 3, 7)
+    job = Job(width=size[0], height=size[1], full_width=out[0], full_height=out[1], filter=number, out_width=out[0],
+              out_height=out[1], vertical_first=first, reduce=1, channels=3)  # fmt: skip
+    between = (size[0], out[1]) if first else (out[0], size[1])
+    wanted = np.asarray(Image.fromarray(pixels).resize(between, number).resize(out, number))
     assert np.array_equal(by_kernel(kernel, pixels, job), wanted)
 
 
@@ -97,17 +103,6 @@ def test_the_orders_of_passes_differ_for_these_sizes():
     image = Image.fromarray(noise(83, 61, 3, 7))
     one, other = (image.resize(between, 2).resize((40, 37), 2).tobytes() for between in ((61, 37), (40, 83)))
     assert one != other
-
-
-@pytest.mark.parametrize("first", [0, 1])
-def test_more_rows_than_the_window_between_the_passes_holds(kernel, variant, first):
-    """256 KiB hold 87 rows of 1000 pixels: the image passes in many windows."""
-    pixels = noise(1500, 1100, 3, 3)
-    job = Job(width=1100, height=1500, full_width=1000, full_height=600, filter=2, out_width=1000, out_height=600,
-              vertical_first=first, reduce=1, channels=3)  # fmt: skip
-    between = (1100, 600) if first else (1000, 1500)
-    wanted = np.asarray(Image.fromarray(pixels).resize(between, 2).resize((1000, 600), 2))
-    assert np.array_equal(by_kernel(kernel, pixels, job), wanted)
 
 
 @pytest.mark.parametrize("name", RESAMPLED)

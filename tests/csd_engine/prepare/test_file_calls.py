@@ -3,7 +3,6 @@
 import ctypes
 import os
 import struct
-import threading
 import time
 
 import numpy as np
@@ -22,6 +21,7 @@ from csd_engine.prepare.kernel_calls import file_calls
 from csd_engine.prepare.read_time import READING
 from csd_engine.prepare.started_batch import BatchRequest, StartedBatch
 from csd_engine.transforms.fileplan import file_plan
+from tests.at_once import at_once
 from tests.csd_engine.prepare.memory import Memory
 from tests.csd_engine.prepare.test_sample import BAD, GOOD, PIPELINES, SHAPES, TEST, TRAIN, pipeline
 from tests.open_files import few_descriptors, open_files, opened_since
@@ -277,15 +277,9 @@ def test_reading_is_timed(kernel, folder):
 def test_threads_have_batches_of_their_own(kernel, folder):
     reader, pipe = reader_of(folder, list(GOOD)), pipeline(TRAIN)
     indices = [*range(len(GOOD))] * 8
-    wanted, results = one_by_one(reader, pipe, indices)[0], []
-    threads = [
-        threading.Thread(target=lambda: results.append(together(reader, pipe, kernel, indices)[0])) for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(results) == 4 and all(np.array_equal(result, wanted) for result in results)
+    wanted = one_by_one(reader, pipe, indices)[0]
+    results = at_once(lambda _: together(reader, pipe, kernel, indices)[0], 4)
+    assert all(np.array_equal(result, wanted) for result in results)
 
 
 @pytest.mark.parametrize(

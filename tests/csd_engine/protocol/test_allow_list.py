@@ -12,9 +12,8 @@ import pytest
 
 from csd_engine.directory import Directory
 from csd_engine.errors import EngineError
-from csd_engine.protocol import allow_list, keys
-from csd_engine.protocol.allow_list import AllowList
-from csd_engine.protocol.keys import allowed_clients, load_pair, load_public, make_keys, make_pair, open_clients
+from csd_engine.protocol import keys
+from csd_engine.protocol.keys import AllowList, allowed_clients, load_pair, load_public, make_keys, make_pair, open_clients
 
 
 def listed(directory: Path, name: str, roots: str | bytes | None = None) -> bytes:
@@ -119,13 +118,13 @@ def test_where_the_keys_cannot_be_read_at_the_start_nobody_is_let_in_until_they_
 
 def test_the_files_are_read_again_only_where_one_has_changed(tmp_path: Path, monkeypatch) -> None:
     first = listed(tmp_path, "a")
-    reads = []
+    read, reads = keys.allowed_clients, []
 
     def counted(directory):
         reads.append(directory)
-        return keys.allowed_clients(directory)
+        return read(directory)
 
-    monkeypatch.setattr(allow_list, "allowed_clients", counted)
+    monkeypatch.setattr(keys, "allowed_clients", counted)
     assert not AllowList(tmp_path / "nowhere").keys and not reads
     allowed = AllowList(tmp_path)
     allowed.refresh()

@@ -6,8 +6,8 @@ import itertools
 
 from csd_engine.batchfile.reader import Layout
 from csd_engine.protocol.codec import Lease
-from csd_engine.service.jobs import FairQueue, Job, LeaseState, Quota, Work
-from csd_engine.service.meter import Meter
+from csd_engine.service.fair_queue import FairQueue, Quota
+from csd_engine.service.jobs import Job, LeaseState, Meter, Work
 
 LARGE = Quota(1000, 1 << 30)
 FREE = ""
@@ -77,3 +77,12 @@ def backlog(scene: Scene, jobs: list[Job]) -> None:
     """Keep two leases of each job waiting, as a host does."""
     for job in jobs:
         scene.ask(job, 2 - len(job.queue))
+
+
+def served(scene: Scene, jobs: list[Job], steps: int) -> list[Job | None]:
+    """Return whose leases are finished in so many steps, while each job keeps its backlog."""
+    found = []
+    for _ in range(steps):
+        backlog(scene, jobs)
+        found.append(scene.step())
+    return found

@@ -31,7 +31,7 @@ def test_a_message_that_can_not_be_is_refused_and_the_next_one_comes(home: Path)
         host.send_multipart(say.encode(say.Hello(say.PROTOCOL, "1")))
         peer, _ = until(heard)
         auth_socket.send(peer, say.Sensors((say.Reading("energy1", "gpu", -5.0, None),)))
-        auth_socket.send(peer, say.Published("1-1", 3, "nowhere", 1, 0.5))
+        auth_socket.send(peer, say.Published("1-1", 3, "nowhere", 0.5))
         auth_socket.send(peer, say.JobClosed("1-1"))
         told = []
         for _ in range(3):

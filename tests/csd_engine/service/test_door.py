@@ -104,7 +104,7 @@ class Door:
                 if isinstance(decoded[0], say.Hello):
                     self.socket.send(heard[0], say.Welcome({}, 1, 1, "/", 1))
                 elif isinstance(decoded[0], say.Ping):
-                    self.socket.send(heard[0], say.Pong((), 0, 0, 0, ""))
+                    self.socket.send(heard[0], say.Pong((), ""))
 
     def close(self) -> None:
         self._stop.set()

@@ -23,8 +23,8 @@ from csd_engine.data.arrays import ArraySet
 from csd_engine.data.files import FileSet
 from csd_engine.errors import EngineRefused, MissingBatch
 from csd_engine.prepare.sample import sample_digest
+from csd_engine.protocol import codec as say
 from ddlp.sources.engine import fetch as fetching
-from ddlp.sources.engine.events import EngineNote, LeaseFailed, LeaseProgress, LeasePublished
 from tests.engine_process import EPOCH, SEED, Recipe, alive, batch_files, refused_start, until, wait_for
 from tests.hostile_client import list_client
 
@@ -42,11 +42,12 @@ def test_a_job_goes_round(engine, recipe):
     job = recipe.open(link, events)
     wanted = {number: recipe.lease(job, number, 5 * number) for number in range(4)}
     for number, items in wanted.items():
-        published = wait_for(events, LeasePublished)
+        published = wait_for(events, say.Published)
         assert published.lease == number
-        recipe.check(published.path, number, items)
+        path = job.path(published)
+        recipe.check(path, number, items)
         job.release(number)
-        until(lambda path=published.path: not path.exists())
+        until(lambda path=path: not path.exists())
     job.close()
     until(lambda: not list(engine.spool.glob("job-*")))
     link.close()
@@ -59,9 +60,9 @@ def test_two_jobs_of_two_hosts_share_the_engine(engine, recipe, tmp_path):
     queues = [SimpleQueue(), SimpleQueue()]
     jobs = [one.open(link, events) for one, link, events in zip((recipe, other), links, queues, strict=True)]
     wanted = [[one.lease(job, n, n) for n in range(3)] for one, job in zip((recipe, other), jobs, strict=True)]
-    for one, events, items in zip((recipe, other), queues, wanted, strict=True):
+    for one, job, events, items in zip((recipe, other), jobs, queues, wanted, strict=True):
         for number in range(3):
-            one.check(wait_for(events, LeasePublished).path, number, items[number])
+            one.check(job.path(wait_for(events, say.Published)), number, items[number])
     for link in links:
         link.close()
     until(lambda: not list(engine.spool.glob("job-*")))
@@ -71,7 +72,7 @@ def test_a_file_that_is_gone_is_not_waited_for_when_nobody_wants_it(engine, reci
     """The host prepared the batch first, so its file was removed. It does not wait for the file as on a network file system."""
     _, link, events, job = recipe.at_work(lambda *_: engine)
     items = recipe.lease(job, 4)
-    path = wait_for(events, LeasePublished).path
+    path = job.path(wait_for(events, say.Published))
     job.release(4)
     until(lambda: not path.exists())
     looked, read_batch = [], fetching.read_batch
@@ -167,7 +168,7 @@ def test_a_link_out_of_the_root_is_not_followed(start, jpegs, tmp_path):
     recipe = Recipe(root, ["in/x.jpg"], tmp_path / "manifest", batch=1)
     _, link, events, job = recipe.at_work(start)
     recipe.lease(job, 1)
-    failed = wait_for(events, LeaseFailed)
+    failed = wait_for(events, say.Failed)
     assert "outside the roots" in failed.reason and not failed.fatal
     link.close()
 
@@ -182,12 +183,12 @@ def test_a_bad_sample_fails_its_lease_alone(start, jpegs, tmp_path):
     engine, link, events, job = recipe.at_work(start)
     for bad, word in ((1, "cut.jpg"), (2, "text.jpg"), (3, "vanished.jpg")):
         items = [(0, 0), (bad, 0)]
-        job.lease(bad, recipe.identity(items), SEED, EPOCH, items)
-        failed = wait_for(events, (LeaseFailed, LeasePublished))
+        job.send_lease(bad, recipe.identity(items), SEED, EPOCH, items)
+        failed = wait_for(events, (say.Failed, say.Published))
         assert failed.lease == bad and word in failed.reason and not failed.fatal
     items = [(0, 0), (0, 1)]
-    job.lease(9, recipe.identity(items), SEED, EPOCH, items)
-    recipe.check(wait_for(events, LeasePublished).path, 9, items)
+    job.send_lease(9, recipe.identity(items), SEED, EPOCH, items)
+    recipe.check(job.path(wait_for(events, say.Published)), 9, items)
     assert len(batch_files(engine.spool)) == 1
     assert "Warning" not in engine.log
     link.close()
@@ -201,21 +202,21 @@ def test_quota_holds_leases_back_and_says_so(start, recipe):
     job = recipe.open(link, events)
     items = [recipe.lease(job, number, number) for number in range(4)]
     for number in range(2):
-        assert wait_for(events, LeasePublished).lease == number
-    assert "quota" in wait_for(events, EngineNote).text
+        assert wait_for(events, say.Published).lease == number
+    wait_for_note(events, "quota")
     assert len(batch_files(engine.spool)) == 2
     job.release(0)
-    third = wait_for(events, LeasePublished)
-    recipe.check(third.path, 2, items[2])
+    third = wait_for(events, say.Published)
+    recipe.check(job.path(third), 2, items[2])
     job.release(1)
-    assert wait_for(events, LeasePublished).lease == 3
+    assert wait_for(events, say.Published).lease == 3
     link.close()
 
 
 def test_the_reserve_of_free_space_is_kept(start, recipe):
     engine, link, events, job = recipe.at_work(start, "--reserve-bytes", "900T", heartbeat_s=0.1)
     recipe.lease(job, 0)
-    assert "reserved" in wait_for(events, EngineNote).text
+    wait_for_note(events, "reserved")
     assert batch_files(engine.spool) == []
     link.close()
 
@@ -238,35 +239,46 @@ def test_a_full_disk_holds_leases_back(limit, start, recipe, home):
             for number in range(1000):
                 (fillers / str(number)).write_bytes(bytes(20 << 10))
         items = recipe.lease(job, 0)
-        assert "full" in wait_for(events, EngineNote).text
-        assert not any(isinstance(event, LeaseFailed) for event in iter_now(events))
+        assert not any(isinstance(event, say.Failed) for event in wait_for_note(events, "full"))
         shutil.rmtree(fillers)
-        recipe.check(wait_for(events, LeasePublished).path, 0, items)
+        recipe.check(job.path(wait_for(events, say.Published)), 0, items)
         link.close()
         assert engine.end() == 0
     finally:
         subprocess.run(["umount", "-l", str(home / "spool")], check=True)
 
 
-def iter_now(events):
-    while not events.empty():
-        yield events.get()
+def wait_for_note(events, text):
+    """Wait until the engine's note has this text. Returns what the job was told until then."""
+    seen = []
+    while not (isinstance(event := events.get(timeout=30), say.Pong) and text in event.note):
+        seen.append(event)
+    return seen
+
+
+def progress_in(events):
+    """Return the samples that are done of each lease, as they are told next."""
+    while not (pong := wait_for(events, say.Pong)).progress:
+        pass
+    return {lease: samples for _, lease, samples in pong.progress}
 
 
 def test_cancel_stops_between_samples_and_leaves_nothing(start, recipe):
     engine, link, events, job = recipe.at_work(start, "--slowdown", "400", heartbeat_s=0.1)
     recipe.lease(job, 0)
     recipe.lease(job, 1)
-    progress = wait_for(events, LeaseProgress)
-    assert 0 in progress.samples and 1 not in progress.samples
+    progress = progress_in(events)
+    assert 0 in progress and 1 not in progress
     (file,) = until(lambda: batch_files(engine.spool))  # the worker has the lease, and may not have made its file yet
     assert file.endswith(".part")
     for lease in (1, 0, 77):  # waiting, at work, unknown
-        job.cancel(lease)
+        job.release(lease)
     items = recipe.lease(job, 2)
-    while 2 not in progress.samples:
-        progress = wait_for(events, (LeaseProgress, LeaseFailed, LeasePublished))
-        assert isinstance(progress, LeaseProgress) and 1 not in progress.samples
+    while 2 not in progress:
+        told = wait_for(events, (say.Pong, say.Failed, say.Published))
+        assert isinstance(told, say.Pong)
+        progress = [lease for _, lease, _ in told.progress]
+        assert 1 not in progress
     assert batch_files(engine.spool) == [file_name(recipe.identity(items), 2) + ".part"]
     link.close()
 
@@ -274,14 +286,14 @@ def test_cancel_stops_between_samples_and_leaves_nothing(start, recipe):
 def test_a_killed_worker_fails_its_lease_and_is_replaced(start, recipe):
     engine, link, events, job = recipe.at_work(start, "--slowdown", "400", heartbeat_s=0.1)
     recipe.lease(job, 0)
-    wait_for(events, LeaseProgress)
+    progress_in(events)
     (worker,) = engine.children()
     os.kill(worker, signal.SIGKILL)
-    failed = wait_for(events, (LeaseFailed, LeasePublished))
+    failed = wait_for(events, (say.Failed, say.Published))
     assert failed.lease == 0 and not failed.fatal and "-9" in failed.reason
     assert batch_files(engine.spool) == []
     recipe.lease(job, 1)
-    wait_for(events, LeaseProgress)
+    progress_in(events)
     assert engine.children() not in ([], [worker])
     link.close()
 
@@ -317,14 +329,14 @@ def test_a_worker_that_cannot_be_started_is_told_and_tried_again(start, recipe):
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (_two_free(pid), before[1]))
     os.kill(workers[0], signal.SIGKILL)
-    while "cannot be started: Too many open files" not in wait_for(events, EngineNote).text:
-        pass
+    wait_for_note(events, "cannot be started: Too many open files")
     items = recipe.lease(job, 0)
-    recipe.check(wait_for(events, LeasePublished).path, 0, items)
+    recipe.check(job.path(wait_for(events, say.Published)), 0, items)
     assert engine.children() == workers[1:]
     resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
     until(lambda: len(engine.children()) == 2)
-    assert wait_for(events, EngineNote).text == ""
+    while wait_for(events, say.Pong).note:
+        pass
     link.close()
 
 
@@ -344,7 +356,7 @@ def test_the_waiting_job_goes_first(start, recipe):
             recipe.lease(job, number, number)
     for _ in range(6):
         order.get(timeout=300)
-    jobs[1].set_waiting(True)
+    jobs[1].waiting(True)
     for job in jobs:
         for number in (3, 4):
             recipe.lease(job, number, number)
@@ -355,17 +367,17 @@ def test_the_waiting_job_goes_first(start, recipe):
 
 
 def tag(order, name, event):
-    if isinstance(event, LeasePublished):
+    if isinstance(event, say.Published):
         order.put((name, event))
 
 
 def test_leases_that_cannot_be_fail(engine, recipe):
     _, link, events, job = recipe.at_work(lambda *_: engine)
     items = recipe.items(0)
-    job.lease(1, recipe.identity(items), SEED, EPOCH, [])
-    assert "no items" in wait_for(events, LeaseFailed).reason
-    job.lease(2, recipe.identity(items), SEED, EPOCH, [(999, 0), *items[1:]])
-    assert "beyond" in wait_for(events, LeaseFailed).reason
+    job.send_lease(1, recipe.identity(items), SEED, EPOCH, [])
+    assert "no items" in wait_for(events, say.Failed).reason
+    job.send_lease(2, recipe.identity(items), SEED, EPOCH, [(999, 0), *items[1:]])
+    assert "beyond" in wait_for(events, say.Failed).reason
     link.close()
 
 
@@ -374,8 +386,8 @@ def test_a_short_and_a_long_batch(engine, recipe):
     _, link, events, job = recipe.at_work(lambda *_: engine)
     for number, size in ((1, 3), (2, 20)):
         items = [(step, 0) for step in range(size)]
-        job.lease(number, recipe.identity(items), SEED, EPOCH, items)
-        recipe.check(wait_for(events, LeasePublished).path, number, items)
+        job.send_lease(number, recipe.identity(items), SEED, EPOCH, items)
+        recipe.check(job.path(wait_for(events, say.Published)), number, items)
     link.close()
 
 

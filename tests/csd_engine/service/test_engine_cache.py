@@ -18,9 +18,9 @@ from csd_engine.data.base import open_reader
 from csd_engine.data.manifest import Manifest
 from csd_engine.data.roots import Roots
 from csd_engine.errors import CacheRefused
+from csd_engine.protocol import codec as say
 from csd_engine.service.worker_shelves import WorkerShelves
 from csd_engine.transforms.pipeline import Pipeline
-from ddlp.sources.engine.events import LeaseFailed, LeasePublished
 from ddlp.sources.engine.link import EngineLink
 from tests.engine_process import EngineProcess, Recipe, make_jpegs, refused_start, until, wait_for
 from tests.hostile_client import list_client
@@ -62,9 +62,9 @@ def epoch(recipe: Recipe, link: EngineLink) -> tuple[int, int]:
     job = recipe.open(link, events)
     items = [recipe.lease(job, number, 8 * number) for number in range(3)]
     for _ in items:
-        done = wait_for(events, (LeasePublished, LeaseFailed))
-        assert isinstance(done, LeasePublished), done
-        recipe.check(done.path, done.lease, items[done.lease])
+        done = wait_for(events, (say.Published, say.Failed))
+        assert isinstance(done, say.Published), done
+        recipe.check(job.path(done), done.lease, items[done.lease])
     job.close(5)
     after = link.cache()
     return after.hits - before.hits, after.misses - before.misses
@@ -133,8 +133,8 @@ def test_hosts_share_what_both_may_read_alone(scene, start, tmp_path):
     def refused(name: str) -> str:
         events = SimpleQueue()
         job = scene.open(links[name], events)
-        job.lease(1, scene.identity([(0, 0)]), 5, 3, [(0, 0)])
-        reason = wait_for(events, LeaseFailed).reason
+        job.send_lease(1, scene.identity([(0, 0)]), 5, 3, [(0, 0)])
+        reason = wait_for(events, say.Failed).reason
         job.close(5)
         return reason
 

@@ -27,7 +27,6 @@ from csd_engine.data.files import FileSet
 from csd_engine.errors import EngineRefused
 from csd_engine.protocol import codec as say
 from csd_engine.protocol.fields import MAX_ITEMS
-from ddlp.sources.engine.events import LeaseFailed, LeasePublished
 from tests.engine_memory import Peak
 from tests.engine_process import EPOCH, SEED, Recipe, until, wait_for
 from tests.hostile_client import list_client
@@ -66,8 +65,8 @@ class Contest:
             for _ in range(4):
                 self.ask()
             while self.honest_samples + self.hostile_samples - first < samples:
-                published = wait_for(self.events, (LeasePublished, LeaseFailed), 40)
-                assert isinstance(published, LeasePublished), published
+                published = wait_for(self.events, (say.Published, say.Failed), 40)
+                assert isinstance(published, say.Published), published
                 self.honest_samples += self.recipe.layout.batch
                 self.job.release(published.lease)
                 self.ask()
@@ -98,14 +97,14 @@ def cancel_at_work(contest: Contest) -> None:
     job = recipe.open(contest.hostile, SimpleQueue())
     numbers = itertools.count()
     for number in itertools.islice(numbers, 8):
-        job.lease(number, recipe.identity(items), SEED, EPOCH, items)
+        job.send_lease(number, recipe.identity(items), SEED, EPOCH, items)
     cancelled = set()
     while not contest.stop:
         for number in {int(path.name.split(".")[1]) for path in job.directory.iterdir()} - cancelled:
-            job.cancel(number)
+            job.release(number)
             cancelled.add(number)
             contest.hostile_samples += 1
-            job.lease(next(numbers), recipe.identity(items), SEED, EPOCH, items)
+            job.send_lease(next(numbers), recipe.identity(items), SEED, EPOCH, items)
         time.sleep(0.001)
 
 
@@ -121,9 +120,9 @@ def reopen(contest: Contest) -> None:
         events: SimpleQueue = SimpleQueue()
         job = contest.hostile.open_job(pipeline, recipe.dataset, recipe.layout, lambda _: recipe.manifest, events.put)
         for number in range(4):
-            job.lease(number, "0" * 32, SEED, EPOCH, [(0, 0)])
+            job.send_lease(number, "0" * 32, SEED, EPOCH, [(0, 0)])
         for _ in range(4):
-            wait_for(events, (LeasePublished, LeaseFailed), 40)
+            wait_for(events, (say.Published, say.Failed), 40)
             contest.hostile_samples += 1
         job.close(30)
 
@@ -161,12 +160,12 @@ def test_no_image_and_no_pipeline_takes_a_small_boards_memory(start, slow_recipe
             job = recipe.open(link, events)
             assert why in job.probe(SEED, EPOCH, [(0, 0)])[0].error
             recipe.lease(job, number)
-            failed = wait_for(events, (LeaseFailed, LeasePublished))
-            assert isinstance(failed, LeaseFailed) and why in failed.reason
+            failed = wait_for(events, (say.Failed, say.Published))
+            assert isinstance(failed, say.Failed) and why in failed.reason
     assert peak.private < 300 << 20, peak.private
     job = slow_recipe.open(link, events)
     items = slow_recipe.lease(job, 2)
-    slow_recipe.check(wait_for(events, LeasePublished).path, 2, items)
+    slow_recipe.check(job.path(wait_for(events, say.Published)), 2, items)
     assert engine.children() == workers
     link.close()
 
@@ -179,8 +178,8 @@ def test_one_host_takes_no_others_jobs_or_memory(start, recipe):
     job = link.open_job(recipe.pipeline, recipe.dataset, large, lambda _: recipe.manifest, events.put)
     items = [(0, 0)] * MAX_ITEMS
     for number in range(3):
-        job.lease(number, "0" * 32, SEED, EPOCH, items)
-    failed = wait_for(events, LeaseFailed)
+        job.send_lease(number, "0" * 32, SEED, EPOCH, items)
+    failed = wait_for(events, say.Failed)
     assert failed.lease == 2 and "262144 samples are the most" in failed.reason
     path = f"{recipe.root}{'/.' * ((3800 - len(str(recipe.root))) // 2)}"  # 3,800 characters, however long tmp_path is
     long = ConcatSet((FileSet(path, recipe.dataset.manifest, recipe.dataset.count),) * 1000)
@@ -190,15 +189,15 @@ def test_one_host_takes_no_others_jobs_or_memory(start, recipe):
         link.open_job(recipe.pipeline, long, recipe.layout, lambda _: recipe.manifest, events.put)
     more = [recipe.open(link, SimpleQueue()) for _ in range(123)]
     for number in range(4096):
-        more[number % 7].lease(number, "0" * 32, SEED, EPOCH, [(0, 0)])
-    more[8].lease(0, "0" * 32, SEED, EPOCH, [(0, 0)])
+        more[number % 7].send_lease(number, "0" * 32, SEED, EPOCH, [(0, 0)])
+    more[8].send_lease(0, "0" * 32, SEED, EPOCH, [(0, 0)])
     with pytest.raises(EngineRefused, match="128 jobs open, as many as one host may"):
         recipe.open(link, SimpleQueue())
     for _ in range(3):
         recipe.open(contest.honest, SimpleQueue())
     contest.ask()
     link.close()
-    assert isinstance(wait_for(contest.events, (LeasePublished, LeaseFailed), 30), LeasePublished)
+    assert isinstance(wait_for(contest.events, (say.Published, say.Failed), 30), say.Published)
     contest.honest.close()
 
 
@@ -238,7 +237,7 @@ def test_a_data_set_of_many_files_takes_no_others_descriptors(start, recipe):
     last = contest.hostile.open_job(recipe.pipeline, too_many, recipe.layout, lambda _: recipe.manifest, print)
     assert "Too many open files" in last.probe(SEED, EPOCH, [(0, 0)])[0].error
     contest.ask()
-    assert isinstance(wait_for(contest.events, (LeasePublished, LeaseFailed)), LeasePublished)
+    assert isinstance(wait_for(contest.events, (say.Published, say.Failed)), say.Published)
     assert contest.engine.children() == [worker]
     for link in (contest.hostile, contest.honest):
         link.close()

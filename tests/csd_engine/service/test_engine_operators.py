@@ -15,9 +15,9 @@ from csd_engine.batchfile.reader import read_batch
 from csd_engine.errors import EngineRefused
 from csd_engine.prepare.operator_file import OperatorFile, content_hash
 from csd_engine.prepare.sample import sample_digest
+from csd_engine.protocol import codec as say
 from csd_engine.transforms.pipeline import Pipeline
-from ddlp.sources.engine.events import LeaseFailed, LeasePublished
-from ddlp.sources.engine.job import Probed
+from ddlp.sources.engine.link import Probed
 from tests.engine_process import EPOCH, SEED, pipeline, refused_start, wait_for
 
 MY_OPS = Path(__file__).parents[2] / "my_ops.py"
@@ -71,7 +71,7 @@ def test_batches_come_bit_by_bit_and_files_are_found_while_it_runs(link, recipe,
     assert job.probe(SEED, EPOCH, [(0, 0)]) == [Probed(sample_digest(recipe.expected(recipe.items(0))[0], None))]
     for number in range(3):
         items = recipe.lease(job, number, 5 * number)
-        recipe.check(wait_for(events, LeasePublished).path, number, items)
+        recipe.check(job.path(wait_for(events, say.Published)), number, items)
     assert (recipe.expected(recipe.items(0)) != plain).any()
     assert os.listdir(operators) == [f"{file.hash}.py"]
 
@@ -109,8 +109,8 @@ def test_what_its_worker_cannot_load_is_refused_with_the_line(link, recipe, oper
         job = use(recipe, file, function, run_here=False, **parameters).open(link, events)
         (answer,) = job.probe(SEED, EPOCH, [(0, 0)])
         assert answer.refused and re.search(match, answer.error), answer
-        job.lease(1, "0" * 32, SEED, EPOCH, [(0, 0)])
-        failed = wait_for(events, LeaseFailed)
+        job.send_lease(1, "0" * 32, SEED, EPOCH, [(0, 0)])
+        failed = wait_for(events, say.Failed)
         assert failed.fatal and re.search(match, failed.reason), failed
 
 
@@ -134,14 +134,14 @@ def test_prints_and_a_forgotten_breakpoint_do_not_garble_the_protocol(engine, li
     job = use(recipe, file, "f").open(link, events)
     items = recipe.items(0)
     for number in range(3):
-        job.lease(number, recipe.identity(items), SEED, EPOCH, items)
-        published = wait_for(events, (LeasePublished, LeaseFailed))
-        assert isinstance(published, LeasePublished), published
-    assert np.array_equal(read_batch(published.path, recipe.identity(items), 2, recipe.layout).images, plain)
+        job.send_lease(number, recipe.identity(items), SEED, EPOCH, items)
+        published = wait_for(events, (say.Published, say.Failed))
+        assert isinstance(published, say.Published), published
+    assert np.array_equal(read_batch(job.path(published), recipe.identity(items), 2, recipe.layout).images, plain)
     job.close(2)
     job = use(recipe, file, "g").open(link, events)
-    job.lease(1, recipe.identity(items), SEED, EPOCH, items)
-    assert re.search("line [89], in g: BdbQuit", wait_for(events, LeaseFailed).reason)
+    job.send_lease(1, recipe.identity(items), SEED, EPOCH, items)
+    assert re.search("line [89], in g: BdbQuit", wait_for(events, say.Failed).reason)
     assert "hello from f" in engine.log
 
 
@@ -153,14 +153,14 @@ def test_one_that_never_ends_costs_its_worker(start, recipe, operators):
     link = engine.link()
     events = SimpleQueue()
     job = use(recipe, file, "f").open(link, events)
-    job.lease(1, "0" * 32, SEED, EPOCH, [(0, 0)])
-    assert "the worker process" in wait_for(events, LeaseFailed).reason
+    job.send_lease(1, "0" * 32, SEED, EPOCH, [(0, 0)])
+    assert "the worker process" in wait_for(events, say.Failed).reason
     job.close()
     recipe.pipeline = PLAIN
     other = SimpleQueue()
     job = recipe.open(link, other)
     items = recipe.lease(job, 1)
-    recipe.check(wait_for(other, LeasePublished).path, 1, items)
+    recipe.check(job.path(wait_for(other, say.Published)), 1, items)
     link.close()
 
 
@@ -171,13 +171,13 @@ def test_one_that_fails_on_a_sample_fails_its_lease_only(link, recipe, operators
     job = use(recipe, file, "moody", error="SystemExit").open(link, events)
     kinds = set()
     for number in range(24):
-        job.lease(number, recipe.identity([(number, 0)]), SEED, EPOCH, [(number, 0)])
-        event = wait_for(events, (LeasePublished, LeaseFailed))
+        job.send_lease(number, recipe.identity([(number, 0)]), SEED, EPOCH, [(number, 0)])
+        event = wait_for(events, (say.Published, say.Failed))
         kinds.add(type(event))
-        if isinstance(event, LeaseFailed):
+        if isinstance(event, say.Failed):
             assert not event.fatal
             assert f"{file.hash}.py, line {LINE}, in moody: SystemExit: not in the mood. Correct the operator" in event.reason
-    assert kinds == {LeasePublished, LeaseFailed}
+    assert kinds == {say.Published, say.Failed}
 
 
 @pytest.mark.parametrize("where", ["below a root", "below the spool", "writable", "missing"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from queue import SimpleQueue
 
-from ddlp.sources.engine.events import LeasePublished
+from csd_engine.protocol import codec as say
 from tests.engine_process import wait_for
 from tests.hostile_client import list_client
 
@@ -17,7 +17,7 @@ def test_a_host_with_four_connections_gets_no_more_than_one_with_one(start, reci
     events = SimpleQueue()
 
     def note(host, event):
-        if isinstance(event, LeasePublished):
+        if isinstance(event, say.Published):
             events.put((host, event))
 
     links, jobs = [], []

@@ -17,7 +17,6 @@ from csd_engine.batchfile.reader import BatchReceiver
 from csd_engine.errors import DamagedBatch, EngineGone
 from csd_engine.protocol import codec as say
 from csd_engine.service.file_chunks import FileChunks
-from ddlp.sources.engine.events import LeasePublished
 from ddlp.sources.engine.part_stream import WINDOW
 from tests.at_once import at_once
 from tests.engine_process import Recipe, until, wait_for
@@ -34,7 +33,7 @@ def large(jpegs, tmp_path):
 def receive(recipe, job, number, items):
     """Receive the batch, and check that it is the one that was asked for."""
     receiver = BatchReceiver(recipe.identity(items), number, recipe.layout)
-    with contextlib.closing(job.fetch(number, recipe.layout.file_bytes)) as parts:
+    with contextlib.closing(job.parts(number, recipe.layout.file_bytes)) as parts:
         for part in parts:
             receiver.take(part)
     return receiver.batch()
@@ -61,7 +60,7 @@ def waiting(engine, recipe, heartbeat_timeout_s, timeout_s):
     events = SimpleQueue()
     job = recipe.open(link, events)
     items = recipe.lease(job, 1)
-    path = wait_for(events, LeasePublished, timeout_s).path
+    path = job.path(wait_for(events, say.Published, timeout_s))
     yield engine, link, job, 1, items, path
     link.close()
 
@@ -140,10 +139,10 @@ def test_a_slow_reader_costs_neither_side_memory(large_published, large, monkeyp
     receive(large, job, number, items)  # allocate all buffers first, libzmq's too
     before = memory_kib(os.getpid()), memory_kib(engine.process.pid)
     for _ in range(10):
-        parts = job.fetch(number, size)
+        parts = job.parts(number, size)
         next(parts)
         parts.close()
-    slow = [job.fetch(number, size) for _ in range(4)]
+    slow = [job.parts(number, size) for _ in range(4)]
     for parts in slow[:1]:
         next(parts)
         time.sleep(1)
@@ -175,7 +174,7 @@ def break_off(parts, kind, match, within_s):
 def test_an_engine_that_dies_or_hangs_in_mid_fetch(start, large, number):
     engine = start("--root", str(large.root), listen=TCP)
     with waiting(engine, large, 1.5, 60.0) as (_, _, job, lease, _, _):
-        parts = job.fetch(lease, large.layout.file_bytes)
+        parts = job.parts(lease, large.layout.file_bytes)
         next(parts)
         engine.process.send_signal(number)
         if number == signal.SIGKILL:
@@ -185,12 +184,12 @@ def test_an_engine_that_dies_or_hangs_in_mid_fetch(start, large, number):
         finally:
             engine.process.send_signal(signal.SIGCONT)
         with pytest.raises(EngineGone):
-            next(job.fetch(lease, large.layout.file_bytes))
+            next(job.parts(lease, large.layout.file_bytes))
 
 
 def test_a_job_that_is_closed_in_mid_fetch(large_published, large):
     engine, link, job, lease, _, _ = large_published
-    parts = job.fetch(lease, large.layout.file_bytes)
+    parts = job.parts(lease, large.layout.file_bytes)
     next(parts)
     engine.process.send_signal(signal.SIGSTOP)  # no more parts will come
     threading.Timer(0.2, job.close).start()
@@ -202,7 +201,7 @@ def test_a_job_that_is_closed_in_mid_fetch(large_published, large):
 
 def test_a_batch_that_is_released_in_mid_fetch(large_published, large):
     _, _, job, lease, _, _ = large_published
-    parts = job.fetch(lease, large.layout.file_bytes)
+    parts = job.parts(lease, large.layout.file_bytes)
     next(parts)
     job.release(lease)
     break_off(parts, DamagedBatch, "no published batch", 5)
@@ -215,8 +214,8 @@ def test_a_host_that_asks_and_does_not_listen_stalls_nobody(large_published, lar
     events = SimpleQueue()
     other = large.open(greedy, events)
     small = large.items(0)[:1]
-    other.lease(1, large.identity(small), 5, 3, small)
-    wait_for(events, LeasePublished)
+    other.send_lease(1, large.identity(small), 5, 3, small)
+    wait_for(events, say.Published)
     for _ in range(500):
         greedy.submit(say.encode(say.Fetch(1 << 40, other.name, 1, 0, 1 << 17)))
     assert len(receive(large, job, lease, items).images) == 256

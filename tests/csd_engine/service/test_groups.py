@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from csd_engine.service.groups import CALIBRATION, Member, learned, to_tell, without_turns
-from csd_engine.service.jobs import Job, Quota
-from tests.csd_engine.service.jobs_scene import LARGE, Scene, backlog
+from csd_engine.service.fair_queue import Quota, learned, to_tell, without_turns
+from csd_engine.service.jobs import CALIBRATION, Job, Member
+from tests.csd_engine.service.jobs_scene import LARGE, Scene, backlog, served
 
 FEW = settings(deadline=None, max_examples=30)
 
@@ -17,16 +17,6 @@ def rank(scene: Scene, number: int, after_lower: bool = True, run: str = "run", 
     job.member = Member(run, number, after_lower)
     job.command = {"pipeline": pipeline, "dataset": "d"}
     return job
-
-
-def served(scene: Scene, jobs: list[Job], steps: int) -> list[str]:
-    keys = []
-    for _ in range(steps):
-        backlog(scene, jobs)
-        job = scene.step()
-        assert job is not None
-        keys.append(job.key)
-    return keys
 
 
 @FEW
@@ -48,7 +38,7 @@ def test_one_ranks_directory_is_filled_before_the_next_ones(opened):
 def test_ranks_take_turns_where_they_do_not_ask_for_more(opened):
     scene = Scene(LARGE)
     jobs = [rank(scene, number, after_lower=False) for number in opened]
-    keys = served(scene, jobs, 12)
+    keys = [job.key for job in served(scene, jobs, 12)]
     assert all(len(set(keys[k : k + 3])) == 3 for k in range(0, 12, 3))
 
 
@@ -56,11 +46,11 @@ def test_the_one_that_is_waited_for_goes_first():
     scene = Scene(LARGE)
     first, second = rank(scene, 0), rank(scene, 1)
     second.waiting = True
-    assert served(scene, [first, second], 4) == [second.key] * 4
+    assert served(scene, [first, second], 4) == [second] * 4
     first.waiting = True  # both wait: they take turns
-    assert len(set(served(scene, [first, second], 2))) == 2
+    assert len({job.key for job in served(scene, [first, second], 2)}) == 2
     first.waiting = second.waiting = False
-    assert served(scene, [first, second], 4) == [first.key] * 4
+    assert served(scene, [first, second], 4) == [first] * 4
 
 
 @settings(FEW, max_examples=20)
@@ -77,8 +67,7 @@ def test_a_run_does_not_shut_out_other_jobs_of_its_host(ranks, before):
         if number < ranks:
             jobs.append(rank(scene, number))
     assert other is not None
-    keys = served(scene, jobs, 20)
-    assert keys.count(other.key) == 10
+    assert served(scene, jobs, 20).count(other) == 10
 
 
 def test_a_full_first_rank_leaves_the_spool_to_the_others():

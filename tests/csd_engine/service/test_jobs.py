@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from csd_engine.protocol.codec import Probe
-from csd_engine.service.jobs import Job, LeaseState, ProbeWork, Quota
-from tests.csd_engine.service.jobs_scene import LARGE, Scene, backlog
+from csd_engine.service.fair_queue import Quota
+from csd_engine.service.jobs import Job, LeaseState, ProbeWork
+from tests.csd_engine.service.jobs_scene import LARGE, Scene, backlog, served
 
 FEW = settings(deadline=None, max_examples=60)
 costs = st.floats(0.01, 10)
@@ -24,9 +25,7 @@ def test_hosts_get_equal_time(hosts, workers):
     jobs = [scene.job(f"host{k}", s, batch) for k, own in enumerate(hosts) for s, batch in own]
     longest = max(s * batch for own in hosts for s, batch in own)
     begun = {f"host{k}": 0.0 for k in range(len(hosts))}
-    for _ in range(120):
-        backlog(scene, jobs)
-        scene.step()
+    served(scene, jobs, 120)
     used = {**begun, **scene.used}
     # A host's first leases are charged an estimate, which is corrected when they end.
     assert max(used.values()) - min(used.values()) <= 2 * (workers + 1) * longest + 1e-6
@@ -40,9 +39,7 @@ def test_the_jobs_of_a_host_get_equal_time_however_large_their_batches_are(costs
     jobs = [scene.job("a", sample_s, batch) for batch, sample_s, _ in costs]
     for job, (_, _, waiting) in zip(jobs, costs):
         job.waiting = waiting
-    for _ in range(40 * len(jobs)):
-        backlog(scene, jobs)
-        scene.step()
+    served(scene, jobs, 40 * len(jobs))
     longest = max(batch * sample_s for batch, sample_s, _ in costs)
     used = [scene.used_by_job[job.key] for job in jobs]
     assert max(used) - min(used) <= 2 * (workers + 1) * longest + 1e-6
@@ -52,15 +49,10 @@ def test_a_new_job_is_not_served_alone_until_it_has_had_as_much_as_the_others():
     scene = Scene(LARGE)
     stocked, hungry = jobs = [scene.job("a"), scene.job("a")]
     stocked.unfetched = 3
-    for _ in range(50):
-        backlog(scene, jobs)
-        scene.step()
+    served(scene, jobs, 50)
     jobs.append(scene.job("a"))
-    served = []
-    for _ in range(10):
-        backlog(scene, jobs)
-        served.append(scene.step())
-    assert served.count(hungry) == served.count(jobs[-1]) == 5
+    found = served(scene, jobs, 10)
+    assert found.count(hungry) == found.count(jobs[-1]) == 5
 
 
 def test_a_job_with_batches_in_stock_comes_after_the_others_of_its_host():
@@ -68,52 +60,43 @@ def test_a_job_with_batches_in_stock_comes_after_the_others_of_its_host():
     jobs = [scene.job("a"), scene.job("a"), scene.job("b")]
     jobs[0].unfetched = 3
     jobs[1].waiting = True
-    served = []
-    for _ in range(8):
-        backlog(scene, jobs)
-        served.append(jobs.index(scene.step()))
-    assert served.count(2) == 4 and served.count(1) == 4
+    found = served(scene, jobs, 8)
+    assert found.count(jobs[2]) == 4 and found.count(jobs[1]) == 4
 
 
 def test_what_was_not_wanted_is_not_made_up_for():
     """A host that was idle for a while gets half of the time from then on: no more to catch up, and no less."""
     scene = Scene(LARGE)
     one, two = scene.job("a"), scene.job("b")
-    for _ in range(50):
-        backlog(scene, [one])
-        assert scene.step() is one
-    served = []
-    for _ in range(20):
-        backlog(scene, [one, two])
-        served.append(scene.step())
-    assert served.count(two) in (10, 11)
+    assert served(scene, [one], 50) == [one] * 50
+    assert served(scene, [one, two], 20).count(two) in (10, 11)
 
 
 def test_a_new_job_is_no_new_credit():
     """A host that closes a job and opens the next one keeps its account."""
     scene = Scene(LARGE)
     two = scene.job("b")
-    served = []
+    hosts = []
     for _ in range(20):
         one = scene.job("a", sample_s=3.0)
         backlog(scene, [one, two])
         for _ in range(2):
-            served.append(scene.step().host)
+            hosts.append(scene.step().host)
         scene.queue.remove(one)
-    assert served.count("a") <= 13, served  # of 40; each of a's takes three times as long
+    assert hosts.count("a") <= 13, hosts  # of 40; each of a's takes three times as long
 
 
 def test_what_fails_or_is_cancelled_is_charged():
     scene = Scene(LARGE)
     one, two = scene.job("a"), scene.job("b")
-    served = []
+    given = []
     for _ in range(20):
         backlog(scene, [one, two])
         (job, work), _ = scene.queue.next_lease(scene.shortage, scene.quota)
         scene.queue.ended(job, work, 1.0, published=job is two)
         job.drop(work)
-        served.append(job)
-    assert served.count(two) == 10
+        given.append(job)
+    assert given.count(two) == 10
 
 
 def test_probes_are_charged_and_come_before_the_hosts_own_leases_alone():
@@ -160,9 +143,7 @@ def test_a_host_whose_queue_is_empty_for_a_moment_keeps_what_is_due_to_it():
     assert scene.step() is short
     scene.workers = 2
     assert scene.begin() is long
-    for _ in range(30):
-        backlog(scene, [short, long])
-        scene.step()
+    served(scene, [short, long], 30)
     assert abs(scene.used["a"] - scene.used["b"]) <= 20
 
 

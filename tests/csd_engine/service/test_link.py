@@ -13,8 +13,8 @@ import pytest
 
 from csd_engine.errors import EngineGone, EngineRefused, EngineUnreachable
 from csd_engine.protocol import codec as protocol
+from csd_engine.protocol import codec as say
 from csd_engine.protocol.keys import load_pair, load_public, make_keys
-from ddlp.sources.engine.events import EngineLost, LeasePublished
 from ddlp.sources.engine.link import EngineLink
 from tests.engine_process import alive, batch_files, until, wait_for
 
@@ -48,7 +48,7 @@ def test_a_release_goes_with_the_next_message_or_heartbeat(engine, recipe):
         events = SimpleQueue()
         job = recipe.open(link, events)
         recipe.lease(job, 1)
-        path = wait_for(events, LeasePublished).path
+        path = job.path(wait_for(events, say.Published))
         time.sleep(0.2)  # the link's thread is idle now
         job.release(1)
         if slow:
@@ -67,7 +67,7 @@ def test_waiting_is_told_at_once_but_not_each_time(engine, recipe, monkeypatch):
     monkeypatch.setattr(protocol, "encode", lambda message: told.append((time.monotonic(), message)) or encode(message))
     began = time.monotonic()
     for k in range(101):
-        job.set_waiting(k % 2 == 0)
+        job.waiting(k % 2 == 0)
         time.sleep(0.005)
     until(lambda: told and told[-1][1].waiting == (job.name,))
     time.sleep(0.3)
@@ -125,7 +125,7 @@ def test_nobody_there(home):
 
 def test_another_protocol_version_is_told_on_both_sides(engine, monkeypatch):
     monkeypatch.setattr(protocol, "PROTOCOL", 99)
-    with pytest.raises(EngineRefused, match=r"protocol 5 .*protocol 99"):
+    with pytest.raises(EngineRefused, match=r"protocol 6 .*protocol 99"):
         engine.link().open()
     assert "protocol 99" in engine.log
 
@@ -136,7 +136,7 @@ def test_a_killed_engine_is_noticed_and_its_workers_end(start, recipe):
     until(lambda: batch_files(engine.spool))
     workers = engine.children()
     engine.kill()
-    assert wait_for(events, EngineLost)
+    assert wait_for(events, say.Refused)
     until(lambda: not any(map(alive, workers)))
     link.close()
     again = start("--root", str(recipe.root), keys=engine.keys)  # it takes over the spool and clears it
@@ -147,7 +147,7 @@ def test_a_stopped_engine_is_lost_after_the_heartbeat_timeout(start, recipe):
     engine, link, events, job = recipe.at_work(start, heartbeat_s=0.1, heartbeat_timeout_s=0.5)
     engine.process.send_signal(signal.SIGSTOP)
     try:
-        assert "silent" in wait_for(events, EngineLost).reason
+        assert "silent" in wait_for(events, say.Refused).reason
     finally:
         engine.process.send_signal(signal.SIGCONT)
     job.release(1)  # no error
@@ -173,7 +173,7 @@ def test_messages_wait_for_an_engine_that_does_not_read(start, recipe):
         assert time.process_time() - began < 0.4, "the thread must not poll"
     finally:
         engine.process.send_signal(signal.SIGCONT)
-    assert wait_for(events, LeasePublished, 60).lease == 1 and not link._outbox
+    assert wait_for(events, say.Published, 60).lease == 1 and not link._outbox
     link.close()
 
 
@@ -187,12 +187,12 @@ def test_a_silent_host_loses_its_jobs(start, recipe):
     mine = SimpleQueue()
     kept = recipe.open(lively, mine)
     recipe.lease(job, 0)
-    wait_for(events, LeasePublished)
+    wait_for(events, say.Published)
     until(lambda: len(list(engine.spool.glob("job-*"))) == 1)
     recipe.lease(job, 1)
-    assert "Hello" in wait_for(events, EngineLost).reason
+    assert "Hello" in wait_for(events, say.Refused).reason
     recipe.lease(kept, 0)
-    assert wait_for(mine, LeasePublished)
+    assert wait_for(mine, say.Published)
     assert engine.log.count("has sent nothing for 3 s: its jobs (1) are dropped") == engine.log.count("dropped") == 1
     silent.close()
     lively.close()

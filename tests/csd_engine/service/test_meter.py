@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from csd_engine.service.meter import WINDOW_S, Meter
+from csd_engine.service.jobs import WINDOW_S, Meter
 
 
 def test_a_steady_rate_is_told_from_the_first_second_on():

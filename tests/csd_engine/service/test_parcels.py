@@ -14,12 +14,10 @@ from csd_engine.data.carried import CarriedSet, pack_parcel
 from csd_engine.errors import EngineError
 from csd_engine.protocol import codec as say
 from csd_engine.service import parcels as module
-from csd_engine.service.jobs import Job, LeaseState, Work
-from csd_engine.service.meter import Meter
+from csd_engine.service.jobs import Job, LeaseState, Meter, Work
 from csd_engine.service.parcels import Parcels, most_bytes
 from csd_engine.service.spool import Spool
-from ddlp.sources.engine.events import LeasePublished
-from tests.csd_engine.service.jobs_scene import LARGE, Scene, backlog
+from tests.csd_engine.service.jobs_scene import LARGE, Scene, served
 from tests.engine_process import EPOCH, SEED, Recipe, until, wait_for
 from tests.hostile_client import HostileClient
 
@@ -210,15 +208,9 @@ def test_a_lease_without_its_bytes_is_not_begun_and_earns_no_credit():
     late, other = scene.job("late"), scene.job("other")
     late.carried = True
     scene.ask(late, 30)
-    for _ in range(20):
-        backlog(scene, [other])
-        assert scene.step() is other
+    assert served(scene, [other], 20) == [other] * 20
     here(late)
-    served = []
-    for _ in range(20):
-        backlog(scene, [other])
-        served.append(scene.step())
-    assert served.count(late) in (9, 10, 11)
+    assert served(scene, [other], 20).count(late) in (9, 10, 11)
     assert all(work.state is LeaseState.QUEUED for work in late.work.values())
 
 
@@ -305,7 +297,7 @@ def test_parcels_that_never_come_hold_up_nobody_else_and_go_with_the_connection(
     job = recipe.open(link, events)
     for number in range(10):
         items = recipe.lease(job, number, number)
-        recipe.check(wait_for(events, LeasePublished).path, number, items)
+        recipe.check(job.path(wait_for(events, say.Published)), number, items)
         job.release(number)
     link.close()
     rogue.client.send(say.Release("j", 0))

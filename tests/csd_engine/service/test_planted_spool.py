@@ -9,8 +9,8 @@ import pytest
 
 from csd_engine.errors import SpoolError
 from csd_engine.prepare.large_image_lock import LargeImageLock
+from csd_engine.protocol import codec as say
 from csd_engine.service.spool import MARK, Spool
-from ddlp.sources.engine.events import LeaseFailed, LeasePublished
 from tests.engine_process import refused_start, until, wait_for
 
 STRANGER = 12345
@@ -150,7 +150,7 @@ def test_a_job_directory_that_is_swapped(start, recipe, home, swapped):
             elsewhere.rename(directory)
 
     recipe.lease(job, 0)
-    path = wait_for(events, LeasePublished).path
+    path = job.path(wait_for(events, say.Published))
     swap()
     (directory / path.name).write_text("years of work")
     job.release(0)
@@ -172,7 +172,7 @@ def test_one_that_is_swapped_before_a_worker_has_opened_it(start, recipe, home):
     (home / "elsewhere").mkdir()
     directory.symlink_to(home / "elsewhere")
     recipe.lease(job, 0)
-    assert "job's directory" in wait_for(events, LeaseFailed).reason
+    assert "job's directory" in wait_for(events, say.Failed).reason
     link.close()
     assert engine.end() == 0
     assert not os.listdir(home / "elsewhere") and not os.listdir(home / "kept")

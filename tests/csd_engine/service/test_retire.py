@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from csd_engine.errors import EngineRefused
-from ddlp.sources.engine.events import EngineLost, EngineRetires, LeaseProgress, LeasePublished
+from csd_engine.protocol import codec as say
 from ddlp.sources.engine.link import EngineLink
 
 SLOW = ("--slowdown", "200")  # a batch takes long enough for a signal in the midst of it
@@ -19,7 +19,7 @@ SLOW = ("--slowdown", "200")  # a batch takes long enough for a signal in the mi
 
 def next_of(events: SimpleQueue[Any], *kinds: type) -> Any:
     """The next event that is no progress."""
-    while isinstance(event := events.get(timeout=300), LeaseProgress):
+    while isinstance(event := events.get(timeout=300), say.Pong):
         pass
     assert isinstance(event, kinds), event
     return event
@@ -27,7 +27,7 @@ def next_of(events: SimpleQueue[Any], *kinds: type) -> Any:
 
 def nothing_more(events: SimpleQueue[Any]) -> None:
     with pytest.raises(Empty):
-        while isinstance(event := events.get(timeout=0.3), LeaseProgress):
+        while isinstance(event := events.get(timeout=0.3), say.Pong):
             pass
         pytest.fail(f"{event}")
 
@@ -53,10 +53,10 @@ def begun(recipe, start) -> Iterator[Any]:
 def test_what_is_begun_is_finished_and_fetched_and_nothing_else_is_begun(recipe, begun):
     engine, link, events, job, items = begun
     engine.process.send_signal(signal.SIGTERM)
-    assert next_of(events, EngineRetires).begun == {0}
+    assert next_of(events, say.Retires).begun == ((job.name, 0),)
     recipe.lease(job, 9)
-    published = next_of(events, LeasePublished)
-    recipe.check(published.path, 0, items[0])
+    published = next_of(events, say.Published)
+    recipe.check(job.path(published), 0, items[0])
     assert "retires" in link.status().note
     with pytest.raises(EngineRefused, match="the engine retires"):
         recipe.open(link, SimpleQueue())
@@ -66,7 +66,7 @@ def test_what_is_begun_is_finished_and_fetched_and_nothing_else_is_begun(recipe,
     nothing_more(events)  # it waits until the batch was fetched
     assert engine.process.poll() is None
     job.release(0)
-    assert "the engine retires" in next_of(events, EngineLost).reason
+    assert "the engine retires" in next_of(events, say.Refused).reason
     assert engine.process.wait(10) == 0
 
 
@@ -74,8 +74,8 @@ def test_an_idle_engine_ends_at_once(recipe, start):
     engine, link, events, _ = recipe.at_work(start)
     engine.process.send_signal(signal.SIGTERM)
     assert engine.process.wait(10) == 0
-    assert next_of(events, EngineRetires).begun == frozenset()
-    next_of(events, EngineLost)
+    assert next_of(events, say.Retires).begun == ()
+    next_of(events, say.Refused)
     link.close()
 
 
@@ -84,18 +84,18 @@ def test_ctrl_c_and_a_second_sigterm_end_it_at_once(begun, ends):
     engine, _, events, *_ = begun
     if ends == signal.SIGTERM:
         engine.process.send_signal(signal.SIGTERM)
-        next_of(events, EngineRetires)
+        next_of(events, say.Retires)
     engine.process.send_signal(ends)
     assert engine.process.wait(10) == 0
-    next_of(events, EngineLost)
+    next_of(events, say.Refused)
 
 
 def test_it_waits_no_longer_than_it_may(recipe, start):
     engine, link, events, job = recipe.at_work(start, "--retire-s", "0.5")
     recipe.lease(job, 0)
-    next_of(events, LeasePublished)
+    next_of(events, say.Published)
     engine.process.send_signal(signal.SIGTERM)
-    next_of(events, EngineRetires)
-    next_of(events, EngineLost)  # nobody has fetched the batch
+    next_of(events, say.Retires)
+    next_of(events, say.Refused)  # nobody has fetched the batch
     assert engine.process.wait(10) == 0 and "have not fetched all batches within 0.5 s" in engine.log
     link.close()

@@ -24,7 +24,6 @@ from csd_engine.protocol.keys import load_pair, load_public
 from csd_engine.protocol.sealed import HEAD_BYTES, NO_PLACE, READY, Opener
 from csd_engine.service.sealed_streams import _MOST_STRANGERS
 from ddlp.sources.engine import sealed_fetch
-from ddlp.sources.engine.events import LeasePublished
 from ddlp.sources.engine.fetch import BatchFetcher
 from ddlp.sources.engine.link import EngineLink
 from ddlp.sources.engine.sealed_fetch import choose_cipher
@@ -56,7 +55,7 @@ class Published:
         self.job, events = None, SimpleQueue()
         self.job = recipe.open(self.link, events)
         self.items = recipe.lease(self.job, 1)
-        self.path = wait_for(events, LeasePublished, 60).path
+        self.path = self.job.path(wait_for(events, say.Published, 60))
         self.told = []
         self.fetcher = BatchFetcher(self.job, False, self.told.append)
 
@@ -297,10 +296,10 @@ def test_a_host_without_a_cipher_gets_batches_by_curve(published, parts, monkeyp
     events = SimpleQueue()
     job = parts.open(older, events)
     items = parts.lease(job, 1)
-    wait_for(events, LeasePublished, 60)
+    wait_for(events, say.Published, 60)
     receiver = BatchReceiver(parts.identity(items), 1, parts.layout)
     assert not job.fetch_sealed(1, receiver, parts.layout.file_bytes)
-    for part in job.fetch(1, parts.layout.file_bytes):
+    for part in job.parts(1, parts.layout.file_bytes):
         receiver.take(part)
     assert np.array_equal(receiver.batch().images, parts.expected(items))
     older.close()

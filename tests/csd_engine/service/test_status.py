@@ -11,7 +11,7 @@ import pytest
 
 from csd_engine.errors import EngineGone
 from csd_engine.machine.computer import cpus, process_memory
-from ddlp.sources.engine.events import LeasePublished
+from csd_engine.protocol import codec as say
 from tests.at_once import at_once
 from tests.engine_process import until, wait_for
 from tests.hostile_client import list_client
@@ -30,7 +30,7 @@ def test_jobs_memory_and_spool(start, recipe):
     for number in range(5):
         recipe.lease(job, number, number)
     for _ in range(3):
-        wait_for(events, LeasePublished)
+        wait_for(events, say.Published)
     until(lambda: any(one.held_back for one in link.status().jobs))
     status = other.status()
     first, second = sorted(status.jobs, key=lambda one: -one.batches_made)
@@ -57,7 +57,7 @@ def test_one_that_is_not_told_is_an_error(start, recipe):
     link = engine.link(heartbeat_timeout_s=30)
     link.open()
     engine.process.send_signal(signal.SIGSTOP)
-    with pytest.raises(EngineGone, match="did not tell"):
+    with pytest.raises(EngineGone, match="did not answer with Status"):
         link.status(0.2)
     engine.process.send_signal(signal.SIGCONT)
     assert link.status().uptime_s > 0

@@ -6,8 +6,7 @@ from collections import Counter
 
 import pytest
 
-from csd_engine.service.inbox import Inbox
-from csd_engine.service.turns import Turns
+from csd_engine.service.turns import Inbox, Turns
 
 
 class Thread:

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
 from csd_engine.errors import PipelineError
 from csd_engine.keyed import Keyed
 from csd_engine.transforms import operators, primitives
 from csd_engine.transforms.pipeline import Pipeline
+from tests.small_images import image
 
 RRC = {"op": "RandomResizedCrop", "size": [24, 20], "scale": [0.08, 1.0], "ratio": [0.75, 4 / 3],
        "interpolation": "bilinear"}
@@ -29,11 +29,6 @@ KNOWN_DIGEST = "8af48a6cc4889e2a4032e5b9d28ee6db"
 
 def pipeline(*ops, mode="RGB", order="pillow13"):
     return Pipeline.parse({"format": 1, "order": order, "mode": mode, "ops": list(ops)})
-
-
-def image(width=50, height=41, mode="RGB"):
-    values = np.random.RandomState(1).randint(0, 256, (height, width, 3)).astype(np.uint8)
-    return Image.fromarray(values).convert(mode)
 
 
 def run(pipe, source, key=(0, 0, 0, 0)):

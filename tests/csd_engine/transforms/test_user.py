@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from csd_engine.errors import OperatorFailed, PipelineError
 from csd_engine.keyed import Keyed
 from csd_engine.prepare.operator_file import OperatorFile
 from csd_engine.transforms.pipeline import Pipeline
+from tests.small_images import image
 
 FILE = OperatorFile((Path(__file__).parents[2] / "my_ops.py").read_bytes(), "my_ops.py")
 CENTER = {"op": "CenterCrop", "size": [24, 24]}
@@ -29,11 +29,6 @@ def calls(file, function, parameters):
 
 def pipeline(*ops, calls=calls, mode="RGB"):
     return Pipeline.parse({"format": 1, "order": "pillow13", "mode": mode, "ops": list(ops)}, calls)
-
-
-def image(width=50, height=41, mode="RGB"):
-    values = np.random.RandomState(1).randint(0, 256, (height, width, 3)).astype(np.uint8)
-    return Image.fromarray(values).convert(mode)
 
 
 def run(pipe, source=None, key=(0, 0, 0, 0)):

@@ -8,9 +8,7 @@ import io
 import os
 import pickle
 import random
-import threading
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -23,6 +21,7 @@ from torchvision.transforms import v2
 
 from ddlp import decode
 from ddlp.decode.image import PostponedFile, PostponedImage
+from tests.at_once import at_once
 from tests.jpegkinds import encode_kind, picture
 from tests.open_files import open_files, opened_since
 
@@ -279,16 +278,9 @@ def test_threads_share_images(installed):
     data = [encode_kind("420", picture(number, (200, 150))) for number in range(4)]
     wanted = [plain(one).convert("RGB").resize((60, 50), 2).tobytes() for one in data]
     images = [Image.open(io.BytesIO(one)).convert("RGB") for one in data for _ in range(5)]
-    begin = threading.Barrier(6)
-
-    def work(number: int) -> list[tuple[bytes, bytes]]:
-        begin.wait()
-        return [(image.resize((60, 50), 2).tobytes(), image.tobytes()) for image in images]
-
-    with ThreadPoolExecutor(6) as pool:
-        for found in pool.map(work, range(6)):
-            assert [one for one, _ in found] == [one for one in wanted for _ in range(5)]
-            assert [one for _, one in found] == [plain(one).tobytes() for one in data for _ in range(5)]
+    for found in at_once(lambda _: [(image.resize((60, 50), 2).tobytes(), image.tobytes()) for image in images], 6):
+        assert [one for one, _ in found] == [one for one in wanted for _ in range(5)]
+        assert [one for _, one in found] == [plain(one).tobytes() for one in data for _ in range(5)]
 
 
 def test_forked_children_go_on_with_images(installed):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from ddlp.decode.savings import COUNTING, Counter, Savings, total
+from tests.at_once import at_once
 from tests.small_images import make_images
 
 
@@ -26,11 +26,7 @@ def test_forks_threads_and_a_process_that_is_killed(counter: Counter) -> None:
             if counter.image():
                 counter.took(0.25, 1.0)
 
-    threads = [threading.Thread(target=count, args=(300,)) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(lambda _: count(300), 3)
     pid = os.fork()
     if pid == 0:
         count(30)

@@ -267,7 +267,7 @@ def test_files_of_the_engine(deployed: Device, patient: Patient) -> None:
         and "--operators my_ops.py" in found["way_out"]
     )
     book.save(record)
-    spare = deployed.home / "current/csd_engine/service/meter.py"
+    spare = deployed.home / "current/csd_engine/service/turns.py"
     spare.write_text(spare.read_text() + "\n")
     assert "were changed" in patient.wrong()["what"]
     (deployed.home / "engine.json").unlink()

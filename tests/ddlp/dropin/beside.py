@@ -12,6 +12,8 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
+from ddlp.epoch.iterator import EpochIterator
+
 MOST_STEPS = 200  # an epoch that raises for ever ends here
 
 
@@ -43,6 +45,13 @@ def equal(ours: Iterable[Any], theirs: Iterable[Any]) -> None:
     assert len(mine) == len(others) > 0
     for number, (batch, other) in enumerate(zip(mine, others, strict=True)):
         assert batch == other, f"batch {number}"
+
+
+def cut(loader: DataLoader) -> EpochIterator:
+    """Return the epoch's iterator. It must be ddlp's own."""
+    iterator = iter(loader)
+    assert isinstance(iterator, EpochIterator)
+    return iterator
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:

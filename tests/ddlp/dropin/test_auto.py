@@ -49,10 +49,10 @@ def operators(home: Path) -> Path:
     return home / "operators"
 
 
-def train_until_decided(loader: DDLPLoader) -> None:
-    """Train until the engine has joined and a decision is made. On a busy computer that takes several epochs."""
+def train_until_decided(loader: DDLPLoader, rests: bool = False) -> None:
+    """Train until the engine has joined and a decision is made, or until it rests: on a busy computer, for several epochs."""
     end = time.monotonic() + 60
-    while loader.measured is None or not loader.measured.paths:
+    while loader.measured is None or not loader.measured.paths or (rests and not loader._parts.life.rates.resting):
         assert time.monotonic() < end, f"not decided: {loader.decision}, {loader.measured}"
         train(loader)
 
@@ -123,9 +123,10 @@ def test_it_rests_where_training_does_not_wait(engine: EngineProcess, tmp_path: 
 
 def test_a_device_that_is_far_too_slow_rests(engine: EngineProcess) -> None:
     loader = make_loader(engine, 0.8)
-    train_until_decided(loader)
-    assert loader._parts.life.rates.resting == {"board"} and loader.report().batches_csd <= 4
-    assert loader.report().seconds < 1.5 * BATCHES * HOST_S, "training must not wait for the device"
+    train_until_decided(loader, rests=True)
+    assert loader._parts.life.rates.resting == {"board"}
+    train(loader)
+    assert loader.report().batches_csd <= 4, "training would wait for the device"
     loader.strategy = "wrr"
     next(iter(loader))
     assert not loader._parts.life.rates.resting and loader.decision is not None, "another strategy must give it leases again"
@@ -161,7 +162,7 @@ def test_a_goal_is_checked(engine: EngineProcess) -> None:
     with pytest.raises(ValueError, match="power.engine_watts lacks 'board'"):
         iter(loader)
     loader.goal = Goal("energy", power=Power(50, 100, 300, {"board": 500}))
-    train_until_decided(loader)
+    train_until_decided(loader, rests=True)
     assert loader._parts.life.rates.resting == {"board"}, "the device costs more energy than it saves"
 
 

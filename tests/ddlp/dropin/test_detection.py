@@ -23,7 +23,7 @@ from ddlp import DDLPLoader, ImageFiles
 from ddlp.epoch.iterator import EpochIterator
 from ddlp.translate.datasets import translate_dataset
 from tests.both_sides import until_both
-from tests.ddlp.dropin.beside import equal
+from tests.ddlp.dropin.beside import cut, equal
 
 FLOATS = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
 SIZE = (40, 36)
@@ -53,13 +53,6 @@ def detection(paths, *operators):
 
 def together(samples):
     return tuple(zip(*samples))
-
-
-def cut(loader):
-    """The epoch's iterator. It must be ddlp's own."""
-    iterator = iter(loader)
-    assert isinstance(iterator, EpochIterator)
-    return iterator
 
 
 DETERMINISTIC = {

@@ -188,7 +188,7 @@ def test_an_engine_idles_also_after_an_iter_that_raised(paths, tmp_path, monkeyp
     with pytest.raises(KeyError, match="not today"):
         iter(loader)
     assert len(by_target(list(loader))) == SAMPLES and loader.report().epoch == 0  # the first epoch has not begun
-    while loader._parts.offload.connections._engines:
+    while loader._parts.offload.connections._places:
         time.sleep(0.01)
 
 

@@ -24,7 +24,7 @@ from ddlp.observe import checked, read_run
 from ddlp.recording.events import HostBatch
 from ddlp.transforms import Views
 from tests.both_sides import until_both
-from tests.ddlp.dropin.beside import equal
+from tests.ddlp.dropin.beside import cut, equal
 from tests.ddlp.dropin.own_steps import (
     Album,
     Burn,
@@ -45,13 +45,6 @@ from tests.engine_process import until
 KNOWN = (v1.RandomResizedCrop((20, 24)), v1.RandomHorizontalFlip())
 WAYS = [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "own_steps": "threads"}]
 WORKERS = [{"num_workers": 0}, {"num_workers": 2}]
-
-
-def cut(loader):
-    """The epoch's iterator. It must be ddlp's own."""
-    iterator = iter(loader)
-    assert isinstance(iterator, EpochIterator)
-    return iterator
 
 
 def stacked(crops):
@@ -281,7 +274,7 @@ def test_a_process_that_ends_is_an_error(paths):
 def test_an_epoch_that_is_left_ends_its_processes(paths):
     data = numbered(paths, v1.Compose([v1.Resize((20, 24)), Worker()]))
     iterator = cut(DDLPLoader(data, 4, num_workers=2))
-    started = {one._process for one in iterator.executor.resources.own_steps._workers.all}
+    started = {one._process for one in iterator.executor.resources.own_steps._epoch.workers.all}
     next(iterator)
     del iterator
     assert len(started) == 2 and not any(process.is_alive() for process in started)
@@ -299,7 +292,7 @@ def test_persistent_processes_serve_all_epochs(paths):
         for each in (loader, anew):
             each.set_epoch(epoch)
         iterator = cut(loader)
-        pids.append([one._process.pid for one in iterator.executor.resources.own_steps._workers.all])
+        pids.append([one._process.pid for one in iterator.executor.resources.own_steps._epoch.workers.all])
         if epoch % 2:
             next(iterator)
             del iterator

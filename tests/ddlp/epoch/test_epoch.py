@@ -18,8 +18,7 @@ from ddlp.epoch.begin import execute, host_of
 from ddlp.sampling.epoch_plan import EpochPlan
 from ddlp.schedule.rates import Rates
 from ddlp.schedule.strategies import Cpu
-from ddlp.sources.base import PreparedBatch, Resources
-from ddlp.sources.epoch import Epoch
+from ddlp.sources.base import Epoch, PreparedBatch, Resources
 from ddlp.transfer.memory_pool import MemoryPool
 from ddlp.translate.portable import portable
 from tests.engine_process import until

@@ -24,10 +24,7 @@ from tests.small_images import make_images
 
 SAMPLES, BATCH = 24, 4
 
-
-@pytest.fixture(autouse=True)
-def limited(hard_limit: None) -> None:
-    """A test that hangs fails."""
+pytestmark = pytest.mark.usefixtures("hard_limit")
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ import pytest
 import ddlp.sources.host.native
 from ddlp.process import finalizers as ending
 from ddlp.sources.engine.connections import EMBEDDED
+from tests.at_once import at_once
 from tests.ddlp.faults.scene import connections_of, make_loader, train, until
 
 
@@ -32,7 +33,7 @@ def test_training_does_not_wait_any_more_after_its_timeout(leaves_nothing, data,
     with pytest.raises(RuntimeError, match="timed out"):
         for _ in iterator:
             pass
-    assert not job.handle.is_waiting
+    assert not job.is_waiting
     iterator._shutdown_workers()
 
 
@@ -46,7 +47,7 @@ def test_one_batch_of_each_of_many_iterators(leaves_nothing, data, truth, told):
     until(lambda: not ours("ddlp-attach"), 30, "the end of the threads that bring it in")
     truth.check(train(loader, 0.05), 15)
     assert loader.report().batches_csd
-    assert next(loader._parts.offload.connections._places[EMBEDDED].link._numbers) < 5, "jobs"
+    assert next(loader._parts.offload.connections._places[EMBEDDED].link.numbers) < 5, "jobs"
     assert not len(told), list(told)
 
 
@@ -93,29 +94,21 @@ def test_a_thread_that_cannot_be_started(leaves_nothing, data, monkeypatch):
 
 def test_threads_that_make_iterators_at_once():
     """`when_dropped` goes through the pending objects while other threads add some."""
-    errors, interval = [], sys.getswitchinterval()
+    interval = sys.getswitchinterval()
 
     class Thing:
         pass
 
-    def make():
-        try:
-            for _ in range(400):
-                ending.when_dropped(Thing(), lambda: None)
-        except BaseException as error:
-            errors.append(error)
+    def make(_):
+        for _ in range(400):
+            ending.when_dropped(Thing(), lambda: None)
 
     kept = [Thing() for _ in range(300)]
     finalizers = [ending.when_dropped(one, lambda: None) for one in kept]
     sys.setswitchinterval(1e-6)
     try:
-        threads = [threading.Thread(target=make) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        at_once(make, 4)
     finally:
         sys.setswitchinterval(interval)
         for finalizer in finalizers:
             finalizer.detach()
-    assert not errors

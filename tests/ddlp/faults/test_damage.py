@@ -255,7 +255,7 @@ def test_what_was_read_before_the_audit_is_not_delivered(leaves_nothing, data, t
     """The first part of the epoch reads two batches of the device into memory. The second one is audited."""
     wrong_engine(4)
     loader = make_loader(data, "mte", ratio=0.5, audit=2)
-    check, ready = EngineJob._check, []
+    check, ready = EngineJob._audited, []
 
     def check_late(*arguments):
         until(lambda: ready or loader._last.executor.ledger.ready_csd, 30, "one that is ready")
@@ -267,6 +267,6 @@ def test_what_was_read_before_the_audit_is_not_delivered(leaves_nothing, data, t
         until(lambda: any(device.barred for device in states.values()), 30, "the end of the audit")
 
     with monkeypatch.context() as patched:
-        patched.setattr(EngineJob, "_check", check_late)
+        patched.setattr(EngineJob, "_audited", check_late)
         truth.check(train(loader, at={0: audited}))
     assert ready and loader.report().batches_csd == 0

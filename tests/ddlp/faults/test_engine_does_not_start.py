@@ -80,7 +80,7 @@ def test_an_interpreter_that_goes_wrong(data, truth, told, interpreter, script, 
 
 def test_no_place_for_a_socket(data, truth, told, tmp_path, monkeypatch):
     """The spool's path is too long for a socket, and neither the temporary directory nor /tmp can be used."""
-    monkeypatch.setattr("ddlp.sources.engine.embedded.MAX_SOCKET_PATH_BYTES", 20)
+    monkeypatch.setattr("ddlp.sources.engine.meeting.MAX_SOCKET_PATH_BYTES", 20)
     check(make_loader(data, "wrr", spool=str(tmp_path)), truth, told, "a socket's path has at most 20 bytes")
 
 
@@ -94,7 +94,7 @@ def test_killed_when_it_is_about_to_join(data, truth, told, monkeypatch, strateg
     def killed(engine: EmbeddedEngine) -> str:
         starts.append(await_ready(engine))
         if len(starts) == 1:
-            os.kill(engine.pid, signal.SIGKILL)
+            os.kill(engine._process.pid, signal.SIGKILL)
         return starts[-1]
 
     monkeypatch.setattr(EmbeddedEngine, "_await_ready", killed)

@@ -21,7 +21,7 @@ def spool_that_hangs(monkeypatch):
     read, hangs, ends = EngineJob.fetch, [], threading.Event()
 
     def hung(job, *arguments):
-        if job.handle._link.address in hangs:
+        if job._link.address in hangs:
             ends.wait()
         return read(job, *arguments)
 

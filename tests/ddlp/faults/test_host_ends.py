@@ -60,25 +60,13 @@ def test_interrupted(script):
     one.nothing_left()
 
 
-def test_interrupted_while_the_engine_starts(script):
-    one = script(
-        """
+WITHOUT_AN_ENGINE = {
+    "it starts": """
         loader = make_loader(data, "csd")
         said("ready")
         train(loader, 1)
-        """
-    )
-    assert one.line() == "ready"
-    time.sleep(0.3)
-    one.interrupt()
-    status, err = one.end()
-    assert status and err.count("Traceback") == 1, err
-    one.nothing_left()
-
-
-def test_interrupted_while_an_engine_cannot_be_reached(script):
-    one = script(
-        """
+    """,
+    "it cannot be reached": """
         from ddlp import Device
         from csd_engine.protocol.keys import make_keys
         keys = make_keys(os.environ["TMPDIR"] + "/keys")
@@ -87,8 +75,13 @@ def test_interrupted_while_an_engine_cannot_be_reached(script):
         iterator = iter(loader); next(iterator)
         said("ready")
         for batch in iterator: time.sleep(1)
-        """
-    )
+    """,
+}
+
+
+@pytest.mark.parametrize("why", WITHOUT_AN_ENGINE)
+def test_interrupted_without_an_engine(script, why):
+    one = script(WITHOUT_AN_ENGINE[why])
     assert one.line() == "ready"
     time.sleep(0.3)
     began = time.monotonic()

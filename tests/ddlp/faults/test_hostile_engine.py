@@ -79,7 +79,7 @@ def raw(kind: type[say.Message], *frames: bytes) -> Callable[[], Lie]:
 
 
 def published(lease: int, job: str = "x") -> say.Published:
-    return say.Published(job, lease, f"job-1/{HEX}.{lease}.safetensors", 10, 0.5)
+    return say.Published(job, lease, f"job-1/{HEX}.{lease}.safetensors", 0.5)
 
 
 def flipped(part: say.Part, content: bytes) -> list[list[Any]]:
@@ -103,7 +103,7 @@ LIES: dict[str, Callable[[], Lie]] = {
     ),
     "greeting: no path": instead_of(say.Welcome, lambda one: [replace(one, spool="a\0b\ud800")]),
     # opening a job
-    "opening: another message": instead_of(say.JobOpen, lambda one: [say.ProbeDone(one.job, (), {})]),
+    "opening: another message": instead_of(say.JobOpen, lambda one: [say.ProbeDone(one.job, ())]),
     "opening: closed": instead_of(say.JobOpen, lambda one: [say.JobClosed(one.job)]),
     "opening: an unknown file": instead_of(say.JobOpen, lambda one: [say.NeedFile("manifest", HEX, 0)]),
     "opening: broken off": instead_of(say.JobOpen, lambda one: [say.Refused("", ESCAPES)]),

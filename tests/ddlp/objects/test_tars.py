@@ -6,7 +6,6 @@ import os
 import pickle
 import re
 import signal
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch.utils.data import ConcatDataset, DataLoader
 import ddlp.objects.shard_streams
 import ddlp.tars
 from ddlp import Cache, DDLPError, DDLPLoader, TarImages, TarObjects
+from tests.at_once import at_once
 from tests.ddlp.dropin.small_sets import DETERMINISTIC, RANDOM
 from tests.ddlp.dropin.test_data_sets import compare
 from tests.ddlp.dropin.test_tars import PER_SHARD, write_shards
@@ -150,13 +150,8 @@ def test_the_index_is_kept_until_a_shard_changes(served, tmp_path):
 def test_one_of_many_makes_the_index(served, tmp_path):
     """The ranks of a computer begin at once."""
     served.latency_s = 0.3
-    made = []
-    threads = [threading.Thread(target=lambda: made.append(objects(served))) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len({dataset.fingerprint for dataset in made}) == 1 and len(made) == 3
+    made = at_once(lambda _: objects(served), 3)
+    assert len({dataset.fingerprint for dataset in made}) == 1
     assert len(ranges(served)) == 3 and len(list((tmp_path / "home" / "ddlp").iterdir())) == 1
 
 

@@ -169,16 +169,24 @@ def test_a_batch_that_is_lost(data, monkeypatch):
     assert refuted(verdict_on(data)) == [ONCE]
 
 
-def test_a_sample_in_place_of_another(data, monkeypatch):
+def repeats(indices):
+    indices[10] = indices[3]
+
+
+def reverses(indices):
+    indices[:] = indices[::-1].copy()
+
+
+@pytest.mark.parametrize(("change", "shuffle", "claim"), [(repeats, True, ONCE), (reverses, False, ORDER)])
+def test_other_samples_than_the_samplers(data, monkeypatch, change, shuffle, claim):
     honest = EpochPlan._read_whole
 
-    def repeats(self, *others):
+    def dishonest(self, *others):
         honest(self, *others)
-        indices = self._blocks[0].indices
-        indices[10] = indices[3]
+        change(self._blocks[0].indices)
 
-    monkeypatch.setattr(EpochPlan, "_read_whole", repeats)
-    assert refuted(verdict_on(data, shuffle=True)) == [ONCE]
+    monkeypatch.setattr(EpochPlan, "_read_whole", dishonest)
+    assert refuted(verdict_on(data, shuffle=shuffle)) == [claim]
 
 
 def test_another_order(data, monkeypatch):
@@ -189,18 +197,6 @@ def test_another_order(data, monkeypatch):
     honest = Ordered.turn
     monkeypatch.setattr(Ordered, "turn", backwards)
     assert refuted(verdict_on(data, "ordered")) == [ORDER]
-
-
-def test_another_order_of_samples(data, monkeypatch):
-    honest = EpochPlan._read_whole
-
-    def swaps(self, *others):
-        honest(self, *others)
-        indices = self._blocks[0].indices
-        indices[:] = indices[::-1].copy()
-
-    monkeypatch.setattr(EpochPlan, "_read_whole", swaps)
-    assert refuted(verdict_on(data)) == [ORDER]
 
 
 @pytest.mark.parametrize("what", ["value", "swap"])

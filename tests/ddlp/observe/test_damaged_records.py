@@ -18,9 +18,9 @@ from ddlp.observe.analysis import analyse
 from ddlp.observe.analysis_command import table
 from ddlp.observe.energy.result import EnergyResult, PartEnergy, save
 from ddlp.observe.report.page import page
-from ddlp.observe.report.run import read_report
+from ddlp.observe.report.run import RunReport, read_report
 from ddlp.observe.report.series import Curve, Track
-from ddlp.observe.run import read_epoch
+from ddlp.observe.run import EpochTrace, read_epoch
 from ddlp.observe.trace import chrome_trace
 from ddlp.recording.events import Lost
 from tests.ddlp.observe.by_hand import BEGAN, TWO_SIDES, WITH_GPUS, written
@@ -56,6 +56,16 @@ def unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pictures, "element", lambda _, label: f'<img alt="{escape(label)}">')
 
 
+def read(file: Path, lines: list[dict[str, Any]]) -> tuple[EpochTrace, RunReport] | None:
+    """The epoch and the report of these lines; None if they are refused, by an error that names the file."""
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    try:
+        return read_epoch(file), read_report(file.parent)
+    except DDLPError as error:
+        assert str(file) in str(error) and str(error).isprintable()
+        return None
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_one_value_is_another(tmp_path, unpainted, data):
@@ -65,13 +75,9 @@ def test_one_value_is_another(tmp_path, unpainted, data):
     lines[number], where = data.draw(mutated(lines[number]))
     if data.draw(st.booleans()):  # one line is moved or doubled
         lines.insert(data.draw(st.integers(0, len(lines))), lines[data.draw(st.integers(0, len(lines) - 1))])
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    try:
-        trace = read_epoch(file)
-        report = read_report(tmp_path)
-    except DDLPError as error:
-        assert str(file) in str(error) and str(error).isprintable(), where
+    if (found := read(file, lines)) is None:
         return
+    trace, report = found
     html, words = page(report), table(analyse(trace))
     html.encode()
     assert "<script" not in html and "\x1b" not in html + words, where
@@ -90,13 +96,9 @@ def test_few_points_at_any_moments(tmp_path, unpainted, data):
     lines = [whole[0], *data.draw(st.lists(st.sampled_from(whole[1:]), max_size=3))]
     moments = st.sampled_from(_MOMENTS)
     lines = [{k: data.draw(moments) if k == "at" or k.endswith("_at") else v for k, v in line.items()} for line in lines]
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    try:
-        trace = read_epoch(file)
-        report = read_report(tmp_path)
-    except DDLPError as error:
-        assert str(file) in str(error) and str(error).isprintable()
+    if (found := read(file, lines)) is None:
         return
+    trace, report = found
     assert page(report) and table(analyse(trace))
     json.dumps(chrome_trace(trace), allow_nan=False)
 
@@ -106,13 +108,8 @@ def test_few_points_at_any_moments(tmp_path, unpainted, data):
 def test_all_points_at_one_moment_are_painted(tmp_path, moment):
     file = tmp_path / "0000.jsonl"
     lines = [{k: moment if k == "at" or k.endswith("_at") else v for k, v in line.items()} for line in records(file)]
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    try:
-        report = read_report(tmp_path)
-    except DDLPError as error:
-        assert str(file) in str(error)
-        return
-    assert page(report)
+    if (found := read(file, lines)) is not None:
+        assert page(found[1])
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))

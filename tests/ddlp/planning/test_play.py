@@ -11,7 +11,7 @@ from ddlp.planning.simulate import Simulation, World
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.slots import FETCH_SLOTS, FETCHERS, host_slots
 from ddlp.schedule.strategies import STRATEGIES, Cpu, Csd, Mte, Ordered, Wrr
-from ddlp.sources import epoch
+from ddlp.sources import base
 
 HOST = Measured(step_s=0.1, loader_batches_per_s=4.0, host_cpu_s_per_batch=0.25)
 CSD = OffloadPath("csd", alone_batches_per_s=4.0, host_cpu_s_per_batch=0.0)
@@ -19,7 +19,7 @@ CSD = OffloadPath("csd", alone_batches_per_s=4.0, host_cpu_s_per_batch=0.0)
 
 def test_it_has_the_loaders_slots():
     assert FETCH_SLOTS == begin.FETCH_SLOTS == play.FETCH_SLOTS == 3
-    assert FETCHERS == epoch.FETCHERS == fetchers.FETCHERS == simulate.FETCHERS == 2
+    assert FETCHERS == base.FETCHERS == fetchers.FETCHERS == simulate.FETCHERS == 2
     assert play.host_slots is begin.host_slots is host_slots
 
 

@@ -12,7 +12,6 @@ import sqlite3
 import stat
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import astuple, fields, replace
@@ -24,6 +23,7 @@ from ddlp import cli
 from ddlp.planning import store as stores
 from ddlp.planning.measured import Measured, OffloadPath
 from ddlp.planning.store import Entry, Key, Store
+from tests.at_once import at_once
 
 KEY = Key("photos, 900 samples #1f", "Resize #2f", "256", "", "8 x AMD EPYC #3f", "csd0 #4f")
 OTHER = replace(KEY, batch_size="128")
@@ -419,16 +419,8 @@ def test_two_processes_write_at_once(path, damaged):
 
 
 def test_threads_share_one(path):
-    store, kept = Store(path), []
-
-    def put(number: int) -> None:
-        kept.append(store.put(replace(KEY, batch_size=str(number)), MEASURED))
-
-    threads = [threading.Thread(target=put, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    store = Store(path)
+    kept = at_once(lambda number: store.put(replace(KEY, batch_size=str(number)), MEASURED), 8)
     assert len(store.entries()) == sum(kept) > 0
 
 

@@ -35,9 +35,9 @@ class Bed:
         for number in range(engines):
             command = [sys.executable, "-m", "csd_engine", "--card", str(self.cards), "--listen", "tcp://127.0.0.1:0"]
             command += ["--workers", "1", "--operators", str(operators), "--root", str(home / "root"), "--reserve-bytes", "0"]
-            command += ["--exit-with-stdin", "--spool", str(home / f"spool{number}"), *options]
+            command += ["--parent", str(os.getpid()), "--spool", str(home / f"spool{number}"), *options]
             one = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True,
                 env={**os.environ, "DDLP_SLEEP": str(self._sleep)},
             )  # fmt: skip
             self._engines.append(one)
@@ -52,6 +52,5 @@ class Bed:
             one.send_signal(signal.SIGINT)
         for one in self._engines:
             one.wait(_END_S)
-            assert one.stdin is not None and one.stdout is not None
-            one.stdin.close()
+            assert one.stdout is not None
             one.stdout.close()

@@ -38,16 +38,19 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from torch.utils.data import Subset
+from torchvision import transforms
 
 from csd_engine.batchfile.reader import BatchReceiver
 from csd_engine.errors import EngineError
 from csd_engine.machine.computer import process_memory
 from csd_engine.prepare.operator_file import content_hash
+from csd_engine.protocol import codec as say
 from csd_engine.protocol.keys import load_pair, load_public
 from csd_engine.transforms.pipeline import Pipeline
-from ddlp.sources.engine.events import LeaseFailed, LeasePublished
+from ddlp import DDLPLoader, ImageArrays, load_operators
 from ddlp.sources.engine.link import EngineLink
-from tests.ddlp.pools.bed import Bed, loader_of
+from tests.ddlp.pools.bed import Bed
 from tests.engine_process import EngineProcess, Recipe, make_jpegs
 from tests.hostile_client import ATTACKS, attack, list_client
 from tests.sleeping_engine import OPERATOR
@@ -55,7 +58,7 @@ from tests.sleeping_engine import OPERATOR
 SLEEP_S = 0.02  # of an engine, for a sample
 ENGINES = 2
 _SETTLE_S = 5.0
-_FOREVER = 1_000_000  # batches
+_FOREVER = 1_000_000  # samples
 _HOSTILE_SLEEP_S = 0.005
 _AHEAD = 4  # leases of the honest host, as a loader has
 
@@ -94,7 +97,11 @@ def shares(wants: Mapping[int, float], engines: float) -> dict[int, float]:
 def train(job: Job, cards: str) -> None:
     """Be a job: print the samples by engines so far, and when, until the parent ends this process."""
     waited_s = told_s = 0.0
-    loader = loader_of(cards, _FOREVER // job.batch, job.batch, 0.0, strategy="csd")
+    images = np.zeros((4, 8, 8, 3), dtype=np.uint8)
+    operators = [load_operators(OPERATOR).prepare(host_s=0.0), transforms.PILToTensor()]
+    data = ImageArrays(images, range(len(images)), transforms.Compose(operators))
+    samples = Subset(data, [number % len(images) for number in range(_FOREVER // job.batch * job.batch)])
+    loader = DDLPLoader(samples, job.batch, shuffle=True, seed=0, pool=cards, strategy="csd")
     batches = iter(loader)
     while True:
         asked = time.monotonic()
@@ -103,23 +110,21 @@ def train(job: Job, cards: str) -> None:
         waited_s += now - asked
         if now - told_s > 0.1:
             told_s = now
-            samples = loader.report().batches_csd * job.batch  # the host makes some too while the engines hold leases back
-            print(json.dumps((now, samples, waited_s)), flush=True)
+            prepared = loader.report().batches_csd * job.batch  # the host makes some too while the engines hold leases back
+            print(json.dumps((now, prepared, waited_s)), flush=True)
         time.sleep(job.step_s)
 
 
-class _Running:
-    """A job's process, and what it has told."""
+class _Child:
+    """This program in a process of its own, and the lines of numbers that it has told."""
 
-    def __init__(self, job: Job, cards: Path, home: Path) -> None:
-        home.mkdir(exist_ok=True)
-        text = json.dumps({**asdict(job), "wants": min(job.wants, 1e9)})
+    def __init__(self, *command: str, **environment: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.ddlp.pools.fairness", "--job", text, str(cards)], stdout=subprocess.PIPE, text=True,
-            env={**os.environ, "DDLP_HOME": str(home)},
+            [sys.executable, "-m", "tests.ddlp.pools.fairness", *command], stdout=subprocess.PIPE, text=True,
+            env={**os.environ, **environment},
         )  # fmt: skip
         assert self.process.stdout is not None
-        self.told: list[tuple[float, int, float]] = []
+        self.told: list[tuple[Any, ...]] = []
         self._thread = threading.Thread(target=self._read, args=(self.process.stdout,))
         self._thread.start()
 
@@ -131,6 +136,15 @@ class _Running:
         self.process.kill()
         self.process.wait()
         self._thread.join()
+
+
+class _Running(_Child):
+    """A job."""
+
+    def __init__(self, job: Job, cards: Path, home: Path) -> None:
+        home.mkdir(exist_ok=True)
+        text = json.dumps({**asdict(job), "wants": min(job.wants, 1e9)})
+        super().__init__("--job", text, str(cards), DDLP_HOME=str(home))
 
     def engines(self, begin: float, end: float) -> tuple[float, float]:
         """Return the engines that it had between these times, and how many it wanted."""
@@ -223,7 +237,7 @@ def be_a_host(home: Path, name: str, fetched: bool) -> None:
             numbers = itertools.count(_AHEAD)
             while True:
                 event = events.get(timeout=300)
-                if not isinstance(event, (LeasePublished, LeaseFailed)):
+                if not isinstance(event, (say.Published, say.Failed)):
                     continue
                 while fetched:
                     receiver = BatchReceiver(recipe.identity(items[0]), 0, recipe.layout)
@@ -232,7 +246,7 @@ def be_a_host(home: Path, name: str, fetched: bool) -> None:
                     if time.monotonic() - told_s > 0.1:
                         told_s = time.monotonic()
                         print(json.dumps((told_s, batches)), flush=True)
-                if isinstance(event, LeasePublished):
+                if isinstance(event, say.Published):
                     job.release(event.lease)
                     batches += 1
                 recipe.lease(job, number := next(numbers), number)
@@ -244,31 +258,13 @@ def be_a_host(home: Path, name: str, fetched: bool) -> None:
             time.sleep(0.2)
 
 
-class _Host:
-    """A process that is an honest host or an attack."""
-
-    def __init__(self, *command: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.ddlp.pools.fairness", *command], stdout=subprocess.PIPE, text=True
-        )
-        assert self.process.stdout is not None
-        self.told: list[tuple[float, int]] = []
-        self._thread = threading.Thread(target=self._read, args=(self.process.stdout,))
-        self._thread.start()
-
-    def _read(self, lines: IO[str]) -> None:
-        for line in lines:
-            self.told.append(tuple(json.loads(line)))
+class _Host(_Child):
+    """An honest host or an attack."""
 
     def per_s(self, begin: float, end: float) -> float:
         """Return its batches a second between these times."""
         before = max((count for at, count in list(self.told) if at <= begin), default=0)
         return (max((count for at, count in list(self.told) if at <= end), default=0) - before) / (end - begin)
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self._thread.join()
 
 
 def beside(home: Path, fetched: bool, seconds: float, hosts: int, hostile: str = "") -> tuple[float, int]:
@@ -326,7 +322,8 @@ def main() -> None:
         scene = _Scene(Path(given.attack[0]))
         recipe = scene.recipe(given.attack[2] == "1", "hostile")
         data = recipe.pipeline.to_data(), recipe.dataset.to_data(), recipe.layout.to_data()
-        os.nice(19)  # it would be on a computer of its own
+        # It would be on a computer of its own. Its thirty threads have a nice value each, and at 19 they weigh half a process.
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         print(json.dumps((time.monotonic(), 0)), flush=True)
         attack(scene.address, scene.keys, scene.pair("hostile"), given.attack[1], (*data, [recipe.manifest.read_bytes()]))
     if given.hostile is not None:

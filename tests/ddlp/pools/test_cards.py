@@ -89,7 +89,7 @@ def test_a_killed_engine_leaves_a_card_that_costs_nothing_but_time(cards, start,
 
 
 def test_a_host_that_left_no_key_is_refused(cards, start, data, truth, told, monkeypatch):
-    monkeypatch.setattr("ddlp.sources.engine.carded.allow_host", lambda *_: None)
+    monkeypatch.setattr("ddlp.sources.engine.device_link.allow_host", lambda *_: None)
     start()
     (name,) = names(cards)
     loader = make_loader(data, "wrr", pool=cards)

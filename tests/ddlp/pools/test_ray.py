@@ -28,8 +28,8 @@ from csd_engine.cache.shelves import Shelves
 from csd_engine.kernels.build import LIBRARY
 from csd_engine.protocol.keys import load_pair
 from ddlp import Cache, DDLPLoader, ImageFiles, RayPool
-from ddlp.pools.given import pool_of
-from ddlp.sources.engine.carded import own_pair
+from ddlp.pools.offload import pool_of
+from ddlp.sources.engine.device_link import own_pair
 from tests.ddlp.faults.scene import Truth, make_loader, processes, train, until
 from tests.ddlp.pools.test_local import have_published, there
 from tests.engine_process import alive

@@ -13,8 +13,8 @@ import torch
 
 from ddlp import DDLPError, RayPool
 from ddlp.pools.base import nodes_of
-from ddlp.sources.usercode.executor import NodeGone, NodeUnfit
 from ddlp.sources.usercode.tree import decode
+from ddlp.sources.usercode.wire import NodeGone, NodeUnfit
 from ddlp.sources.usercode.work import FAILED, MADE, Work, pickled
 from ddlp.sources.workers.keyed_samples import KeyedBatch
 from tests.ddlp.faults.scene import REPOSITORY, train, until

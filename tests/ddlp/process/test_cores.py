@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from ddlp.process.cores import WrongCores, cpu_s, family, pinned, ran_on
+from tests.engine_process import until
 
 USABLE = sorted(os.sched_getaffinity(0))
 two_cpus = pytest.mark.skipif(len(USABLE) < 2, reason="needs two CPUs")
@@ -72,9 +73,11 @@ def test_all_threads_are_moved_and_get_their_cpus_back() -> None:
 def test_a_thread_that_moves_itself_away_is_an_error() -> None:
     says = f"CPUs {USABLE[0]}, but process {os.getpid()} "
     with a_thread() as thread, pytest.raises(WrongCores, match=says), pinned(USABLE[0]):
-        assert thread.native_id is not None
+        assert thread.native_id is not None and thread.ident is not None
+        clock = time.pthread_getcpuclockid(thread.ident)
+        before = time.clock_gettime(clock)
         os.sched_setaffinity(thread.native_id, USABLE)
-        time.sleep(3 * BURN_S)
+        until(lambda: time.clock_gettime(clock) - before > 2 * BURN_S, 60, "processor time for the thread")
 
 
 @two_cpus

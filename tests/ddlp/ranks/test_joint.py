@@ -20,14 +20,13 @@ import numpy as np
 import pytest
 
 from csd_engine.errors import SpoolError
-from csd_engine.service.groups import Member
+from csd_engine.protocol import codec as say
+from csd_engine.service.jobs import Member
 from ddlp.process.ranks import Ranks
-from ddlp.sources.engine import joint
-from ddlp.sources.engine.embedded import PREFIX, EmbeddedOptions
-from ddlp.sources.engine.events import LeasePublished, RanksMeasured
-from ddlp.sources.engine.job import JobHandle
-from ddlp.sources.engine.joint import JointEngine
-from ddlp.sources.engine.shared_engines import acquire
+from ddlp.process.system import PREFIX
+from ddlp.sources.engine import embedded, meeting
+from ddlp.sources.engine.embedded import EmbeddedEngine, EmbeddedOptions, acquire
+from ddlp.sources.engine.link import JobHandle
 from tests.engine_process import Recipe, alive, children, make_jpegs, until, wait_for
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -35,8 +34,7 @@ RUN = "0123456789abcdef" * 2
 
 RANK = """
 import os, sys
-from ddlp.sources.engine.embedded import EmbeddedOptions
-from ddlp.sources.engine.shared_engines import acquire
+from ddlp.sources.engine.embedded import EmbeddedOptions, acquire
 for line in sys.stdin:
     if line.strip() == "acquire":
         engine = acquire(EmbeddedOptions(spool=sys.argv[1]))
@@ -50,8 +48,8 @@ for line in sys.stdin:
         print(child, flush=True)
     if line.strip() == "start":
         import time
-        from ddlp.sources.engine.joint import JointEngine
-        launch = JointEngine._launch
+        from ddlp.sources.engine.embedded import EmbeddedEngine
+        launch = EmbeddedEngine._launch
         def forking(engine):
             child = os.fork()
             if not child:
@@ -60,7 +58,7 @@ for line in sys.stdin:
             print(child, flush=True)
             sys.stdin.readline()
             return launch(engine)
-        JointEngine._launch = forking
+        EmbeddedEngine._launch = forking
         engine = acquire(EmbeddedOptions(spool=sys.argv[1]))
         print(engine.pid, flush=True)
     if line.strip() == "release":
@@ -275,20 +273,20 @@ def test_an_engine_that_does_not_start_costs_each_rank_a_warning(spool, script):
 def test_without_a_run_each_process_has_its_own(spool, rank):
     engine = rank(0).ask("acquire")
     own = acquire(EmbeddedOptions(spool=str(spool)))
-    assert own.pid != engine and not isinstance(own, JointEngine)
+    assert own.pid != engine
     own.release()
 
 
 def test_somebody_elses_directory_is_not_used(spool):
     ranks = Ranks(RUN, 0, 2, 0, 2)
     options = EmbeddedOptions(spool=str(spool)).resolved()
-    engine = JointEngine(options, JointEngine.end, ranks)
+    engine = EmbeddedEngine(options, ranks)
     directory = engine.directory.parent
     assert directory.name.startswith(f"{PREFIX}{os.getuid()}-")
     engine.release()
     directory.mkdir(mode=0o755)
     with pytest.raises(SpoolError, match="somebody else"):
-        JointEngine(options, JointEngine.end, ranks)
+        EmbeddedEngine(options, ranks)
     directory.rmdir()
 
 
@@ -297,23 +295,25 @@ def test_the_engine_fills_in_the_order_asked_for_and_tells_all(spool, tmp_path, 
     """Two ranks with waiting leases: in which order their batches are made, and what the other rank is told."""
     spec = Recipe(tmp_path, make_jpegs(tmp_path, np.random.default_rng(7)), tmp_path / "manifest")
     options = EmbeddedOptions(spool=str(spool), slowdown=30.0).resolved()  # so slow that the files' times differ
-    engines = [JointEngine(options, JointEngine.end, Ranks(RUN, number, 2, number, 2)) for number in (0, 1)]
+    engines = [EmbeddedEngine(options, Ranks(RUN, number, 2, number, 2)) for number in (0, 1)]
     assert engines[0].pid == engines[1].pid
     made: SimpleQueue[tuple[int, int]] = SimpleQueue()  # (time, rank)
     events: list[SimpleQueue[Any]] = [SimpleQueue(), SimpleQueue()]
 
+    jobs: dict[int, JobHandle] = {}
+
     def open_job(number: int) -> JobHandle:
-        def on_event(event: Any) -> None:
-            if isinstance(event, LeasePublished):
-                made.put((event.path.stat().st_mtime_ns, number))
-            events[number].put(event)
+        def on_message(message: Any) -> None:
+            if isinstance(message, say.Published):
+                made.put((jobs[number].path(message).stat().st_mtime_ns, number))
+            events[number].put(message)
 
         parts = (spec.pipeline, spec.dataset, spec.layout)
         member = Member(RUN, number, after_lower)
-        return engines[number].link.open_job(*parts, lambda _: spec.manifest, on_event, member=member)
+        return engines[number].link.open_job(*parts, lambda _: spec.manifest, on_message, member=member)
 
     try:
-        jobs = {number: open_job(number) for number in (1, 0)}
+        jobs.update({number: open_job(number) for number in (1, 0)})
         jobs[0].probe(1, 1, [(0, 0)])  # the worker is ready
         worker = children(engines[0].pid)[0]
         os.kill(worker, signal.SIGSTOP)
@@ -330,12 +330,12 @@ def test_the_engine_fills_in_the_order_asked_for_and_tells_all(spool, tmp_path, 
             # Ranks have equal parts of the worker's time. The first lease has cost more: the worker was stopped at it.
             assert max(len(list(run)) for _, run in itertools.groupby(order)) < 4, order
         for number in (0, 1):
-            heard = wait_for(events[number], RanksMeasured)
+            heard = wait_for(events[number], say.Measured)
             assert all(samples == spec.layout.batch and busy_s > 0 for samples, busy_s in heard.batches)
         jobs[0].close(5)
         events[0] = SimpleQueue()
         late = open_job(0)  # a job that joins later is told at once
-        assert len(wait_for(events[0], RanksMeasured).batches) == 4
+        assert len(wait_for(events[0], say.Measured).batches) == 4
         late.close(5)
     finally:
         for engine in engines:
@@ -346,7 +346,7 @@ def test_an_engine_of_another_machine_is_left_alone(spool, tmp_path):
     """That machine's card is where this one's would be, its lock is held, and its process id is another process here."""
     ranks = Ranks(RUN, 0, 2, 0, 2)
     options = EmbeddedOptions(spool=str(spool)).resolved()
-    engine = JointEngine(options, JointEngine.end, ranks)
+    engine = EmbeddedEngine(options, ranks)
     run, address = engine.directory.parent, engine._card.address
     engine.release()
     theirs = tmp_path / "e-theirs"
@@ -358,7 +358,7 @@ def test_an_engine_of_another_machine_is_left_alone(spool, tmp_path):
             card = {"address": address, "pid": bystander.pid, "directory": str(theirs), "socket_directory": str(theirs)}
             run.mkdir(mode=0o700)
             (run / "engine.json").write_text(json.dumps({**card, "system": "01234567 pid:[1]"}))
-            engine = JointEngine(options, JointEngine.end, ranks)
+            engine = EmbeddedEngine(options, ranks)
             try:
                 assert engine.directory.parent == run and alive(engine.pid) and engine.pid != bystander.pid
             finally:
@@ -372,14 +372,16 @@ def test_an_engine_of_another_machine_is_left_alone(spool, tmp_path):
 def test_each_system_has_a_directory_of_its_own(spool, monkeypatch):
     """Another boot or container has other process ids, but the run's name is the same for all."""
     options, ranks = EmbeddedOptions(spool=str(spool)).resolved(), Ranks(RUN, 0, 2, 0, 2)
-    engines: dict[str, JointEngine] = {}
+    engines: dict[str, EmbeddedEngine] = {}
     try:
         for system in ("01234567 pid:[1]", "89abcdef pid:[1]"):
-            monkeypatch.setattr(joint, "processes", lambda system=system: system)
-            engines[system] = JointEngine(options, JointEngine.end, ranks)
+            for module in (embedded, meeting):
+                monkeypatch.setattr(module, "processes", lambda system=system: system)
+            engines[system] = EmbeddedEngine(options, ranks)
         found = engines.values()
         assert len({engine.directory.parent for engine in found}) == len({engine.pid for engine in found}) == 2
     finally:
         for system, engine in engines.items():
-            monkeypatch.setattr(joint, "processes", lambda system=system: system)
+            for module in (embedded, meeting):
+                monkeypatch.setattr(module, "processes", lambda system=system: system)
             engine.release()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from csd_engine.service.groups import CALIBRATION
+from csd_engine.service.jobs import CALIBRATION
 from ddlp.observe import read_run
 from ddlp.recording.events import Joined
 from tests.ddlp.ranks.job import COUNT, Torchrun, check, steps, truth
@@ -41,6 +41,7 @@ def test_two_ranks_train_with_one_engine(torchrun, images):
     phases = ["csd", "wrr", "mte", "wrr-engine", "csd-again"]
     job = torchrun(*phases)
     until(lambda: job.said("wrr", 0) or job.process.poll() is not None, 300, "two epochs")
+    until(lambda: job.engines() or job.process.poll() is not None, 60, "an engine, which may end between two epochs")
     assert len(job.engines()) == 1, job.log
     assert job.process.wait(300) == 0, job.log
     for epoch, phase in enumerate(phases):

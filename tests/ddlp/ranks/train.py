@@ -41,7 +41,7 @@ def digest(image: torch.Tensor) -> str:
 
 
 def engine_of(loader: DDLPLoader) -> int | None:
-    return next((engine.pid for engine in loader._parts.offload.connections._engines.values()), None)
+    return next((place.engine.pid for place in loader._parts.offload.connections._places.values() if place.engine), None)
 
 
 told: list[tuple[int, float]] = []  # measurements of batches that the engine has made for the other rank

@@ -20,10 +20,7 @@ from ddlp.recording.events import Exhausted, HostBatch, Step
 
 BATCHES, BATCH, SPIN_S = 12, 2, 0.002
 
-
-@pytest.fixture(autouse=True)
-def limited(hard_limit: None) -> None:
-    """A hang is a failure."""
+pytestmark = pytest.mark.usefixtures("hard_limit")
 
 
 class Draws(Dataset[Any]):

@@ -19,10 +19,7 @@ from ddlp.recording.events import Exhausted, HostBatch, Rested, Step
 
 BATCHES, BATCH, SLEEP_S = 24, 2, 0.002
 
-
-@pytest.fixture(autouse=True)
-def limited(hard_limit: None) -> None:
-    """A hang is a failure."""
+pytestmark = pytest.mark.usefixtures("hard_limit")
 
 
 class Sleeps(Dataset[Any]):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ddlp.sampling import keyed_generators as seeding
-from ddlp.sampling.keyed_generators import GENERATORS, keyed_globals
+from ddlp.sampling.keyed_generators import GENERATORS, keyed_globals, places
 
 DRAWS = {
     "torch": [
@@ -107,3 +107,20 @@ def test_keyed_for_a_while() -> None:
             found.append([draw() for draws in DRAWS.values() for draw in draws])
         assert [generator.state() for generator in GENERATORS.values()] == states
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(("name", "draw"), EACH)
+def test_each_draw_and_each_seed_changes_the_places(name: str, draw: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seeding, "_windows", seeding._windows.__wrapped__)
+    if seeding._words_of_python() is None:  # they are read by the libraries' functions
+        assert places() is None
+        return
+    for _ in range(700):  # once around all of the words, and each of a pair of normals
+        before = places()
+        assert before is not None and before == places()
+        draw()
+        assert places() != before
+    for key in range(20):
+        before = places()
+        GENERATORS[name].seed(key << 32 | key)  # numpy takes the upper half
+        assert places() != before

@@ -182,29 +182,26 @@ class RecordedSource:
             self.sink.leases[lease] = Lease(lease, position, self)
         self.inner.lease(lease, position)
 
-    def cancel(self, lease: int) -> None:
-        self._end(lease, "cancelled")
-        self.inner.cancel(lease)
-
     def release(self, lease: int) -> None:
-        self._end(lease, "released")
+        how = self._end(lease)
         self.inner.release(lease)
-        if self.contract.holds(self.inner, lease):
+        if how == "released" and self.contract.holds(self.inner, lease):
             self.contract.breaks(f"lease {lease} was released, and the source holds it still")
 
-    def _end(self, number: int, how: str) -> None:
+    def _end(self, number: int) -> str:
+        """Return how the lease ends: it is released once it was published, and cancelled before."""
         with self.contract.lock:
-            self._not_closed(how)
             lease = self.sink.leases.get(number)
+            how = "released" if lease is not None and lease.published else "cancelled"
+            self._not_closed(how)
             if lease is None:
                 self.contract.breaks(f"lease {number} was {how}, and was never given")
-                return
+                return how
             # A cancelled, lost or failed lease is released as well if it is published afterwards.
             if lease.ended == "released" or (lease.ended and how == "cancelled"):
                 self.contract.breaks(f"{lease.name} was {lease.ended} before it was {how}")
-            if how == "released" and not lease.published:
-                self.contract.breaks(f"{lease.name} was released, and was never published")
             lease.ended = how
+            return how
 
     def waiting(self, waiting: bool) -> None:
         self._not_closed("waiting")

@@ -19,8 +19,7 @@ import pytest
 from ddlp import DDLPLoader
 from ddlp.observe import checked
 from ddlp.sources.engine.connections import EMBEDDED
-from ddlp.sources.engine.embedded import EmbeddedOptions
-from ddlp.sources.engine.shared_engines import acquire
+from ddlp.sources.engine.embedded import EmbeddedOptions, acquire
 from ddlp.sources.engine.source import EngineSource
 from tests.ddlp.faults.scene import Truth, dataset, descendants, make_loader, train
 from tests.ddlp.sources.contract import Contract
@@ -30,10 +29,7 @@ from tests.small_images import make_images
 
 STRATEGIES = ("csd", "mte", "wrr", "ordered")
 
-
-@pytest.fixture(autouse=True)
-def limited(hard_limit: None) -> None:
-    """A test that hangs fails."""
+pytestmark = pytest.mark.usefixtures("hard_limit")
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,7 @@ from csd_engine.errors import DamagedBatch, MissingBatch
 from ddlp.datasets import ImageArrays
 from ddlp.loader import DDLPLoader
 from ddlp.sources.engine import fetch as fetching
-from ddlp.sources.engine.embedded import EmbeddedOptions
-from ddlp.sources.engine.shared_engines import acquire
+from ddlp.sources.engine.embedded import EmbeddedOptions, acquire
 from ddlp.transfer.mapped_batch import map_batch, may_map
 from tests.open_files import open_below
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch.utils.data import DataLoader
 from torchvision import transforms as v1
 from torchvision.transforms import v2
@@ -21,6 +20,7 @@ from csd_engine.keyed import Keyed
 from csd_engine.prepare.operator_file import content_hash
 from ddlp.translate.transforms import translate
 from ddlp.translate.user_operators import by_name, operator_files, read_operators
+from tests.small_images import image
 
 MY_OPS = Path(__file__).parents[2] / "my_ops.py"
 
@@ -28,11 +28,6 @@ MY_OPS = Path(__file__).parents[2] / "my_ops.py"
 @pytest.fixture
 def ops():
     return ddlp.load_operators(MY_OPS)
-
-
-def image(width=50, height=41, mode="RGB"):
-    values = np.random.RandomState(1).randint(0, 256, (height, width, 3)).astype(np.uint8)
-    return Image.fromarray(values).convert(mode)
 
 
 def write(tmp_path, text):

@@ -16,11 +16,10 @@ import numpy as np
 import pytest
 
 from csd_engine.errors import EngineGone, EngineUnreachable, SpoolError
+from csd_engine.protocol import codec as say
 from ddlp.process.system import PREFIX, own_prefix
-from ddlp.sources.engine import embedded, shared_engines
-from ddlp.sources.engine.embedded import EmbeddedOptions
-from ddlp.sources.engine.events import EngineLost, LeasePublished
-from ddlp.sources.engine.shared_engines import acquire
+from ddlp.sources.engine import embedded, meeting
+from ddlp.sources.engine.embedded import EmbeddedOptions, acquire
 from ddlp.transfer import mapped_batch as mapping
 from tests.engine_process import Recipe, alive, children, make_jpegs, until, wait_for
 
@@ -48,12 +47,12 @@ def test_loaders_share_it_and_the_last_one_ends_it(options, jpegs, tmp_path):
     assert first is second
     workers = until(lambda: children(first.pid))
     assert len(workers) == 1
-    assert first.directory.stat().st_mode & 0o777 == 0o700
+    assert first.directory.parent.stat().st_mode & 0o777 == 0o700
     first.release()
     events = SimpleQueue()
     job = spec.open(second.link, events)
     items = spec.lease(job, 1)
-    spec.check(wait_for(events, LeasePublished).path, 1, items)
+    spec.check(job.path(wait_for(events, say.Published)), 1, items)
     second.release()
     assert not alive(first.pid) and not any(map(alive, workers))
 
@@ -65,7 +64,7 @@ def test_a_killed_engine_is_replaced_and_leaves_nothing(options, jpegs, tmp_path
     spec.open(first.link, events)
     workers = until(lambda: children(first.pid))
     os.kill(first.pid, signal.SIGKILL)
-    assert wait_for(events, EngineLost).reason
+    assert wait_for(events, say.Refused).reason
     with pytest.raises(EngineGone):
         spec.open(first.link, events)
     second = acquire(options)
@@ -77,8 +76,7 @@ def test_a_killed_engine_is_replaced_and_leaves_nothing(options, jpegs, tmp_path
 
 HOST = """
     import os, sys, time
-    from ddlp.sources.engine.embedded import EmbeddedOptions
-    from ddlp.sources.engine.shared_engines import acquire
+    from ddlp.sources.engine.embedded import EmbeddedOptions, acquire
     engine = acquire(EmbeddedOptions(spool=sys.argv[1]))
     print(engine.pid, flush=True)
     {then}
@@ -155,8 +153,8 @@ def test_directories_of_dead_processes_are_swept(options):
     base.mkdir()
     left = dead(base, f"{own_prefix()}dead")
     mine = acquire(options)
-    os.utime(mine.directory, (0, 0))
-    embedded.sweep(str(base))
+    os.utime(mine.directory.parent, (0, 0))
+    meeting.sweep(str(base))
     assert not left.exists() and mine.directory.exists()
     mine.release()
 
@@ -177,17 +175,17 @@ def test_what_another_machine_may_have_made_is_left_alone(tmp_path, monkeypatch,
     mounts.parent.mkdir(parents=True)
     mounts.write_text(f"21 1 8:1 / / rw - {kind} there:/all rw\n")
     look = partial(mapping.may_map, root=tmp_path / "root")
-    monkeypatch.setattr(embedded, "may_map", look)
+    monkeypatch.setattr(meeting, "may_map", look)
     ours, others = dead(tmp_path, f"{own_prefix()}x"), dead(tmp_path, f"{PREFIX}{os.getuid()}-01234567-x")
-    embedded.sweep(str(tmp_path))
+    meeting.sweep(str(tmp_path))
     assert not ours.exists() and others.exists() == (kind == "nfs4")
 
 
 def test_a_long_spool_path_moves_the_socket_alone(tmp_path):
     spool = tmp_path / ("x" * 100)
     engine = acquire(EmbeddedOptions(spool=str(spool)))
-    assert engine.directory.parent == spool
-    short = engine._private.socket_directory
+    assert engine.directory.parent.parent == spool
+    short = engine._meeting.socket_directory
     assert short != engine.directory and short.exists()
     engine.release()
     assert not short.exists() and os.listdir(spool) == []
@@ -208,7 +206,7 @@ def test_errors_say_what_to_do(tmp_path, monkeypatch):
 def test_no_engine_is_started_for_a_loader_that_was_dropped_while_it_waited(monkeypatch):
     """Threads of dropped loaders would each start one, one after another, and keep the process from its end."""
     started = []
-    monkeypatch.setattr(shared_engines, "EmbeddedEngine", lambda *_: started.append(1))
+    monkeypatch.setattr(embedded, "EmbeddedEngine", lambda *_: started.append(1))
 
     def dropped() -> None:
         raise EngineGone("the loader was dropped")

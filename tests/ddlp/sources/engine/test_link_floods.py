@@ -17,10 +17,7 @@ from tests.hostile_engine import flooding
 
 LIMIT_BYTES = 200 << 20  # what a fast network brings in a second; without limits it would be a GiB and more
 
-
-@pytest.fixture(autouse=True)
-def limited(hard_limit: None) -> None:
-    """A test that hangs fails."""
+pytestmark = pytest.mark.usefixtures("hard_limit")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import select
 import threading
 from collections import deque
 
-from ddlp.sources.engine.wakeup import Wakeup
+from ddlp.sources.engine.wire import Wakeup
 
 LONG_S = 30.0
 

@@ -16,8 +16,7 @@ from torch.utils.data import BatchSampler, SequentialSampler
 
 from ddlp import DDLPLoader, ImageFiles
 from ddlp.errors import DDLPError
-from ddlp.sources.engine.embedded import EmbeddedOptions
-from ddlp.sources.engine.shared_engines import acquire
+from ddlp.sources.engine.embedded import EmbeddedOptions, acquire
 from ddlp.sources.host import dali
 from ddlp.transfer.choose_transfer import ways
 from ddlp.transfer.device_stream import PlainStream

@@ -20,8 +20,7 @@ from csd_engine.prepare import batch_maker, started_batch
 from csd_engine.prepare import sample as samples
 from ddlp import DDLPLoader, ImageArrays, ImageFiles
 from ddlp.sampling.epoch_plan import EpochPlan
-from ddlp.sources.base import Resources, Unwanted
-from ddlp.sources.epoch import Epoch
+from ddlp.sources.base import Epoch, Resources, Unwanted
 from ddlp.sources.host import native
 from ddlp.sources.host.native import NativeHost, prepare_batch
 from ddlp.transfer.memory_pool import MemoryPool

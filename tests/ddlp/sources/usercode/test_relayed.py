@@ -8,10 +8,9 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from ddlp.sources.usercode.executor import NodeGone, NodeUnfit
 from ddlp.sources.usercode.relayed import RelayedNode
 from ddlp.sources.usercode.tree import Encoded
-from ddlp.sources.usercode.wire import frames
+from ddlp.sources.usercode.wire import NodeGone, NodeUnfit, frames
 from ddlp.sources.usercode.work import FAILED, GONE, MADE, Answer, Answers, Work, pickled
 from ddlp.sources.workers.keyed_samples import KeyedBatch
 from tests.ddlp.pools.user_code import Raises, make_loader

@@ -17,10 +17,10 @@ import torch
 from torch.utils.data import Dataset
 
 from ddlp import DDLPLoader
-from ddlp.sources.usercode.executor import NodeGone
 from ddlp.sources.usercode.nodes import Nodes
 from ddlp.sources.usercode.source import UserCodeSource
 from ddlp.sources.usercode.tree import encode
+from ddlp.sources.usercode.wire import NodeGone
 from ddlp.sources.usercode.work import MADE, Answer, Work
 from tests.ddlp.faults.scene import train, until
 from tests.ddlp.sources.contract import Contract

@@ -64,7 +64,7 @@ def test_no_fork_hangs(forks, tmp_path, capsys):
             thread.join()
 
 
-@pytest.mark.parametrize("module", ["ddlp.decode.opening", "csd_engine.kernels", "ddlp.sources.engine.shared_engines"])
+@pytest.mark.parametrize("module", ["ddlp.decode.opening", "csd_engine.kernels", "ddlp.sources.engine.embedded"])
 @pytest.mark.parametrize("holder", ["another thread", "this one"])
 def test_a_lock_of_ours_that_is_held_at_the_fork(module, holder, tmp_path):
     make_images(tmp_path / "class", 4)

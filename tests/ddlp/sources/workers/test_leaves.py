@@ -17,16 +17,9 @@ from torch.utils.data import Dataset
 
 from ddlp import DDLPLoader
 from tests.ddlp.sources.workers.leaves import WAYS
-from tests.engine_process import until
+from tests.engine_process import alive, until
 
 TIMES = int(os.environ.get("DDLP_TIMES", "1"))  # 50 were run for docs/user-code.md
-
-
-def is_there(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.mark.parametrize("start", ["fork", "forkserver", "spawn"])
@@ -56,7 +49,7 @@ def ends(way: str, start: str, temporary: Path) -> None:
                 trainer.kill()
             elif way == "del":
                 assert trainer.stdout.readline() == "dropped\n"
-            until(lambda: not any(map(is_there, workers)), 10)
+            until(lambda: not any(map(alive, workers)), 10)
             if way == "del":
                 trainer.kill()
             trainer.wait(60)

@@ -13,16 +13,13 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from ddlp import DDLPLoader
 from ddlp.schedule.rates import Rates
-from ddlp.sources.workers.timed_fetch import FetchHooks, Made
+from ddlp.sources.workers.timed_fetch import FetchHooks, Took
 from ddlp.stats.report import Counts
 
 SAMPLES, BATCH, SLEEP_S = 11, 4, 0.01
 BURNT_S = 0.02
 
-
-@pytest.fixture(autouse=True)
-def limited(hard_limit: None) -> None:
-    """A hang is a failure."""
+pytestmark = pytest.mark.usefixtures("hard_limit")
 
 
 class Sleeps(Dataset[Any]):
@@ -84,15 +81,15 @@ class Nested(Sleeps):
 
 class Watching(FetchHooks):
     def __init__(self) -> None:
-        self.made: list[tuple[Made, int, int, int]] = []
+        self.made: list[tuple[Took, int, int, int]] = []
         self.calls: list[str] = []
 
     def began(self) -> None:
         self.calls.append("began")
 
-    def delivered(self, made: Made, position: int, samples: int, asked_at: float, got_at: float, ready: int) -> None:
-        assert asked_at <= got_at and made.batch is None
-        self.made.append((made, position, samples, ready))
+    def delivered(self, took: Took, position: int, samples: int, asked_at: float, got_at: float, ready: int) -> None:
+        assert asked_at <= got_at
+        self.made.append((took, position, samples, ready))
 
     def exhausted(self, asked_at: float) -> None:
         self.calls.append("exhausted")
@@ -115,11 +112,11 @@ def test_each_batch_has_its_times(make: Any, workers: int) -> None:
     batches = list(iterator)
     assert all(isinstance(batch, torch.Tensor) for batch in batches) and len(batches) == len(hooks.made)
     assert [position for _, position, _, _ in hooks.made] == list(range(len(batches)))
-    for (made, _, samples, ready), batch in zip(hooks.made, batches, strict=True):
+    for (took, _, samples, ready), batch in zip(hooks.made, batches, strict=True):
         assert samples == len(batch) and 0 <= ready <= max(0, 2 * workers)
-        assert began_at <= made.began_at and made.ended_at - made.began_at >= samples * SLEEP_S  # sleep is never shorter
-        assert made.ended_at <= time.monotonic() and 0 < made.cpu_s < 60 and made.read_s == 0
-    assert {made.worker for made, *_ in hooks.made} == set(range(max(1, workers)))
+        assert began_at <= took.began_at and took.ended_at - took.began_at >= samples * SLEEP_S  # sleep is never shorter
+        assert took.ended_at <= time.monotonic() and 0 < took.cpu_s < 60 and took.read_s == 0
+    assert {took.worker for took, *_ in hooks.made} == set(range(max(1, workers)))
     assert hooks.calls == ["began", "exhausted", "closed"]
 
 
