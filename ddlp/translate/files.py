@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
+import torch
 import torchvision
 from PIL import Image
 from torchvision import datasets as tv
@@ -150,7 +153,8 @@ def check_loader(dataset: Any, attribute: str = "loader") -> None:
         raise Untranslatable(
             name_of(dataset),
             f"its loader={decoder.__name__} gives tensors of as many channels and bits as each file has",
-            ("for JPEG files pass loader=functools.partial(torchvision.io.decode_image, mode='RGB')", "leave loader= out"),
+            (f"for JPEG files pass loader=functools.partial({decoder.__module__.rpartition('.')[0]}.decode_image, mode='RGB')",
+             "leave loader= out"),
         )  # fmt: skip
     if loader is not tv.folder.default_loader:
         raise Untranslatable(name_of(dataset), "it has a loader= of its own", ("leave loader= out",))
@@ -174,21 +178,43 @@ def same_size_folder(dataset: tv.DatasetFolder) -> FileLeaf:
 def _folder(dataset: tv.DatasetFolder, kind: type[FileLeaf]) -> FileLeaf:
     files, targets = pairs(dataset.samples)
     transform = dataset.transform
-    if _gives_rgb_tensors(vars(dataset).get("loader")) and all(map(_is_jpeg, files)) and decodes_as_pillow():
+    decoder = _decoder_of_rgb(vars(dataset).get("loader"))
+    if decoder is not None:
+        if (other := next(itertools.filterfalse(_is_jpeg, files), None)) is not None:
+            raise Untranslatable(
+                name_of(dataset), f"its loader={decoder.__name__} makes other pixels than Pillow of some files that are no JPEGs, "
+                f"and {other} may be one", ("leave loader= out",),
+            )  # fmt: skip
+        if not decodes_as_pillow(decoder):
+            raise Untranslatable(
+                name_of(dataset), f"its loader={decoder.__name__} makes other pixels than Pillow of JPEG files here",
+                ("leave loader= out",),
+            )  # fmt: skip
         transform = v2.Compose([v2.PILToTensor(), *([] if transform is None else [transform])])
     else:
         check_loader(dataset)
     return kind(name_of(dataset), transform, targets, dataset.target_transform, files)
 
 
-def _gives_rgb_tensors(loader: Any) -> bool:
-    """Whether a loader is torchvision's decode_image with mode="RGB", whatever a file's own channels are."""
-    if type(loader) is not functools.partial or loader.func not in _DECODE_IMAGE:
-        return False
-    if loader.args or set(loader.keywords) != {"mode"}:
-        return False
-    mode = loader.keywords["mode"]
-    return mode is torchvision.io.ImageReadMode.RGB or (isinstance(mode, str) and mode.upper() == "RGB")
+def _decoder_of_rgb(loader: Any) -> Callable[..., torch.Tensor] | None:
+    """The function that a loader decodes by, if it gives RGB in bytes whatever a file's own channels are.
+
+    torchvision's does with mode="RGB"; torchcodec's does unless it is told otherwise.
+    """
+    given: dict[str, Any] = {}
+    if type(loader) is functools.partial and not loader.args:
+        loader, given = loader.func, dict(loader.keywords)
+    codec = sys.modules.get("torchcodec.decoders")
+    if codec is not None and loader is getattr(codec, "decode_image", None):
+        decoder, given = loader, {"mode": "RGB", **given}
+        if given.pop("output_dtype", torch.uint8) is not torch.uint8:
+            return None
+    elif loader in _DECODE_IMAGE:
+        decoder = _DECODE_IMAGE[0]
+    else:
+        return None
+    mode = given.pop("mode", None)
+    return decoder if not given and getattr(mode, "name", str(mode)).upper() == "RGB" else None
 
 
 def _is_jpeg(path: str) -> bool:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import io
+import sys
 import warnings
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
-from torchvision.io import ImageReadMode, decode_image
 from torchvision.transforms import InterpolationMode, v2
 
 from csd_engine.data.image_files import pillow_open
@@ -69,16 +70,17 @@ def _makes(functional: ModuleType, arithmetic: str, cases: tuple[tuple[int, ...]
 
 
 @functools.cache
-def decodes_as_pillow() -> bool:
-    """Whether torchvision's libjpeg has Pillow's pixels: both decode a few tiny files."""
+def decodes_as_pillow(decoder: Callable[..., torch.Tensor]) -> bool:
+    """Whether a decode_image, torchvision's or torchcodec's, has Pillow's pixels of JPEG files: both decode a few tiny ones."""
+    rgb = sys.modules[decoder.__module__].ImageReadMode.RGB
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # the user's own calls warn
         try:
-            return all(_decoded_alike(data) for _, data in jpegs())
-        except RuntimeError:  # torchvision was built without libjpeg
+            return all(_decoded_alike(decoder, rgb, data) for _, data in jpegs())
+        except RuntimeError:  # it was built without libjpeg
             return False
 
 
-def _decoded_alike(jpeg: bytes) -> bool:
-    theirs = decode_image(torch.from_numpy(np.frombuffer(jpeg, np.uint8).copy()), ImageReadMode.RGB)
+def _decoded_alike(decoder: Callable[..., torch.Tensor], rgb: Any, jpeg: bytes) -> bool:
+    theirs = decoder(torch.from_numpy(np.frombuffer(jpeg, np.uint8).copy()), mode=rgb)
     return np.array_equal(theirs.permute(1, 2, 0).numpy(), np.asarray(pillow_open(io.BytesIO(jpeg)).convert("RGB")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import subprocess
 import sys
@@ -208,14 +209,32 @@ ON_TENSORS = [v2.RandomHorizontalFlip(1.0), v2.Resize(80, antialias=True), v2.Ce
 ON_TENSORS_OF_V1 = [v1.RandomHorizontalFlip(1.0), v1.Resize(80, antialias=True), v1.CenterCrop(64), *END_OF_V1]
 
 
+def torchcodec_decoders():
+    try:
+        return importlib.import_module("torchcodec.decoders")
+    except (ImportError, OSError, RuntimeError) as error:  # it is made for one version of torch
+        pytest.skip(f"torchcodec can't be imported: {error!s:.80}")
+
+
+DECODERS = {
+    "torchvision": lambda: functools.partial(torchvision.io.decode_image, mode="RGB"),
+    "torchvision, its enumeration": lambda: functools.partial(
+        torchvision.io.decode_image, mode=torchvision.io.ImageReadMode.RGB
+    ),
+    "torchcodec": lambda: torchcodec_decoders().decode_image,
+    "torchcodec, told": lambda: functools.partial(
+        torchcodec_decoders().decode_image, mode="rgb", output_dtype=torch.uint8
+    ),
+}
+
+
 @pytest.mark.filterwarnings("ignore:The image decoding:DeprecationWarning")
-@pytest.mark.parametrize("mode", ["RGB", torchvision.io.ImageReadMode.RGB])
+@pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize(
     "transform", [v2.Compose(ON_TENSORS), v1.Compose(ON_TENSORS_OF_V1), ResNet18_Weights.DEFAULT.transforms()]
 )
-def test_decode_image_as_the_loader(jpegs, mode, transform):
-    decode = functools.partial(torchvision.io.decode_image, mode=mode)
-    dataset = datasets.ImageFolder(jpegs, transform, loader=decode)
+def test_decode_image_as_the_loader(jpegs, decoder, transform):
+    dataset = datasets.ImageFolder(jpegs, transform, loader=DECODERS[decoder]())
     loader = DDLPLoader(dataset, 5, num_workers=1)
     assert "\ntravels    " in str(loader.explain())
     ours = torch.cat([images for images, _ in loader])
@@ -241,4 +260,5 @@ def test_what_has_other_channels_or_bits_stays_torchvisions(folder, jpegs, which
     transform = v2.Compose([v2.Grayscale(3), *ON_TENSORS])
     dataset = datasets.ImageFolder(folder if which == "PNG files" else jpegs, transform, loader=decode)
     loader = DDLPLoader(dataset, 1)
-    assert "as many channels and bits as each file has" in str(loader.explain())
+    says = "as many channels and bits as each file has" if which == "no mode" else "other pixels than Pillow of some files"
+    assert says in str(loader.explain())
