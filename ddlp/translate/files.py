@@ -182,8 +182,8 @@ def _folder(dataset: tv.DatasetFolder, kind: type[FileLeaf]) -> FileLeaf:
     if decoder is not None:
         if (other := next(itertools.filterfalse(_is_jpeg, files), None)) is not None:
             raise Untranslatable(
-                name_of(dataset), f"its loader={decoder.__name__} makes other pixels than Pillow of some files that are no JPEGs, "
-                f"and {other} may be one", ("leave loader= out",),
+                name_of(dataset), f"its loader={decoder.__name__} makes other pixels than Pillow of files that are no JPEGs: "
+                f"{other} may be one", ("leave loader= out",),
             )  # fmt: skip
         if not decodes_as_pillow(decoder):
             raise Untranslatable(

@@ -226,7 +226,7 @@ RECIPES = [
     ),
     Recipe(
         "ImageFolder, loader=torchcodec's decode_image", _TORCHVISION, fakes.imagefolder,
-        _torchcodec_decodes, _on_tensors, way="host", needs=("torchcodec",),
+        _torchcodec_decodes, _on_tensors, needs=("torchcodec",),
     ),
     Recipe("PNG files", _TORCHVISION, fakes.pngs, folder, train),
     Recipe("WebP files", _TORCHVISION, fakes.webps, folder, train),

@@ -260,5 +260,5 @@ def test_what_has_other_channels_or_bits_stays_torchvisions(folder, jpegs, which
     transform = v2.Compose([v2.Grayscale(3), *ON_TENSORS])
     dataset = datasets.ImageFolder(folder if which == "PNG files" else jpegs, transform, loader=decode)
     loader = DDLPLoader(dataset, 1)
-    says = "as many channels and bits as each file has" if which == "no mode" else "other pixels than Pillow of some files"
+    says = "as many channels and bits as each file has" if which == "no mode" else "other pixels than Pillow of files"
     assert says in str(loader.explain())
