@@ -92,7 +92,7 @@ def test_rows_of_a_batch_are_written_and_nothing_else(context):
 @pytest.mark.parametrize(
     "change",
     [{"left": -1}, {"left": 31}, {"top": 50}, {"width": 0}, {"width": 1 << 30}, {"left": 1 << 30, "top": 1 << 30},
-     {"reduce": 3}, {"reduce": 2}, {"filter": 8}, {"full_width": 0, "filter": 2}, {"out_left": 1}],
+     {"reduce": 3}, {"reduce": 2}, {"filter": 12}, {"full_width": 0, "filter": 2}, {"out_left": 1}],
 )  # fmt: skip
 def test_a_job_that_does_not_fit_is_refused(context, change):
     context.take(KINDS["4:2:0"](np.random.default_rng(3), 60, 50))

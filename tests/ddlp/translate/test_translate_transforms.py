@@ -225,7 +225,7 @@ UNTRANSLATABLE = [
     (v1.Compose([hooked(), *TENSOR]), "CenterCrop", "hooks"),
     (v1.Compose([*TENSOR, v1.Resize(8)]), "Resize", "move ToImage or ToTensor behind Resize"),
     (v2.Compose([v2.ToImage(), v2.Resize(8, antialias=False)]), "Resize", "leave antialias out"),
-    (v1.Compose([v1.PILToTensor(), v1.RandomResizedCrop(8)]), "RandomResizedCrop", "torch's kernels"),
+    (v1.Compose([v1.PILToTensor(), v1.Resize(8, v1.InterpolationMode.NEAREST)]), "Resize", "torch's kernels"),
     (v2.Compose([v2.ToImage(), v2.Grayscale()]), "Grayscale", "torch's kernels"),
     (v1.Compose([*TENSOR, v1.Pad(3)]), "Pad", "no uint8 pixel has"),
     (v1.Compose([*TENSOR, v1.CenterCrop(9)]), "CenterCrop", "no uint8 pixel has"),
