@@ -295,8 +295,8 @@ def parts(client: HostileClient, job: Job) -> None:
             client.socket.recv_multipart(copy=False)
 
 
-def sealed_parts(client: HostileClient, job: Job) -> None:
-    """Fetch a batch over and over, sealed, as fast as it comes."""
+def sealed_parts(client: HostileClient, job: Job, another: Callable[[], bool] = lambda: True) -> None:
+    """Fetch a batch over and over, sealed, as fast as it comes. ``another``: called after each; False ends it."""
     lease, size = _published(client, job)
     ticket = secrets.token_bytes(32)
     client.send(say.AskStream(ciphers()[0]), ticket)
@@ -312,6 +312,8 @@ def sealed_parts(client: HostileClient, job: Job) -> None:
                 left = each
                 while left:
                     left -= stream.recv_into(room, min(left, len(room)))
+                if not another():
+                    return
 
 
 Attack = Callable[[HostileClient, Job], None]

@@ -46,7 +46,7 @@ _TICK_S = 0.5  # the loop looks for a dead parent, silent hosts and freed disk s
 _RESTART_S = 1.0  # pause after a worker that died at once or could not be started
 _WORKER_GRACE_S = 2.0  # workers may take this long to end
 _TAKE_S = 0.005  # of messages that are taken in a row, and put where they wait
-_SERVE_S = 0.003  # of hosts' turns in a row
+_SERVE_S = 0.001  # of hosts' turns in a row; a worker that has finished meanwhile waits for its next lease
 _UNREAD_S = 0.02  # between two looks whether hosts have read the parts that they were sent
 _GARBAGE = (50_000, 50, 50)  # objects are made and freed by the message, and hardly ever in cycles; a long lease has 200,000
 _FAILED_S = 0.1  # pause after an error
@@ -323,8 +323,12 @@ class Service:
                 spent_s = _spent_s(began, _clock())
                 self._turns.rest(key, spent_s, time.monotonic())
                 self._job_service.stalled(key, max(0.0, spent_s - LONG_S))
-            if key in parts and not (self._file_chunks.serve(key) | self._streams.serve(key)):
-                parts.remove(key)
+            if key in parts:
+                if not (self._file_chunks.serve(key) | self._streams.serve(key)):
+                    parts.remove(key)
+                elif self._streams.contended:  # who has one connection would else have one part for each of another's thirty
+                    self._streams.look()
+                    parts = self._file_chunks.ready() | self._streams.ready()
             self._turns.ended(key, _spent_s(began, _clock()), time.monotonic())
 
     def _handle(self, peer: bytes, frames: Sequence[say.Payload]) -> None:

@@ -184,6 +184,11 @@ class SealedStreams:
         """Return the keys that a part can be sent to."""
         return set(self._writable)
 
+    @property
+    def contended(self) -> bool:
+        """Whether several keys have such connections."""
+        return len({stream.host for stream in self._streams.values()}) > 1
+
     def serve(self, key: str) -> bool:
         """Send at most one part to a key, over the connection whose turn it is. Return whether there was one."""
         streams = self._writable.get(key)
