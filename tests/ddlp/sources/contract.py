@@ -26,6 +26,7 @@ class Lease:
     position: int
     source: RecordedSource
     published: int = 0
+    under_way: bool = False  # it is published, and the epoch may not know it yet
     handle: Any = None
     fetched: bool = False
     failed: bool = False
@@ -126,11 +127,13 @@ class RecordedSink:
             elif held.published or held.failed:
                 self.contract.breaks(f"{held.name} was answered twice")
             if held is not None:
-                held.published, held.handle = held.published + 1, handle
+                held.published, held.handle, held.under_way = held.published + 1, handle, True
                 for other in self.leases.values():
                     if other.source is held.source and other.number < lease and not other.published and not other.ended:
                         other.overtaken += 1
         self.inner.published(name, lease, handle, busy_s)
+        if held is not None:
+            held.under_way = False
 
     def failed(self, name: str, lease: int, reason: str, *, fatal: bool, told: bool) -> None:
         with self.contract.lock:
@@ -189,10 +192,11 @@ class RecordedSource:
             self.contract.breaks(f"lease {lease} was released, and the source holds it still")
 
     def _end(self, number: int) -> str:
-        """Return how the lease ends: it is released once it was published, and cancelled before."""
+        """Return how the lease ends: it is released once the epoch knows that it was published, and cancelled before."""
         with self.contract.lock:
             lease = self.sink.leases.get(number)
-            how = "released" if lease is not None and lease.published else "cancelled"
+            known = lease is not None and lease.published and (lease.ended or not lease.under_way)
+            how = "released" if known else "cancelled"
             self._not_closed(how)
             if lease is None:
                 self.contract.breaks(f"lease {number} was {how}, and was never given")
