@@ -16,6 +16,7 @@ from torchvision.transforms import InterpolationMode, autoaugment, v2
 from csd_engine.kernels.windows import PADDING_MODES
 from csd_engine.transforms.resample import FILTERS
 from csd_engine.transforms.timm_policies import NAMES as TIMM_OPERATORS
+from csd_engine.transforms.torch_pixels import PIXELS, is_v2
 from csd_engine.transforms.torch_resample import TORCH_FILTERS
 from csd_engine.transforms.warp_steps import WARP_FILTERS
 from ddlp.deploy.parity import operator_rows
@@ -236,12 +237,28 @@ def _timm_rows() -> Rows:
     }  # fmt: skip
 
 
-ROWS: Rows = {
+_ROWS: Rows = {
     **_size_rows(), **_flip_rows(), **_colour_rows(), **_joined(_warp_rows, WARP_FILTERS),
     "RandomRotation, expanded": ("-360 to 360 degrees", lambda m, s: m.RandomRotation(
         s.fixed(-360, 360), expand=True, **_warp(s, "bilinear"))),
     **_joined(_policy_rows, ("v1", "v2")), **_timm_rows(),
 }  # fmt: skip
+
+
+def _rows_of_torchs_pixels() -> Rows:
+    """Rows whose operator runs on a tensor. Contrast's are of a size up to which ddlp knows torch's mean."""
+
+    def row(name: str) -> tuple[str, Make]:
+        base, _, whose = name.rpartition(", ")
+        parameters, make = _ROWS[base]
+        return parameters, lambda m, s: v2.Compose([
+            v2.PILToTensor(), v2.CenterCrop((150, 130)), make(v2 if is_v2(whose) else v1, s)
+        ])  # fmt: skip
+
+    return {name: row(name) for name in operator_rows() if name.rpartition(", ")[2] in PIXELS}
+
+
+ROWS: Rows = {**_ROWS, **_rows_of_torchs_pixels()}
 """What torchvision and timm run beside a row of `ddlp.deploy.parity.operator_rows`: its parameters in words, and an object."""
 
 
@@ -253,7 +270,7 @@ ON_TENSORS: Rows = {
     f"{name}, on a tensor": _on_tensor(*row)
     for name, row in ROWS.items()
     if name.startswith(("RandomCrop, ", "Pad ", "CenterCrop", "RandomHorizontalFlip", "RandomVerticalFlip", "Posterize",
-                        "Solarize", "Invert"))
+                        "Solarize", "Invert", "Equalize")) and name.rpartition(", ")[2] not in PIXELS
 }  # fmt: skip
 """The same behind PILToTensor, of rows whose pixels ddlp promises to be those of a PIL image there."""
 

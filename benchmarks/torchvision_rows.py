@@ -41,11 +41,12 @@ from csd_engine import angles
 from csd_engine.keyed import Keyed
 from csd_engine.parity import Case, run_cases, versions
 from csd_engine.transforms import policies
+from csd_engine.transforms.torch_pixels import PILLOW, is_v2
 from csd_engine.transforms.torch_resample import TORCH_FILTERS
 from csd_engine.transforms.warps import perspective_coefficients
-from ddlp.deploy.parity import all_cases, file_sources, pixel_sources
+from ddlp.deploy.parity import all_cases, file_sources, operator_rows, pixel_sources
 from ddlp.transforms import Views
-from ddlp.translate.torch_pixels import torch_filter
+from ddlp.translate.torch_pixels import torch_filter, torchs_pixels
 from ddlp.translate.transforms import steps_of, translate, translate_steps
 
 __all__ = ["Compared", "Table", "all_names", "compare_row"]
@@ -169,7 +170,7 @@ def _no_pixels(keyed: Keyed) -> Callable[..., torch.Tensor]:
     return pixels
 
 
-def _by_policy(t: Any, image: Image.Image, keyed: Keyed) -> Image.Image:
+def _by_policy(t: Any, image: Any, keyed: Keyed) -> Any:
     """torchvision's operators of a policy. Names, levels and signs are those that ddlp draws, strengths torchvision's."""
     if isinstance(t, (v1.RandAugment, v2.RandAugment)):
         for _ in range(t.num_ops):
@@ -189,23 +190,23 @@ def _by_policy(t: Any, image: Image.Image, keyed: Keyed) -> Image.Image:
     return image
 
 
-def _apply(t: Any, image: Image.Image, name: str, level: int | None, bins: int, negative: bool) -> Image.Image:
+def _apply(t: Any, image: Any, name: str, level: int | None, bins: int, negative: bool) -> Any:
     first = type(t).__module__ == autoaugment.__name__
+    channels, height, width = functional.get_dimensions(image)
     if first:
-        sides = () if isinstance(t, v1.TrivialAugmentWide) else ((image.height, image.width),)
+        sides = () if isinstance(t, v1.TrivialAugmentWide) else ((height, width),)
         magnitudes, _ = t._augmentation_space(bins, *sides)[name]
     else:
         spaced, _ = t._AUGMENTATION_SPACE[name]
-        magnitudes = spaced(bins, image.height, image.width)
+        magnitudes = spaced(bins, height, width)
     if level is None or magnitudes is None or magnitudes.ndim == 0:
         magnitude = 0.0
     else:
         magnitude = float(magnitudes[level]) * (-1 if negative else 1)
-    done: Image.Image = (
-        autoaugment._apply_op(image, name, magnitude, t.interpolation, t.fill) if first
-        else t._apply_image_or_video_transform(image, name, magnitude, t.interpolation, t._fill)
-    )
-    return done
+    if not first:
+        return t._apply_image_or_video_transform(image, name, magnitude, t.interpolation, t._fill)
+    fill = [float(t.fill)] * channels if isinstance(image, torch.Tensor) else t.fill
+    return autoaugment._apply_op(image, name, magnitude, t.interpolation, fill)
 
 
 _POLICIES = tuple(getattr(m, name) for m in (v1, v2) for name in ("RandAugment", "TrivialAugmentWide", "AutoAugment"))
@@ -221,8 +222,11 @@ def _theirs(t: Any, image: Image.Image, index: int) -> np.ndarray:
             return kept.permute(1, 2, 0).numpy().astype(np.uint8)
         if type(t).__name__ == "AugmentOp":
             keyed.below(1)  # for ddlp it is a list of one
-        if isinstance(t, _POLICIES):
-            made: Any = _by_policy(t, image, keyed)
+        before, last = (t.transforms[:-1], t.transforms[-1]) if isinstance(t, v2.Compose) else ([], t)
+        if isinstance(last, _POLICIES):
+            for step in before:
+                image = step(image)
+            made: Any = _by_policy(last, image, keyed)
         elif isinstance(t, Views):
             made = t.transforms[0](image)
         else:
@@ -437,16 +441,23 @@ def _compare_decoding(name: str, files: Mapping[str, np.ndarray]) -> Compared:
 def all_names() -> list[str]:
     """The rows of `ddlp parity` that torchvision or timm has, in their order, and those of operators on tensors.
 
-    Of torch's filters only those of this process's torch: with another ATEN_CPU_CAPABILITY it has others.
+    Of torch's filters and pixels only those of this process's torch: with another ATEN_CPU_CAPABILITY it has others.
     """
     names = list(dict.fromkeys(name for name, ours, _ in all_cases(range(1))[1] if ours))
     own = {torch_filter(m.functional, name, True) for m in (v1, v2) for name in ("bilinear", "bicubic")}
     others = tuple(f" {name}" for name in TORCH_FILTERS if name not in own)
+    others += tuple(name for name, ops in operator_rows().items() if not _of_this_torch(ops[0]))
     return [
         name for name in names
         if name.startswith("decode ")
         or (name.removesuffix(_FROM_A_JPEG) in ROWS and not name.removesuffix(_FROM_A_JPEG).endswith(others))
     ] + list(ON_TENSORS)  # fmt: skip
+
+
+def _of_this_torch(op: Mapping[str, Any]) -> bool:
+    """Whether an operator has Pillow's pixels, or those of this process's torch."""
+    whose = op.get("pixels", PILLOW)
+    return whose == PILLOW or whose == torchs_pixels((v2 if is_v2(whose) else v1).functional, "interpolation" in op)
 
 
 # -- the command -----------------------------------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ class StepKind(enum.IntEnum):
     PERSPECTIVE = 15
     BLUR = 16
     CROPS = 17
+    GRID = 18
 
 
 class KernelStep(NamedTuple):

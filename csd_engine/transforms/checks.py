@@ -9,6 +9,7 @@ from typing import Any, Callable, Optional, Sequence, Tuple, Union
 
 from csd_engine.kernels.windows import PADDING_MODES
 from csd_engine.transforms.resample import FILTERS
+from csd_engine.transforms.torch_pixels import PIXELS
 from csd_engine.transforms.torch_resample import TORCH_FILTERS
 
 MAX_SIDE = 65535  # pixels; JPEG's limit
@@ -73,6 +74,7 @@ side = integer(1, MAX_SIDE)
 probability = number(0.0, 1.0)
 interpolation = one_of(*FILTERS, *TORCH_FILTERS)
 padding_mode = one_of(*PADDING_MODES)
+pixels = one_of(*PIXELS)
 
 
 def boolean(value: Any) -> bool:

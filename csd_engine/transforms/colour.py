@@ -14,6 +14,7 @@ from csd_engine.transforms import checks
 from csd_engine.transforms import colour_steps as steps
 from csd_engine.transforms.operators import Canvas, Operator
 from csd_engine.transforms.primitives import Primitive
+from csd_engine.transforms.torch_pixels import PILLOW
 
 __all__ = ["OPERATORS"]
 
@@ -31,22 +32,27 @@ class ColorJitter(Operator):
     contrast: Interval
     saturation: Interval
     hue: Interval
+    pixels: str = PILLOW
     FIELDS: ClassVar[Dict[str, checks.Check]] = {
         **{name: checks.optional(checks.interval(0.0, _STRONGEST)) for name in ("brightness", "contrast", "saturation")},
         "hue": checks.optional(checks.interval(-0.5, 0.5)),
     }
+    OPTIONAL: ClassVar[Dict[str, checks.Check]] = {"pixels": checks.pixels}
 
     def draw(self, canvas: Canvas, keyed: Keyed) -> None:
         """Draw the order first, then the factors, as torchvision's get_params does."""
         order = keyed.permutation(4)
         found: List[Optional[Primitive]] = []
         for name, factors in (("brightness", self.brightness), ("contrast", self.contrast), ("saturation", self.saturation)):
-            found.append(None if factors is None else steps.Enhance(name, keyed.single(*factors)))
-        found.append(None if self.hue is None else steps.Hue(int(keyed.single(*self.hue) * 255) & 255))
+            found.append(None if factors is None else steps.Enhance(name, keyed.single(*factors), self.pixels))
+        found.append(None if self.hue is None else self._turned(keyed.single(*self.hue)))
         for number in order:
             step = found[number]
             if step is not None:
                 canvas.add(step)
+
+    def _turned(self, hue: float) -> Primitive:
+        return steps.Hue(int(hue * 255) & 255) if self.pixels == PILLOW else steps.TorchHue(hue, self.pixels)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,11 +60,13 @@ class Sharpness(Operator):
     """Sharpen the image by a factor above 1, or blur it by a factor below 1."""
 
     factor: float
+    pixels: str = PILLOW
     FIELDS: ClassVar[Dict[str, checks.Check]] = {"factor": checks.number(0.0, _STRONGEST)}
+    OPTIONAL: ClassVar[Dict[str, checks.Check]] = {"pixels": checks.pixels}
 
     def draw(self, canvas: Canvas, keyed: Keyed) -> None:
         """Add one step."""
-        canvas.add(steps.Enhance("sharpness", self.factor))
+        canvas.add(steps.Enhance("sharpness", self.factor, self.pixels))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,9 +106,12 @@ class Invert(Operator):
 class AutoContrast(Operator):
     """Stretch each channel to 0 .. 255."""
 
+    pixels: str = PILLOW
+    OPTIONAL: ClassVar[Dict[str, checks.Check]] = {"pixels": checks.pixels}
+
     def draw(self, canvas: Canvas, keyed: Keyed) -> None:
         """Add one step."""
-        canvas.add(steps.AutoContrast())
+        canvas.add(steps.AutoContrast(self.pixels))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The steps that change colours and sharpness of a whole image: Pillow's ImageEnhance and ImageOps, and two of torchvision's.
 
-torchvision's functions of the same names call Pillow's on PIL images, so the bits are the same.
+torchvision's functions of the same names call Pillow's on PIL images, so the bits are the same. Steps with ``pixels``, one of
+`torch_pixels.PIXELS`, can do as torchvision does to tensors, too.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from csd_engine import keyed as keyed_numbers
 from csd_engine.kernels.steps import KernelStep, StepKind
+from csd_engine.transforms import torch_pixels
 from csd_engine.transforms.primitives import Primitive, border_indices
+from csd_engine.transforms.torch_pixels import KERNEL_NUMBERS, PILLOW
 
 __all__ = [
-    "AutoContrast", "Blur", "BoxesBlur", "Enhance", "Equalize", "Hue", "Table", "brightened_below", "inverted", "posterized",
-    "solarized",
+    "AutoContrast", "Blur", "BoxesBlur", "Enhance", "Equalize", "Hue", "Table", "TorchHue", "brightened_below", "inverted",
+    "posterized", "solarized",
 ]  # fmt: skip
 
 _ENHANCE = {
@@ -35,14 +38,27 @@ class Enhance(Primitive):
 
     what: str
     factor: float
+    pixels: str = PILLOW
 
     def by_pillow(self, image: Image.Image, order: str) -> Image.Image:
         """See `Primitive`."""
+        if self.pixels != PILLOW:
+            return _image(torch_pixels.enhanced(_array(image), self.what, self.factor, self.pixels))
         return _ENHANCE[self.what][0](image).enhance(self.factor)
 
     def for_kernel(self, order: str) -> Optional[KernelStep]:
         """See `Primitive`."""
-        return KernelStep(_ENHANCE[self.what][1], (self.factor,))
+        return KernelStep(_ENHANCE[self.what][1], (self.factor, KERNEL_NUMBERS[self.pixels]))
+
+
+def _array(image: Image.Image) -> np.ndarray:
+    """uint8 (height, width, channels) of an image of mode "RGB" or "L"."""
+    array = np.asarray(image)
+    return array if array.ndim == 3 else array[..., np.newaxis]
+
+
+def _image(array: np.ndarray) -> Image.Image:
+    return Image.fromarray(array if array.shape[2] == 3 else array[..., 0])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +78,22 @@ class Hue(Primitive):
     def for_kernel(self, order: str) -> Optional[KernelStep]:
         """See `Primitive`."""
         return KernelStep(StepKind.HUE, (self.shift,))
+
+
+@dataclasses.dataclass(frozen=True)
+class TorchHue(Primitive):
+    """Turn the hue by ``factor`` of a turn, -0.5 to 0.5, with torch's pixels. A grey image stays as it is."""
+
+    factor: float
+    pixels: str
+
+    def by_pillow(self, image: Image.Image, order: str) -> Image.Image:
+        """See `Primitive`."""
+        return image if image.mode == "L" else _image(torch_pixels.hue_turned(_array(image), self.factor, self.pixels))
+
+    def for_kernel(self, order: str) -> Optional[KernelStep]:
+        """See `Primitive`."""
+        return KernelStep(StepKind.HUE, (self.factor, KERNEL_NUMBERS[self.pixels]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,13 +139,17 @@ def inverted() -> Table:
 class AutoContrast(Primitive):
     """ImageOps.autocontrast: stretch each channel to 0 .. 255."""
 
+    pixels: str = PILLOW
+
     def by_pillow(self, image: Image.Image, order: str) -> Image.Image:
         """See `Primitive`."""
+        if self.pixels != PILLOW:
+            return _image(torch_pixels.auto_contrast(_array(image), self.pixels))
         return ImageOps.autocontrast(image)
 
     def for_kernel(self, order: str) -> Optional[KernelStep]:
         """See `Primitive`."""
-        return KernelStep(StepKind.AUTOCONTRAST)
+        return KernelStep(StepKind.AUTOCONTRAST, (KERNEL_NUMBERS[self.pixels],))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The operators that make pixels. Each knows its parameters, the shape of its result, and how to draw its steps.
 
 Each operator means what torchvision's operator does to PIL images. If v1 and v2 differ, a comment says which one it follows.
+One with ``pixels`` means what it does to tensors, if that is not `torch_pixels.PILLOW`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from csd_engine.errors import PipelineError, SizeRefused
 from csd_engine.keyed import Keyed
 from csd_engine.transforms import checks
 from csd_engine.transforms import primitives as steps
-from csd_engine.transforms.warp_steps import Turn, Warp
+from csd_engine.transforms.torch_pixels import PILLOW
+from csd_engine.transforms.warp_steps import GridWarp, Turn, Warp
 
 __all__ = ["Canvas", "Operator", "Shape", "cut_negative"]
 
@@ -72,10 +74,10 @@ class Canvas:
             self.resized(self.height + top + bottom, self.width + left + right)
             self.steps.append(steps.Pad(left, top, right, bottom, values, padding_mode))
 
-    def gray(self, channels: int) -> None:
+    def gray(self, channels: int, pixels: str = PILLOW) -> None:
         """Replace the image by its luma, in this number of channels."""
         if not channels == self.channels == 1:
-            self.steps.append(steps.Gray(channels))
+            self.steps.append(steps.Gray(channels, pixels))
         self.channels = channels
 
     def warp(self, height: int, width: int, coefficients: Tuple[float, ...], interpolation: str, fill: Tuple[int, ...]) -> None:
@@ -83,6 +85,11 @@ class Canvas:
         values = self.colour(fill, "fill of a rotation, affine map or perspective")
         self.resized(height, width)
         self.steps.append(Warp(width, height, coefficients, interpolation, values))
+
+    def warp_by_grid(self, matrix: Tuple[float, ...], interpolation: str, fill: Optional[Tuple[int, ...]], pixels: str) -> None:
+        """Move a tensor's pixels by a matrix; see `warp_steps.GridWarp`."""
+        values = None if fill is None else self.colour(fill, "fill of a rotation or affine map")
+        self.steps.append(GridWarp(matrix, interpolation, values, pixels))
 
     def turn(self, quarters: int) -> None:
         """Turn by 90 degrees, 1 to 3 times, against the clock."""
@@ -117,9 +124,14 @@ class Canvas:
 
 @dataclasses.dataclass(frozen=True)
 class Operator:
-    """Base of all operators. ``FIELDS`` maps each parameter's name to its check. All parameters are required."""
+    """Base of all operators.
+
+    ``FIELDS`` maps each parameter's name to its check. All of these are required. ``OPTIONAL`` ones have a default, which is
+    not written.
+    """
 
     FIELDS: ClassVar[Dict[str, checks.Check]] = {}
+    OPTIONAL: ClassVar[Dict[str, checks.Check]] = {}
 
     def validate(self) -> None:
         """Raise ValueError if parameters contradict each other."""
@@ -127,9 +139,10 @@ class Operator:
     def to_data(self) -> Dict[str, Any]:
         """Plain data, as parsed."""
         data: Dict[str, Any] = {"op": type(self).__name__}
-        for name in self.FIELDS:
+        for name in (*self.FIELDS, *self.OPTIONAL):
             value = getattr(self, name)
-            data[name] = list(value) if isinstance(value, tuple) else value
+            if name in self.FIELDS or value != getattr(type(self), name):
+                data[name] = list(value) if isinstance(value, tuple) else value
         return data
 
     def out(self, shape: Shape) -> Shape:
@@ -351,7 +364,9 @@ class Grayscale(Operator):
     """Replace the image by its luma, in 1 or 3 channels."""
 
     channels: int
+    pixels: str = PILLOW
     FIELDS: ClassVar[Dict[str, checks.Check]] = {"channels": checks.one_of(1, 3)}
+    OPTIONAL: ClassVar[Dict[str, checks.Check]] = {"pixels": checks.pixels}
 
     def out(self, shape: Shape) -> Shape:
         """The source's size, with the given number of channels."""
@@ -359,7 +374,7 @@ class Grayscale(Operator):
 
     def draw(self, canvas: Canvas, keyed: Keyed) -> None:
         """Add one conversion."""
-        canvas.gray(self.channels)
+        canvas.gray(self.channels, self.pixels)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -367,12 +382,14 @@ class RandomGrayscale(Operator):
     """Replace the image by its luma, with probability p. The number of channels stays."""
 
     p: float
+    pixels: str = PILLOW
     FIELDS: ClassVar[Dict[str, checks.Check]] = {"p": checks.probability}
+    OPTIONAL: ClassVar[Dict[str, checks.Check]] = {"pixels": checks.pixels}
 
     def draw(self, canvas: Canvas, keyed: Keyed) -> None:
         """Add a conversion, or nothing."""
         if keyed.uniform() < self.p:
-            canvas.gray(canvas.channels)
+            canvas.gray(canvas.channels, self.pixels)
 
 
 OPERATORS = (

@@ -22,7 +22,7 @@ from csd_engine.transforms import (
 from csd_engine.transforms.checks import MAX_GROUPS, probability, weights
 from csd_engine.transforms.containers import Group, leaves
 
-__all__ = ["parse_ops", "require_keys"]
+__all__ = ["LEAVES", "parse_ops", "require_keys"]
 
 MAX_DEPTH = 8
 MAX_OPERATORS = 256
@@ -96,8 +96,9 @@ class _Parser:
         return self.leaf(LEAVES[name], data, f"{where} {name}")
 
     def leaf(self, cls: Type[operators.Operator], data: Dict[str, Any], where: str) -> operators.Operator:
-        require_keys(data, ["op", *cls.FIELDS], where)
-        values = {name: _checked(check, data[name], where, name) for name, check in cls.FIELDS.items()}
+        require_keys(data, ["op", *cls.FIELDS], where, tuple(cls.OPTIONAL))
+        given = {**cls.FIELDS, **{name: check for name, check in cls.OPTIONAL.items() if name in data}}
+        values = {name: _checked(check, data[name], where, name) for name, check in given.items()}
         operator = cls(**values)
         _validate(operator, data, where)
         if isinstance(operator, masks.Mask):

@@ -18,8 +18,9 @@ from csd_engine.keyed import Keyed
 from csd_engine.transforms import checks
 from csd_engine.transforms import colour_steps as colours
 from csd_engine.transforms.operators import Canvas, Operator
+from csd_engine.transforms.torch_pixels import PILLOW
 from csd_engine.transforms.warp_steps import WARP_FILTERS
-from csd_engine.transforms.warps import inverse_affine, rotate
+from csd_engine.transforms.warps import FILL, affine, require_known, rotate
 
 __all__ = ["AUTO", "OPERATORS", "POLICIES", "RAND", "WIDE", "augment"]
 
@@ -28,34 +29,33 @@ _DEGREES = 180.0 / math.pi
 
 
 def augment(
-    canvas: Canvas, name: str, magnitude: float, interpolation: str, fill: Tuple[int, ...], v2: bool
+    canvas: Canvas, name: str, magnitude: float, interpolation: str, fill: Optional[Tuple[int, ...]], v2: bool,
+    pixels: str = PILLOW,
 ) -> None:
     """Add the step of one operator with a magnitude, as torchvision's _apply_op does in v1, or in ``v2``.
 
-    A shear's magnitude is its tangent, of which torchvision makes degrees, and a tangent again.
+    A shear's magnitude is its tangent, of which torchvision makes degrees, and a tangent again. torch compares a tensor's bytes
+    with float32 thresholds.
     """
-    width, height = canvas.width, canvas.height
     along_x = name.endswith("X")
     if name in ("ShearX", "ShearY"):
         degrees = arctangent(magnitude) * _DEGREES
         shear = (degrees, 0.0) if along_x else (0.0, degrees)
-        matrix = inverse_affine((0.0, 0.0), 0.0, (0.0, 0.0), 1.0, shear, v2)
-        canvas.warp(height, width, matrix, interpolation, fill)
+        affine(canvas, (0.0, 0.0), 0.0, (0.0, 0.0), 1.0, shear, interpolation, fill, v2, pixels)
     elif name in ("TranslateX", "TranslateY"):
-        pixels = float(int(magnitude))
-        move = (pixels, 0.0) if along_x else (0.0, pixels)
-        matrix = inverse_affine((width * 0.5, height * 0.5), 0.0, move, 1.0, (0.0, 0.0), v2)
-        canvas.warp(height, width, matrix, interpolation, fill)
+        by = float(int(magnitude))
+        move = (by, 0.0) if along_x else (0.0, by)
+        affine(canvas, None, 0.0, move, 1.0, (0.0, 0.0), interpolation, fill, v2, pixels)
     elif name == "Rotate":
-        rotate(canvas, magnitude, interpolation, False, None, fill)
+        rotate(canvas, magnitude, interpolation, False, None, fill, pixels)
     elif name in _ENHANCED:
-        canvas.add(colours.Enhance(_ENHANCED[name], 1.0 + magnitude))
+        canvas.add(colours.Enhance(_ENHANCED[name], 1.0 + magnitude, pixels))
     elif name == "Posterize":
         canvas.add(colours.posterized(int(magnitude)))
     elif name == "Solarize":
-        canvas.add(colours.solarized(magnitude))
+        canvas.add(colours.solarized(magnitude if pixels == PILLOW else float(np.float32(magnitude))))
     elif name == "AutoContrast":
-        canvas.add(colours.AutoContrast())
+        canvas.add(colours.AutoContrast(pixels))
     elif name == "Equalize":
         canvas.add(colours.Equalize())
     elif name == "Invert":
@@ -135,19 +135,25 @@ class _Policy(Operator):
     """Base of the policies. ``v2``: torchvision's v2 computes Solarize's thresholds and shears in other ways than v1."""
 
     interpolation: str
-    fill: Tuple[int, ...]
+    fill: Optional[Tuple[int, ...]]
     v2: bool
+    pixels = PILLOW  # a field of each policy: one with a default comes last
     FIELDS: ClassVar[Dict[str, checks.Check]] = {
         "interpolation": checks.one_of(*WARP_FILTERS),
-        "fill": checks.fill,
+        "fill": FILL,
         "v2": checks.boolean,
     }
+    OPTIONAL: ClassVar[Dict[str, checks.Check]] = {"pixels": checks.pixels}
+
+    def validate(self) -> None:
+        """Raise ValueError unless torch's pixels are known."""
+        require_known(self.interpolation, self.pixels)
 
     def augment(self, canvas: Canvas, space: Space, name: str, level: Optional[int], bins: int, negative: bool) -> None:
         """Add the step of one operator at a level, or without a level."""
         magnitude = 0.0 if level is None else _magnitude(space, name, level, bins, self.v2, canvas)
         signed = -magnitude if negative and name in space.signed else magnitude
-        augment(canvas, name, signed, self.interpolation, self.fill, self.v2)
+        augment(canvas, name, signed, self.interpolation, self.fill, self.v2, self.pixels)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,6 +163,7 @@ class RandAugment(_Policy):
     num_ops: int
     magnitude: int
     bins: int
+    pixels: str = PILLOW
     FIELDS: ClassVar[Dict[str, checks.Check]] = {
         **_Policy.FIELDS,
         "num_ops": checks.integer(0, 64),
@@ -166,6 +173,7 @@ class RandAugment(_Policy):
 
     def validate(self) -> None:
         """Raise ValueError unless the level is below the number of levels."""
+        super().validate()
         if self.magnitude >= self.bins:
             raise ValueError("magnitude must be below the number of bins")
 
@@ -181,6 +189,7 @@ class TrivialAugmentWide(_Policy):
     """Run one operator, chosen at random, at a random level of ``bins`` levels."""
 
     bins: int
+    pixels: str = PILLOW
     FIELDS: ClassVar[Dict[str, checks.Check]] = {**_Policy.FIELDS, "bins": checks.integer(2, _MOST_BINS)}
 
     def draw(self, canvas: Canvas, keyed: Keyed) -> None:
@@ -205,6 +214,7 @@ class AutoAugment(_Policy):
     """Run one pair of operators of a learned policy. Each operator has its probability and level."""
 
     policy: str
+    pixels: str = PILLOW
     FIELDS: ClassVar[Dict[str, checks.Check]] = {**_Policy.FIELDS, "policy": checks.one_of("imagenet", "cifar10", "svhn")}
 
     def draw(self, canvas: Canvas, keyed: Keyed) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from csd_engine.kernels.steps import KernelStep, StepKind
-from csd_engine.transforms import resample
+from csd_engine.transforms import resample, torch_pixels
 
 __all__ = ["CHANNELS", "Crop", "Flip", "Gray", "Pad", "Primitive", "Resize", "UserCall", "apply_primitive", "kernel_steps"]
 
@@ -127,18 +127,22 @@ class Pad(Primitive):
 
 @dataclasses.dataclass(frozen=True)
 class Gray(Primitive):
-    """Luma as Pillow's convert("L") computes it, in one channel or repeated in three."""
+    """Luma as Pillow's convert("L") computes it, in one channel or repeated in three; or torch's, see `torch_pixels.PIXELS`."""
 
     channels: int
+    pixels: str = torch_pixels.PILLOW
 
     def by_pillow(self, image: Image.Image, order: str) -> Image.Image:
         """See `Primitive`."""
-        luma = image.convert("L")
+        if self.pixels == torch_pixels.PILLOW or image.mode == "L":
+            luma = image.convert("L")
+        else:
+            luma = Image.fromarray(torch_pixels.grey(np.asarray(image), self.pixels))
         return luma if self.channels == 1 else Image.merge("RGB", (luma, luma, luma))
 
     def for_kernel(self, order: str) -> Optional[KernelStep]:
         """See `Primitive`."""
-        return KernelStep(StepKind.GRAY, (self.channels,))
+        return KernelStep(StepKind.GRAY, (self.channels, torch_pixels.KERNEL_NUMBERS[self.pixels]))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,7 @@ from typing import Callable, Dict, Tuple
 import numpy as np
 from PIL import Image
 
-__all__ = ["TORCH_FILTERS", "torch_resample", "torch_resize"]
+__all__ = ["MultiplyAdd", "TORCH_FILTERS", "fused_add", "separate_add", "torch_resample", "torch_resize"]
 
 #: The kernel's numbers.
 TORCH_FILTERS = {"torch-bilinear": 6, "torch-bicubic": 7, "torch-float-bilinear": 8, "torch-float-bicubic": 9,
@@ -31,11 +31,12 @@ TORCH_FILTERS = {"torch-bilinear": 6, "torch-bicubic": 7, "torch-float-bilinear"
 MultiplyAdd = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
-def _plain(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+def separate_add(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """Return a * b + c, rounded to float32 twice."""
     return a * b + c
 
 
-def _fused(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+def fused_add(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     """Return a * b + c, rounded to float32 once.
 
     As float64 the product is exact. The sum is rounded to odd: if it is not exact, its last bit is set. So the second rounding
@@ -67,7 +68,7 @@ _WEIGHTS: Dict[str, Tuple[float, Callable[[np.ndarray, MultiplyAdd], np.ndarray]
     "bicubic": (2.0, _bicubic),
 }
 _ARITHMETICS: Dict[str, Tuple[type, MultiplyAdd]] = {
-    "torch": (np.float64, _plain), "torch-float": (np.float32, _plain), "torch-fused": (np.float32, _fused)
+    "torch": (np.float64, separate_add), "torch-float": (np.float32, separate_add), "torch-fused": (np.float32, fused_add)
 }  # fmt: skip
 
 
@@ -117,7 +118,7 @@ def _pass_of_floats(pixels: np.ndarray, outputs: int, name: str) -> np.ndarray:
     for tap in range(1, places.shape[1]):
         terms = pixels[:, places[:, tap]], weights[:, tap].reshape(one), total
         by_vectors, ended = tap <= (count - 1) // 4 * 4, tap >= count
-        total = np.where(ended.reshape(one), total, np.where(by_vectors.reshape(one), _plain(*terms), add(*terms)))
+        total = np.where(ended.reshape(one), total, np.where(by_vectors.reshape(one), separate_add(*terms), add(*terms)))
     return total
 
 

@@ -1,17 +1,18 @@
-"""The steps that move pixels by a matrix: Pillow's Image.transform, and its quarter turns."""
+"""The steps that move pixels by a matrix: Pillow's Image.transform, its quarter turns, and torch's sampling of a grid."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Optional, Tuple
 
+import numpy as np
 from PIL import Image
 
 from csd_engine.kernels.steps import KernelStep, StepKind
-from csd_engine.transforms import resample
+from csd_engine.transforms import resample, torch_pixels
 from csd_engine.transforms.primitives import Primitive
 
-__all__ = ["WARP_FILTERS", "Turn", "Warp"]
+__all__ = ["WARP_FILTERS", "GridWarp", "Turn", "Warp"]
 
 WARP_FILTERS = ("nearest", "bilinear", "bicubic")  # the filters that Image.transform takes
 _AFFINE, _PERSPECTIVE = 0, 2  # Image.Transform's numbers; the enum came only with Pillow 9.1
@@ -61,3 +62,33 @@ class Warp(Primitive):
         kind = StepKind.AFFINE if len(self.coefficients) == 6 else StepKind.PERSPECTIVE
         colour = (*self.fill, 0, 0)[:3]
         return KernelStep(kind, (self.width, self.height, resample.FILTERS[self.interpolation], *colour, *self.coefficients))
+
+
+@dataclasses.dataclass(frozen=True)
+class GridWarp(Primitive):
+    """torchvision's map of a tensor; the size stays.
+
+    Attributes:
+        matrix: 6 numbers of an affine map, from the result's pixels to the source's, both counted from the middle.
+        interpolation: one of `torch_pixels.GRID_FILTERS`.
+        fill: one value 0..255 a channel; None: nothing is mixed in.
+        pixels: whose, see `torch_pixels.PIXELS`.
+    """
+
+    matrix: Tuple[float, ...]
+    interpolation: str
+    fill: Optional[Tuple[int, ...]]
+    pixels: str
+
+    def by_pillow(self, image: Image.Image, order: str) -> Image.Image:
+        """See `Primitive`."""
+        array = np.asarray(image).reshape(image.height, image.width, -1)
+        made = torch_pixels.sampled(array, self.matrix, self.interpolation, self.fill, self.pixels)
+        rounded = np.rint(made).astype(np.uint8)
+        return Image.fromarray(rounded if rounded.shape[2] == 3 else rounded[..., 0])
+
+    def for_kernel(self, order: str) -> Optional[KernelStep]:
+        """See `Primitive`."""
+        whose, filter_number = torch_pixels.KERNEL_NUMBERS[self.pixels], torch_pixels.GRID_FILTERS.index(self.interpolation)
+        colour = (*(self.fill or ()), 0, 0, 0)[:3]
+        return KernelStep(StepKind.GRID, (whose, filter_number, self.fill is not None, *colour, *self.matrix))

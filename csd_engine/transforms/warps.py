@@ -1,6 +1,7 @@
 """The operators that move pixels by a random matrix: rotation, affine map, perspective.
 
-The matrices are torchvision's for PIL images (and Pillow's own for rotations), computed in the same order of operations. Sines
+The matrices are torchvision's for PIL images (and Pillow's own for rotations) or, by ``pixels``, for tensors, computed in the
+same order of operations. Sines
 and the like are correctly rounded and perspectives solved exactly, so every computer draws the same pixels. Where torchvision's
 differ, its C library has rounded a sine to the other neighbour, or its LAPACK a coefficient.
 """
@@ -19,9 +20,10 @@ from csd_engine.angles import sine_cosine, tangent
 from csd_engine.keyed import Keyed
 from csd_engine.transforms import checks
 from csd_engine.transforms.operators import Canvas, Operator, Shape
+from csd_engine.transforms.torch_pixels import GRID_FILTERS, PILLOW, is_v2
 from csd_engine.transforms.warp_steps import WARP_FILTERS
 
-__all__ = ["OPERATORS", "inverse_affine", "rotate"]
+__all__ = ["FILL", "OPERATORS", "affine", "inverse_affine", "require_known", "rotate"]
 
 _RADIANS = math.pi / 180.0
 _angle = checks.number(-1e6, 1e6)
@@ -30,6 +32,14 @@ _filter = checks.one_of(*WARP_FILTERS)
 Point = Tuple[float, float]
 Corner = Tuple[int, int]
 Vector = Tuple[int, int, int]
+FILL = checks.optional(checks.fill)
+"""The check of a colour for the area that a map leaves empty; None, black, is something of its own on tensors."""
+
+
+def require_known(interpolation: str, pixels: str, expand: bool = False) -> None:
+    """Raise ValueError unless torch's pixels of such a map are known."""
+    if pixels != PILLOW and (expand or interpolation not in GRID_FILTERS):
+        raise ValueError(f"pixels={pixels!r} goes with one of the filters {', '.join(GRID_FILTERS)}, without expand")
 
 
 def _point(value: Any) -> Point:
@@ -38,17 +48,25 @@ def _point(value: Any) -> Point:
 
 
 def rotate(
-    canvas: Canvas, angle: float, interpolation: str, expand: bool, center: Optional[Point], fill: Tuple[int, ...]
+    canvas: Canvas, angle: float, interpolation: str, expand: bool, center: Optional[Point], fill: Optional[Tuple[int, ...]],
+    pixels: str = PILLOW,
 ) -> None:
-    """Pillow's Image.rotate: degrees against the clock around the centre (x, y; None: the middle). `expand` keeps corners."""
-    angle %= 360.0
+    """Pillow's Image.rotate: degrees against the clock around the centre (x, y; None: the middle). `expand` keeps corners.
+
+    Or torchvision's rotate of a tensor: v1 moves it by a matrix always.
+    """
     width, height = canvas.width, canvas.height
-    if not center:
-        if angle == 0:
-            return
-        if angle == 180 or (angle in (90, 270) and (expand or width == height)):
-            canvas.turn(int(angle) // 90)
-            return
+    if pixels == PILLOW or is_v2(pixels):
+        angle %= 360.0
+        if not center:
+            if angle == 0:
+                return
+            if angle == 180 or (angle in (90, 270) and (expand or width == height)):
+                canvas.turn(int(angle) // 90)
+                return
+    if pixels != PILLOW:
+        affine(canvas, center, -angle, (0.0, 0.0), 1.0, (0.0, 0.0), interpolation, fill, is_v2(pixels), pixels)
+        return
     x, y = center or (width / 2.0, height / 2.0)
     sine, cosine = (round(part, 15) for part in sine_cosine(-(angle * _RADIANS)))
     a, b, d, e = cosine, sine, -sine, cosine
@@ -66,7 +84,25 @@ def rotate(
         )
         c, f = moved(-(wide - width) / 2.0, -(high - height) / 2.0, c, f)
         width, height = wide, high
-    canvas.warp(height, width, (a, b, c, d, e, f), interpolation, fill)
+    canvas.warp(height, width, (a, b, c, d, e, f), interpolation, fill or (0,))
+
+
+def affine(
+    canvas: Canvas, center: Optional[Point], angle: float, translate: Point, scale: float, shear: Point, interpolation: str,
+    fill: Optional[Tuple[int, ...]], v2: bool, pixels: str = PILLOW,
+) -> None:
+    """torchvision's affine around a centre (None: the middle). Other arguments are those of `inverse_affine`.
+
+    On a tensor positions are counted from the middle.
+    """
+    width, height = canvas.width, canvas.height
+    if pixels == PILLOW:
+        matrix = inverse_affine(center or (width * 0.5, height * 0.5), angle, translate, scale, shear, v2)
+        canvas.warp(height, width, matrix, interpolation, fill or (0,))
+    else:
+        center = center or (width * 0.5, height * 0.5)
+        from_middle = center[0] - width * 0.5, center[1] - height * 0.5
+        canvas.warp_by_grid(inverse_affine(from_middle, angle, translate, scale, shear, v2), interpolation, fill, pixels)
 
 
 def inverse_affine(
@@ -101,14 +137,20 @@ class RandomRotation(Operator):
     interpolation: str
     expand: bool
     center: Optional[Point]
-    fill: Tuple[int, ...]
+    fill: Optional[Tuple[int, ...]]
+    pixels: str = PILLOW
     FIELDS: ClassVar[Dict[str, checks.Check]] = {
         "degrees": _angles,
         "interpolation": _filter,
         "expand": checks.boolean,
         "center": checks.optional(_point),
-        "fill": checks.fill,
+        "fill": FILL,
     }
+    OPTIONAL: ClassVar[Dict[str, checks.Check]] = {"pixels": checks.pixels}
+
+    def validate(self) -> None:
+        """Raise ValueError unless torch's pixels are known."""
+        require_known(self.interpolation, self.pixels, self.expand)
 
     def out(self, shape: Shape) -> Shape:
         """The size is unknown if the rotation expands the image."""
@@ -116,7 +158,8 @@ class RandomRotation(Operator):
 
     def draw(self, canvas: Canvas, keyed: Keyed) -> None:
         """Add one rotation."""
-        rotate(canvas, keyed.single(*self.degrees), self.interpolation, self.expand, self.center, self.fill)
+        angle = keyed.single(*self.degrees)
+        rotate(canvas, angle, self.interpolation, self.expand, self.center, self.fill, self.pixels)
 
 
 def _share(value: Any) -> Tuple[float, ...]:
@@ -141,8 +184,9 @@ class RandomAffine(Operator):
     shear: Optional[Tuple[float, ...]]
     interpolation: str
     center: Optional[Point]
-    fill: Tuple[int, ...]
+    fill: Optional[Tuple[int, ...]]
     v2: bool
+    pixels: str = PILLOW
     FIELDS: ClassVar[Dict[str, checks.Check]] = {
         "degrees": _angles,
         "translate": checks.optional(_share),
@@ -150,9 +194,14 @@ class RandomAffine(Operator):
         "shear": checks.optional(_shear),
         "interpolation": _filter,
         "center": checks.optional(_point),
-        "fill": checks.fill,
+        "fill": FILL,
         "v2": checks.boolean,
     }
+    OPTIONAL: ClassVar[Dict[str, checks.Check]] = {"pixels": checks.pixels}
+
+    def validate(self) -> None:
+        """Raise ValueError unless torch's pixels are known."""
+        require_known(self.interpolation, self.pixels)
 
     def draw(self, canvas: Canvas, keyed: Keyed) -> None:
         """Draw as torchvision's get_params, in its order."""
@@ -167,9 +216,8 @@ class RandomAffine(Operator):
         if self.shear is not None:
             across = keyed.single(*self.shear[:2])
             down = keyed.single(*self.shear[2:]) if len(self.shear) == 4 else 0.0
-        center = self.center or (width * 0.5, height * 0.5)
-        matrix = inverse_affine(center, angle, (move[0], move[1]), scale, (across, down), self.v2)
-        canvas.warp(height, width, matrix, self.interpolation, self.fill)
+        how = self.interpolation, self.fill, self.v2, self.pixels
+        affine(canvas, self.center, angle, (move[0], move[1]), scale, (across, down), *how)
 
 
 def perspective_coefficients(start: Sequence[Corner], end: Sequence[Corner]) -> Tuple[float, ...]:

@@ -21,8 +21,10 @@ from PIL import Image
 from csd_engine.errors import EngineError
 from csd_engine.kernels.windows import PADDING_MODES
 from csd_engine.parity import Case, Result, pack_cases, read_results, run_cases
+from csd_engine.transforms.parse import LEAVES
 from csd_engine.transforms.resample import FILTERS, RESAMPLED, native_order
 from csd_engine.transforms.timm_policies import NAMES as TIMM_OPERATORS
+from csd_engine.transforms.torch_pixels import GRID_FILTERS, PIXELS, is_v2
 from csd_engine.transforms.torch_resample import TORCH_FILTERS
 from csd_engine.transforms.warp_steps import WARP_FILTERS
 from ddlp.deploy.advice import upgrade
@@ -191,7 +193,26 @@ def operator_rows() -> dict[str, list[Data]]:
     rows["RandomChoice"] = [{"op": "RandomChoice", "groups": flips, "p": [0.2, 0.5, 0.3]}]
     rows["RandomOrder"] = [{"op": "RandomOrder", "groups": flips}]
     rows["Views (the first)"] = [{"op": "Views", "groups": flips}]
-    return {**rows, **augmentation_rows(), **timm_rows()}
+    rows.update(augmentation_rows())
+    return {**rows, **rows_of_torchs_pixels(rows), **timm_rows()}
+
+
+def rows_of_torchs_pixels(rows: dict[str, list[Data]]) -> dict[str, list[Data]]:
+    """The rows whose operators can make the pixels that torch makes of tensors, by each kind of its arithmetic."""
+    found: dict[str, list[Data]] = {}
+    for whose in PIXELS[1:]:
+        for name, ops in rows.items():
+            moves = "interpolation" in ops[0]
+            known = moves or whose != "torch-v1-fused"  # v1 adds no products of colours, so it has the other's pixels
+            if known and all(_has_torchs_pixels(op) for op in ops):
+                made = [{**op, "pixels": whose} for op in ops if op.get("v2", is_v2(whose)) == is_v2(whose)]
+                found.update({f"{name}, {whose}": made} if made else {})
+    return found
+
+
+def _has_torchs_pixels(op: Data) -> bool:
+    sampled = op.get("interpolation", "nearest") in GRID_FILTERS and not op.get("expand")
+    return "pixels" in LEAVES[op["op"]].OPTIONAL and sampled if op["op"] in LEAVES else False
 
 
 def augmentation_rows() -> dict[str, list[Data]]:

@@ -1,4 +1,6 @@
-"""Whether this process's torch and torchvision make uint8 tensors as ddlp does: by resampling, and by decoding JPEG files."""
+"""Whether this process's torch and torchvision make uint8 tensors as ddlp does: by resampling, by changing colours, by moving
+pixels, and by decoding JPEG files.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,16 @@ from torchvision.transforms import InterpolationMode, v2
 
 from csd_engine.data.image_files import pillow_open
 from csd_engine.kernels.selfcheck import jpegs
+from csd_engine.transforms import torch_pixels
+from csd_engine.transforms.torch_pixels import GRID_FILTERS
 from csd_engine.transforms.torch_resample import TORCH_FILTERS, torch_resample, torch_resize
+from csd_engine.transforms.warps import inverse_affine
 
-__all__ = ["decodes_as_pillow", "torch_filter"]
+__all__ = ["decodes_as_pillow", "torch_filter", "torchs_pixels"]
 
 _CASES = ((40, 31, 17, 12), (23, 37, 50, 9), (61, 44, 13, 44), (13, 9, 21, 1))  # height, width, and those of the result
+_COLOURS = 128, 125  # height, width
+_MAPPED = ((61, 44), (9, 13), (1, 7))
 
 
 def torch_filter(functional: ModuleType, name: str, antialias: Any) -> str | None:
@@ -52,9 +59,7 @@ def _arithmetic(functional: ModuleType) -> str | None:
 def _makes(functional: ModuleType, arithmetic: str, cases: tuple[tuple[int, ...], ...]) -> bool:
     """Whether it makes these pixels, and torch these sums before they are rounded: few roundings show how they were added."""
     for height, width, to_height, to_width in cases:
-        values = np.arange(height * width * 3, dtype=np.uint32) * 2654435761 >> 9
-        pixels = values.astype(np.uint8).reshape(height, width, 3)
-        tensor = torch.from_numpy(pixels).permute(2, 0, 1)
+        pixels, tensor = _noise(height, width)
         for name in ("bilinear", "bicubic"):
             ours = np.asarray(torch_resize(Image.fromarray(pixels), to_width, to_height, f"{arithmetic}-{name}"))
             theirs = functional.resize(tensor, [to_height, to_width], InterpolationMode(name), antialias=True)
@@ -65,6 +70,61 @@ def _makes(functional: ModuleType, arithmetic: str, cases: tuple[tuple[int, ...]
             ours_unrounded = torch_resample(pixels, to_width, to_height, f"{arithmetic}-{name}")
             for made, wanted in ((ours, theirs), (ours_unrounded, sums)):
                 if not np.array_equal(wanted.permute(1, 2, 0).numpy(), made):
+                    return False
+    return True
+
+
+def _noise(height: int, width: int) -> tuple[np.ndarray, torch.Tensor]:
+    values = np.arange(height * width * 3, dtype=np.uint32) * 2654435761 >> 9
+    pixels = values.astype(np.uint8).reshape(height, width, 3)
+    return pixels, torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+def torchs_pixels(functional: ModuleType, maps: bool) -> str | None:
+    """Return the one of `torch_pixels.PIXELS` that torchvision's functions make of a uint8 tensor; None: they make others.
+
+    Args:
+        functional: torchvision's functions, of v1 or v2.
+        maps: also by rotations and affine maps, not only by changes of colours.
+    """
+    return _pixels(functional, maps, torch.get_default_dtype(), torch.get_float32_matmul_precision())
+
+
+@functools.cache
+def _pixels(functional: ModuleType, maps: bool, *_: Any) -> str | None:
+    """Do with an image as torchvision does, and by each kind of arithmetic that may be its own."""
+    version = "torch-v2" if functional is v2.functional else "torch-v1"
+    kinds = (version, f"{version}-fused")
+    return next((one for one in kinds if _colours(functional, one) and (not maps or _maps(functional, one))), None)
+
+
+def _colours(functional: ModuleType, whose: str) -> bool:
+    """Whether it makes these pixels of an image with so many colours that each way of rounding shows."""
+    pixels, tensor = _noise(*_COLOURS)
+    made: list[tuple[np.ndarray, torch.Tensor]] = [
+        (torch_pixels.grey(pixels, whose)[..., np.newaxis], functional.rgb_to_grayscale(tensor)),
+        (torch_pixels.auto_contrast(pixels // 3, whose), functional.autocontrast(tensor // 3)),
+        (torch_pixels.hue_turned(pixels, 0.2, whose), functional.adjust_hue(tensor, 0.2)),
+    ]
+    for name in ("brightness", "contrast", "saturation", "sharpness"):
+        for factor in (0.3, 1.7):
+            theirs = getattr(functional, f"adjust_{name}")(tensor, factor)
+            made.append((torch_pixels.enhanced(pixels, name, factor, whose), theirs))
+    return all(np.array_equal(theirs.permute(1, 2, 0).numpy(), ours) for ours, theirs in made)
+
+
+def _maps(functional: ModuleType, whose: str) -> bool:
+    """Whether it samples these values, not rounded as for bytes, by a map that turns, moves and shears."""
+    how: dict[str, Any] = {"angle": 17.0, "translate": [3, -2], "scale": 1.2, "shear": [5.0, 3.0]}
+    matrix = inverse_affine((0.0, 0.0), 17.0, (3.0, -2.0), 1.2, (5.0, 3.0), torch_pixels.is_v2(whose))
+    for height, width in _MAPPED:
+        pixels, tensor = _noise(height, width)
+        for interpolation in GRID_FILTERS:
+            for fill in (None, (7, 90, 200)):
+                ours = torch_pixels.sampled(pixels, matrix, interpolation, fill, whose)
+                outside = None if fill is None else [float(value) for value in fill]
+                theirs = functional.affine(tensor.float(), **how, interpolation=InterpolationMode(interpolation), fill=outside)
+                if not np.array_equal(theirs.permute(1, 2, 0).numpy(), ours):
                     return False
     return True
 

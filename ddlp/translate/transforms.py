@@ -8,23 +8,29 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torchvision import transforms as v1
-from torchvision.transforms import v2
+from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms._presets import ImageClassification
 
 from csd_engine.errors import PipelineError
 from csd_engine.prepare.operator_file import OperatorCall, OperatorFile
+from csd_engine.transforms.colour import ColorJitter
+from csd_engine.transforms.containers import leaves
+from csd_engine.transforms.operators import Operator
 from csd_engine.transforms.pipeline import Pipeline
+from csd_engine.transforms.policies import OPERATORS as POLICIES
 from csd_engine.transforms.resample import native_order
+from csd_engine.transforms.torch_pixels import EXACT_MEAN, GRID_FILTERS, PILLOW
 from csd_engine.transforms.warp_steps import WARP_FILTERS
 from ddlp.errors import Untranslatable
 from ddlp.transfer.epilogue import Epilogue
 from ddlp.transforms import CachePoint, Cutout, Views
 from ddlp.translate import timm
 from ddlp.translate.parameters import borders, interpolation, plain, size_pair
-from ddlp.translate.torch_pixels import torch_filter
+from ddlp.translate.torch_pixels import torch_filter, torchs_pixels
 from ddlp.translate.user_operators import UserOperator
 from ddlp.translate.values import BATCH, KEEP, Values
 from ddlp.translate.views import Held, ViewTransforms, views_of
@@ -192,10 +198,23 @@ _BOTH = (
     "RandomPerspective", "AutoAugment", "RandAugment", "TrivialAugmentWide",
 )  # fmt: skip
 ON_PIXELS = (*(getattr(module, name) for module in (v1, v2) for name in _BOTH), *_v2("RGB"))
-SAME_ON_BYTES = tuple(  # torchvision gives the same pixels for a uint8 tensor as for a PIL image
+SAME_ON_BYTES = (  # torchvision gives the same pixels for a uint8 tensor as for a PIL image
+    *(
+        getattr(module, name)
+        for module in (v1, v2)
+        for name in ("RandomPosterize", "RandomSolarize", "RandomInvert", "RandomEqualize", "GaussianBlur")
+    ),
+    *_v2("RGB"),
+)
+TORCHS_COLOURS = tuple(  # ddlp knows torch's own pixels
     getattr(module, name)
     for module in (v1, v2)
-    for name in ("RandomPosterize", "RandomSolarize", "RandomInvert", "GaussianBlur")
+    for name in ("Grayscale", "RandomGrayscale", "ColorJitter", "RandomAdjustSharpness", "RandomAutocontrast")
+)
+TORCHS_MAPS = tuple(  # here too, and they move pixels by a matrix
+    getattr(module, name)
+    for module in (v1, v2)
+    for name in ("RandomRotation", "RandomAffine", "AutoAugment", "RandAugment", "TrivialAugmentWide")
 )
 SEVERAL_CROPS: dict[type, int] = {v1.FiveCrop: 5, v2.FiveCrop: 5, v1.TenCrop: 10, v2.TenCrop: 10}
 ERASING = (v1.RandomErasing, v2.RandomErasing)
@@ -272,6 +291,12 @@ class _Translator:
 
     def operator(self, transform: Any, inside: str | None) -> list[Data]:
         """Return the plain data of one operator. A value operator changes ``values`` instead, and gives an empty list."""
+        ops = self.of_any_size(transform, inside)
+        if inside is None:
+            self.require_exact_means(_name(transform), ops)
+        return ops
+
+    def of_any_size(self, transform: Any, inside: str | None) -> list[Data]:
         kind, name = type(transform), _name(transform)
         self.require_untouched(transform)
         if kind is CachePoint:
@@ -330,7 +355,8 @@ class _Translator:
         if getattr(transform, "antialias", True) is False:
             raise Untranslatable(name, "antialias=False holds for tensors only, and Pillow knows no such resampling",
                                  ["leave antialias out", KEEP])
-        if type(transform) not in SAME_ON_BYTES and not self.as_pil and self.torch_filter(transform) is None:
+        known = type(transform) in SAME_ON_BYTES or self.as_pil or self.torch_filter(transform) or self.pixels(transform)
+        if not known:
             raise Untranslatable(name, "after ToImage or PILToTensor it runs torch's kernels, here one that ddlp doesn't know, "
                                  "whose pixels differ a little from Pillow's (docs/operators.md)",
                                  ["pass as_pil=True to DDLPLoader: it runs as on a PIL image then", move, KEEP])
@@ -340,6 +366,32 @@ class _Translator:
         if self.values.tensor is None or self.as_pil or type(t) not in RESAMPLING:
             return None
         return torch_filter((v2 if _is_v2(t) else v1).functional, interpolation(t.interpolation), t.antialias)
+
+    def pixels(self, t: Any) -> str | None:
+        """Whose pixels the operator makes, one of `torch_pixels.PIXELS`; None: torch's, and they aren't known."""
+        if self.values.tensor is None or self.as_pil:
+            return PILLOW
+        if type(t) not in TORCHS_COLOURS + TORCHS_MAPS:
+            return None
+        return torchs_pixels((v2 if _is_v2(t) else v1).functional, type(t) in TORCHS_MAPS)
+
+    def whose(self, t: Any) -> Data:
+        """The parameter of an operator that can make torch's pixels."""
+        pixels = self.pixels(t)
+        return {} if pixels == PILLOW else {"pixels": pixels}
+
+    def require_exact_means(self, name: str, ops: list[Data]) -> None:
+        """Raise Untranslatable if an operator takes a mean of so many pixels that torch's order of adding them decides it."""
+        operators = self.pipeline(name, ops).operators
+        if not any(map(_takes_a_mean, leaves(operators))):
+            return
+        shape = self.pipeline(name, self.ops).known_shape(None)
+        resized = any(one.out(shape) != shape for one in leaves(operators) if not _takes_a_mean(one))
+        if shape.size is None or shape.size[0] * shape.size[1] > EXACT_MEAN or resized:
+            size = "its size isn't known before it" if shape.size is None or resized else f"it has {shape.size} pixels"
+            raise Untranslatable(name, "contrast takes the mean of a tensor's pixels, which torch adds in an order of its own "
+                                 f"where the image may have more than {EXACT_MEAN:,} pixels: {size}",
+                                 ["crop or resize to a smaller size before it", "move ToImage or PILToTensor behind it", KEEP])
 
     def filter(self, t: Any) -> str:
         """The filter by which an operator resamples."""
@@ -448,22 +500,35 @@ class _Translator:
         return [data]
 
     def grayscale(self, t: Any) -> list[Data]:
-        return [{"op": "Grayscale", "channels": plain(t.num_output_channels)}]
+        whose = self.whose(t)
+        if whose and not _is_v2(t) and self.channels(_name(t)) == 1:
+            return []  # v1 leaves such a tensor as it is
+        return [{"op": "Grayscale", "channels": plain(t.num_output_channels), **whose}]
 
-    def warp_fill(self, t: Any) -> list[int]:
-        """The colour of the area that a rotation or the like leaves empty."""
+    def warp_fill(self, t: Any) -> list[int] | None:
+        """The colour of the area that a rotation or the like leaves empty. None, for tensors only: nothing is mixed in."""
         by_type = t._fill if _is_v2(t) else {"others": t.fill}  # v2 keeps a fill for each type of input
         if set(by_type) != {"others"}:
             raise Untranslatable(_name(t), "fill is a dict by type of input", ["give a number or one a channel", KEEP])
         values = plain(by_type["others"])
+        if self.whose(t):
+            listed = values if isinstance(values, list) else [] if values is None else [values]
+            if any(not 0 <= value <= 255 or value != int(value) for value in listed):
+                raise Untranslatable(_name(t), f"on a tensor fill={values} is a colour that no byte has",
+                                     ["give whole numbers from 0 to 255", KEEP])
+            return [int(value) for value in listed] or None
         return [int(v) for v in (values if isinstance(values, list) else [values or 0])]
 
     def warp(self, t: Any, op: str, **parameters: Any) -> Data:
-        name = interpolation(t.interpolation)
-        if name not in WARP_FILTERS:
-            raise Untranslatable(_name(t), f"Pillow does not rotate or shear by {name!r}",
-                                 [f"choose one of {', '.join(WARP_FILTERS)}", KEEP])
-        return {"op": op, **parameters, "interpolation": name, "fill": self.warp_fill(t)}
+        whose, name = self.whose(t), interpolation(t.interpolation)
+        filters = GRID_FILTERS if whose else WARP_FILTERS
+        if name not in filters or (whose and t.interpolation == InterpolationMode.NEAREST_EXACT):
+            raise Untranslatable(_name(t), f"{'torch' if whose else 'Pillow'} does not rotate or shear by {name!r}",
+                                 [f"choose one of {', '.join(filters)}", KEEP])
+        if whose and parameters.get("expand"):
+            raise Untranslatable(_name(t), "after ToImage or PILToTensor torch computes the size of an expanded image, which "
+                                 "ddlp doesn't know", ["leave expand out", "move ToImage or PILToTensor behind it", KEEP])
+        return {"op": op, **parameters, "interpolation": name, "fill": self.warp_fill(t), **whose}
 
     def rotation(self, t: Any) -> list[Data]:
         center = None if t.expand and type(t) is v2.RandomRotation else t.center  # v2 ignores the center then, and warns
@@ -478,6 +543,12 @@ class _Translator:
 
     def policy(self, t: Any, **parameters: Any) -> list[Data]:
         return [self.warp(t, type(t).__name__, v2=_is_v2(t), **parameters)]
+
+    def solarize(self, t: Any) -> list[Data]:
+        threshold = plain(t.threshold)
+        if self.values.tensor is not None and not self.as_pil:
+            threshold = float(np.float32(threshold))  # torch compares bytes with float32
+        return _by_chance(t.p, {"op": "Solarize", "threshold": threshold})
 
     def blur(self, t: Any) -> list[Data]:
         width, height = t.kernel_size
@@ -511,15 +582,17 @@ def _handlers(translator: _Translator) -> dict[type, Callable[[Any], list[Data]]
         "RandomHorizontalFlip": lambda t: [{"op": "RandomHorizontalFlip", "p": plain(t.p)}],
         "RandomVerticalFlip": lambda t: [{"op": "RandomVerticalFlip", "p": plain(t.p)}],
         "Grayscale": translator.grayscale,
-        "RandomGrayscale": lambda t: [{"op": "RandomGrayscale", "p": plain(t.p)}],
+        "RandomGrayscale": lambda t: [{"op": "RandomGrayscale", "p": plain(t.p), **translator.whose(t)}],
         "ColorJitter": lambda t: [{"op": "ColorJitter", "brightness": plain(t.brightness), "contrast": plain(t.contrast),
-                                   "saturation": plain(t.saturation), "hue": plain(t.hue)}],
+                                   "saturation": plain(t.saturation), "hue": plain(t.hue), **translator.whose(t)}],
         "GaussianBlur": translator.blur,
-        "RandomAdjustSharpness": lambda t: _by_chance(t.p, {"op": "Sharpness", "factor": plain(t.sharpness_factor)}),
+        "RandomAdjustSharpness": lambda t: _by_chance(
+            t.p, {"op": "Sharpness", "factor": plain(t.sharpness_factor), **translator.whose(t)}
+        ),
         "RandomPosterize": lambda t: _by_chance(t.p, {"op": "Posterize", "bits": plain(t.bits)}),
-        "RandomSolarize": lambda t: _by_chance(t.p, {"op": "Solarize", "threshold": plain(t.threshold)}),
+        "RandomSolarize": translator.solarize,
         "RandomInvert": lambda t: _by_chance(t.p, {"op": "Invert"}),
-        "RandomAutocontrast": lambda t: _by_chance(t.p, {"op": "AutoContrast"}),
+        "RandomAutocontrast": lambda t: _by_chance(t.p, {"op": "AutoContrast", **translator.whose(t)}),
         "RandomEqualize": lambda t: _by_chance(t.p, {"op": "Equalize"}),
         "RandomRotation": translator.rotation,
         "RandomAffine": translator.affine,
@@ -542,6 +615,13 @@ def _handlers(translator: _Translator) -> dict[type, Callable[[Any], list[Data]]
     }]  # fmt: skip
     handlers.update(translator.timm.on_pixels)
     return handlers
+
+
+def _takes_a_mean(operator: Operator) -> bool:
+    """Whether it may take the mean of a tensor's pixels."""
+    if getattr(operator, "pixels", PILLOW) == PILLOW:
+        return False
+    return isinstance(operator, POLICIES) or (isinstance(operator, ColorJitter) and operator.contrast is not None)
 
 
 def _is_v2(t: Any) -> bool:

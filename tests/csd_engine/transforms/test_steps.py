@@ -15,6 +15,7 @@ from csd_engine.transforms.colour_steps import (
     Enhance,
     Equalize,
     Hue,
+    TorchHue,
     brightened_below,
     inverted,
     posterized,
@@ -23,7 +24,8 @@ from csd_engine.transforms.colour_steps import (
 from csd_engine.transforms.crops import Crops
 from csd_engine.transforms.primitives import Crop, Flip, Gray, Pad, Resize, kernel_steps
 from csd_engine.transforms.resample import RESAMPLED
-from csd_engine.transforms.warp_steps import WARP_FILTERS, Turn, Warp
+from csd_engine.transforms.torch_pixels import GRID_FILTERS, PIXELS
+from csd_engine.transforms.warp_steps import WARP_FILTERS, GridWarp, Turn, Warp
 
 SIZES = [(1, 1), (2, 3), (3, 3), (40, 31), (64, 64), (97, 50)]
 needs_kernel = pytest.mark.skipif(kernel() is None, reason="no kernel was built")
@@ -55,6 +57,15 @@ def warp(rnd, width, height, channels, coefficients):
     fill = tuple(rnd.randrange(256) for _ in range(channels))
     size = rnd.choice([width, width + 7]), rnd.choice([height, height + 3])
     return Warp(*size, tuple(found), rnd.choice(WARP_FILTERS), fill)
+
+
+def grid_warp(rnd, width, height, channels):
+    moved = warp(rnd, width, height, channels, 6)
+    return GridWarp(moved.coefficients, rnd.choice(GRID_FILTERS), rnd.choice([None, moved.fill]), torchs(rnd))
+
+
+def torchs(rnd):
+    return rnd.choice(PIXELS[1:])
 
 
 def crop(rnd, width, height):
@@ -93,6 +104,14 @@ STEPS = {
     "flip": lambda rnd, w, h, c: Flip(rnd.random() < 0.5),
     "pad": lambda rnd, w, h, c: pad(rnd, c),
     "gray": lambda rnd, w, h, c: Gray(rnd.choice([1, 3])),
+    "torch's brightness": lambda rnd, w, h, c: Enhance("brightness", factor(rnd), torchs(rnd)),
+    "torch's contrast": lambda rnd, w, h, c: Enhance("contrast", factor(rnd), torchs(rnd)),
+    "torch's saturation": lambda rnd, w, h, c: Enhance("saturation", factor(rnd), torchs(rnd)),
+    "torch's sharpness": lambda rnd, w, h, c: Enhance("sharpness", factor(rnd), torchs(rnd)),
+    "torch's hue": lambda rnd, w, h, c: TorchHue(rnd.uniform(-0.5, 0.5), torchs(rnd)),
+    "torch's autocontrast": lambda rnd, w, h, c: AutoContrast(torchs(rnd)),
+    "torch's gray": lambda rnd, w, h, c: Gray(rnd.choice([1, 3]), torchs(rnd)),
+    "torch's grid": grid_warp,
     "resize": lambda rnd, w, h, c: Resize(rnd.randrange(1, 90), rnd.randrange(1, 90), rnd.choice(sorted(RESAMPLED))),
 }
 

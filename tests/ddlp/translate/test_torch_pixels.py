@@ -18,6 +18,7 @@ from torchvision import transforms as v1
 from torchvision.models import ResNet18_Weights
 from torchvision.transforms import InterpolationMode, v2
 
+from csd_engine.keyed import Keyed
 from csd_engine.transforms.torch_resample import torch_resize
 from ddlp import DDLPLoader
 from ddlp.errors import Untranslatable
@@ -106,6 +107,109 @@ FIXED = {
 }  # fmt: skip
 
 
+
+
+def colours(m):
+    return [
+        m.ColorJitter(brightness=(1.3, 1.3)), m.ColorJitter(contrast=(0.6, 0.6)), m.ColorJitter(saturation=(1.7, 1.7)),
+        m.ColorJitter(hue=(0.11, 0.11)), m.RandomAdjustSharpness(1.9, 1.0), m.RandomAutocontrast(1.0), m.RandomEqualize(1.0),
+        m.RandomSolarize(100.3, 1.0), m.RandomPosterize(5, 1.0), m.RandomInvert(1.0), m.RandomGrayscale(1.0),
+    ]  # fmt: skip
+
+
+def maps(m, mode):
+    how = {"interpolation": mode, "fill": (9, 200, 30)}
+    return [
+        m.RandomRotation((17, 17), **how), m.RandomAffine((-7, -7), scale=(0.9, 0.9), shear=(4, 4, 3, 3), interpolation=mode),
+        m.RandomRotation((90, 90), interpolation=mode, center=(3, 8)), m.RandomRotation((180, 180), **how),
+    ]  # fmt: skip
+
+
+CHANGED = {
+    "colours": lambda m: [m.CenterCrop((60, 80)), *colours(m)],
+    "maps of nearest pixels": lambda m: [m.CenterCrop((60, 80)), *maps(m, InterpolationMode.NEAREST)],
+    "bilinear maps": lambda m: [m.CenterCrop((60, 80)), *maps(m, InterpolationMode.BILINEAR)],
+    "grey": lambda m: [m.CenterCrop((60, 80)), m.Grayscale(1), *colours(m)[:-1], m.Grayscale(1)],
+    "grey in three": lambda m: [m.CenterCrop((60, 80)), m.Grayscale(3), m.ColorJitter(contrast=(1.6, 1.6))],
+    "v1's three greys of one": lambda m: [m.CenterCrop((60, 80)), m.Grayscale(1), m.Grayscale(3), *colours(m)[:1]],
+}
+
+
+@pytest.mark.parametrize("version", [v1, v2])
+@pytest.mark.parametrize("name", CHANGED)
+def test_colours_and_maps_are_torchvisions(folder, name, version):
+    dataset = datasets.ImageFolder(folder, v2.Compose([v2.PILToTensor(), *CHANGED[name](version), *END[:1]]))
+    loader = DDLPLoader(dataset, 5, num_workers=1)
+    assert "\ntravels    " in str(loader.explain())
+    ours = torch.cat([images for images, _ in loader])
+    assert torch.equal(ours, torch.stack([dataset[k][0] for k in range(len(dataset))]))
+
+
+@pytest.mark.parametrize("policy", ["RandAugment", "TrivialAugmentWide", "AutoAugment"])
+@pytest.mark.parametrize("version, end", [(v1, END_OF_V1), (v2, END)])
+def test_the_reference_trainings_policies_travel(folder, version, end, policy):
+    steps = [
+        v1.PILToTensor() if version is v1 else v2.PILToTensor(), version.RandomResizedCrop(48, antialias=True),
+        version.RandomHorizontalFlip(), getattr(version, policy)(interpolation=InterpolationMode.BILINEAR), *end,
+        version.RandomErasing(0.1),
+    ]  # fmt: skip
+    explained = str(DDLPLoader(datasets.ImageFolder(folder, v2.Compose(steps)), 5).explain())
+    assert "\ntravels    " in explained and "own steps" not in explained
+
+
+_ROWS_ELSEWHERE = """
+from benchmarks.torchvision_rows import all_names, compare_row, torchs_pixels, v1, v2
+names = [name for name in all_names() if ", torch-v" in name]
+assert len(names) > 30
+for name in names:
+    found = compare_row(name, 2)
+    assert found.right and found.values, found
+print(*(torchs_pixels(m.functional, maps) for m in (v1, v2) for maps in (False, True)))
+"""
+
+
+@pytest.mark.parametrize(
+    "capability, whose",
+    [("default", "torch-v1 torch-v1 torch-v2 torch-v2"), ("avx2", "torch-v1 torch-v1-fused torch-v2-fused torch-v2-fused")],
+)
+def test_colours_and_maps_are_this_processors(capability, whose):
+    environment = {**os.environ, "ATEN_CPU_CAPABILITY": capability}
+    command = [sys.executable, "-c", _ROWS_ELSEWHERE]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout == f"{whose}\n"
+
+
+def test_thresholds_are_compared_as_float32():
+    """v2's RandAugment solarizes from 153.000006, which is 153 for torch."""
+    pixels = np.arange(256, dtype=np.uint8).reshape(1, 16, 16).repeat(3, 0).transpose(1, 2, 0)
+    transform = v2.Compose([v2.ToImage(), v2.RandomSolarize(153.000006, 1.0)])
+    pipeline = translate(transform).pipeline
+    out = np.empty((16, 16, 3), np.uint8)
+    pipeline.run(Image.fromarray(pixels), Keyed(0, 0, 0, 0), out, None)
+    assert np.array_equal(out, transform(Image.fromarray(pixels)).permute(1, 2, 0).numpy()) and out[9, 9, 0] == 102
+
+
+@pytest.mark.parametrize(
+    "says, steps",
+    [
+        ("its size isn't known", [v2.ToImage(), v2.ColorJitter(contrast=0.3), v2.CenterCrop(32)]),
+        ("its size isn't known", [v1.PILToTensor(), v1.RandAugment(), v1.CenterCrop(32)]),
+        ("it has \\(300, 220\\) pixels", [v2.ToImage(), v2.CenterCrop((300, 220)), v2.RandAugment()]),
+        ("its size isn't known", [
+            v2.ToImage(), v2.CenterCrop(32), v2.RandomApply([v2.CenterCrop(300), v2.RandAugment()]), v2.CenterCrop(32)
+        ]),
+        ("torch does not rotate", [v2.ToImage(), v2.RandomRotation(3, InterpolationMode.BICUBIC), v2.CenterCrop(32)]),
+        ("torch does not rotate", [v1.PILToTensor(), v1.RandomRotation(3, InterpolationMode.NEAREST_EXACT), v1.CenterCrop(32)]),
+        ("size of an expanded image", [v2.ToImage(), v2.RandomRotation(3, expand=True), v2.CenterCrop(32)]),
+        ("a colour that no byte has", [v2.ToImage(), v2.RandomAffine(3, fill=0.5), v2.CenterCrop(32)]),
+        ("kernels for floats", [v2.ToImage(), v2.CenterCrop(32), v2.ToDtype(torch.float32, scale=True), v2.RandAugment()]),
+    ],
+)  # fmt: skip
+def test_colours_and_maps_that_stay_torchs(says, steps):
+    with pytest.raises(Untranslatable, match=says):
+        translate(v2.Compose([*steps, *END]))
+
+
 @pytest.mark.parametrize("mode", [InterpolationMode.BILINEAR, InterpolationMode.BICUBIC])
 @pytest.mark.parametrize("name", FIXED)
 def test_batches_are_torchvisions(folder, name, mode):
@@ -146,8 +250,6 @@ def test_the_bits_are_torchs_whatever_makes_them(folder, setting, known):
 
 @pytest.mark.parametrize("version", [v1, v2])
 def test_random_crops_are_torchvisions_of_the_drawn_boxes(folder, version):
-    from csd_engine.keyed import Keyed
-
     crop = version.RandomResizedCrop((48, 40), interpolation=InterpolationMode.BICUBIC, antialias=True)
     transform = v2.Compose([v2.PILToTensor(), crop, *END[:1]])
     pipeline = translate(transform).pipeline
@@ -188,6 +290,27 @@ def test_another_torch_keeps_its_own_pixels(monkeypatch, name, functional):
             translate(v2.Compose(FIXED[name](InterpolationMode.BILINEAR)))
     finally:
         torch_pixels._arithmetic.cache_clear()
+
+
+@pytest.mark.parametrize("name, step", [("adjust_saturation", v2.RandomGrayscale()), ("affine", v2.RandomRotation(3))])
+def test_another_torch_keeps_its_own_colours_and_maps(monkeypatch, name, step):
+    theirs = getattr(v2.functional, name)
+    monkeypatch.setattr(v2.functional, name, lambda *given, **named: theirs(*given, **named) + 1)
+    torch_pixels._pixels.cache_clear()
+    try:
+        with pytest.raises(Untranslatable, match="torch's kernels, here one that ddlp doesn't know"):
+            translate(v2.Compose([v2.ToImage(), step, v2.CenterCrop(32), *END]))
+    finally:
+        torch_pixels._pixels.cache_clear()
+
+
+def test_another_default_dtype_has_colours_of_its_own():
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(Untranslatable, match="torch's kernels, here one that ddlp doesn't know"):
+            translate(v2.Compose([v2.ToImage(), v2.CenterCrop(32), v2.RandAugment(), *END]))
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 # -- decode_image as an ImageFolder's loader ---------------------------------------------------------------------------------

@@ -12,8 +12,7 @@ void colour_table(picture *image, const uint8_t *table) {
     for (size_t i = 0; i < count; i++) image->pixels[i] = table[image->pixels[i]];
 }
 
-/* Applies a table to each channel. */
-static void tables(picture *image, uint8_t (*table)[256]) {
+void colour_tables(picture *image, uint8_t (*table)[256]) {
     const size_t count = bytes_of(image);
     if (image->channels == 1) {
         colour_table(image, table[0]);
@@ -173,7 +172,7 @@ void colour_hue(picture *image, uint8_t shift) {
     loops()->turn_hue(image->pixels, (size_t)image->width * (size_t)image->height, shift, &tables);
 }
 
-static void histograms(const picture *image, uint32_t (*of)[256]) {
+void colour_histograms(const picture *image, uint32_t (*of)[256]) {
     const size_t count = bytes_of(image);
     memset(of, 0, 3 * sizeof *of);
     if (image->channels == 1)
@@ -189,7 +188,7 @@ static void unchanged(uint8_t *table) {
 void colour_autocontrast(picture *image) {
     uint32_t of[3][256];
     uint8_t table[3][256];
-    histograms(image, of);
+    colour_histograms(image, of);
     for (int c = 0; c < image->channels; c++) {
         int low = 0, high = 255;
         while (low < 255 && !of[c][low]) low++;
@@ -204,14 +203,14 @@ void colour_autocontrast(picture *image) {
             table[c][i] = (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value);
         }
     }
-    tables(image, table);
+    colour_tables(image, table);
 }
 
 void colour_equalize(picture *image) {
     uint32_t of[3][256];
     uint8_t table[3][256];
     const uint32_t count = (uint32_t)image->width * (uint32_t)image->height;
-    histograms(image, of);
+    colour_histograms(image, of);
     for (int c = 0; c < image->channels; c++) {
         int last = 255;
         while (last > 0 && !of[c][last]) last--;
@@ -227,5 +226,5 @@ void colour_equalize(picture *image) {
             n += of[c][i];
         }
     }
-    tables(image, table);
+    colour_tables(image, table);
 }

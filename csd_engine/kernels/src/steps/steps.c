@@ -1,4 +1,5 @@
 #include "steps/steps.h"
+#include "steps/torch.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -151,13 +152,14 @@ static int pad(step_state *state, const double *n) {
     return 0;
 }
 
-static int gray(step_state *state, int channels) {
+static int gray(step_state *state, int channels, int whose) {
     const picture *image = &state->image;
     const size_t count = (size_t)image->width * (size_t)image->height;
     if (channels != 1 && channels != 3) return DDLP_STEP;
     uint8_t *out = steps_other(state, image->width, image->height, channels);
     if (!out) return -ENOMEM;
     if (image->channels == 1) memcpy(out, image->pixels, count);
+    else if (whose) torch_gray(image->pixels, out, count, whose);
     else colour_gray(image->pixels, out, count);
     for (size_t i = channels == 1 ? 0 : count; i-- > 0;) out[3 * i] = out[3 * i + 1] = out[3 * i + 2] = out[i]; /* from the end */
     steps_swap(state, image->width, image->height, channels);
@@ -180,12 +182,16 @@ static int resize(step_state *state, resample_state *resample, const double *n) 
     return result;
 }
 
-static int sharpness(step_state *state, float factor) {
-    const picture *image = &state->image;
+static int sharpness(step_state *state, double factor, int whose) {
+    picture *image = &state->image;
     uint8_t *out = steps_other(state, image->width, image->height, image->channels);
     if (!out) return -ENOMEM;
+    if (whose) {
+        torch_sharpness(image, out, factor, whose);
+        return 0;
+    }
     colour_smooth(image, out);
-    colour_blend(out, image->pixels, factor, image->pixels, (size_t)image->width * (size_t)image->height * (size_t)image->channels);
+    colour_blend(out, image->pixels, (float)factor, image->pixels, (size_t)image->width * (size_t)image->height * (size_t)image->channels);
     return 0;
 }
 
@@ -201,6 +207,15 @@ static int warp(step_state *state, const ddlp_step_numbers *step) {
     const int result = step->kind == STEP_AFFINE ? warp_affine(image, out, width, height, filter, colour, n + 6)
                                                  : warp_perspective(image, out, width, height, filter, colour, n + 6);
     if (!result) steps_swap(state, width, height, image->channels);
+    return result;
+}
+
+static int moved_on_a_grid(step_state *state, const double *n) {
+    const picture *image = &state->image;
+    uint8_t *out = steps_other(state, image->width, image->height, image->channels);
+    if (!out) return -ENOMEM;
+    const int result = torch_warp(image, out, n);
+    if (!result) steps_swap(state, image->width, image->height, image->channels);
     return result;
 }
 
@@ -220,20 +235,21 @@ static int run(step_state *state, resample_state *resample, const ddlp_step_numb
     case STEP_CROP: return crop(state, n);
     case STEP_MIRROR: return mirror(state, (int)n[0]);
     case STEP_PAD: return pad(state, n);
-    case STEP_GRAY: return gray(state, (int)n[0]);
+    case STEP_GRAY: return gray(state, (int)n[0], (int)n[1]);
     case STEP_RESIZE: return resize(state, resample, n);
     case STEP_TURN: return turn(state, (int)n[0]);
     case STEP_TABLE: colour_table(image, step->data); return 0;
-    case STEP_BRIGHTNESS: colour_brightness(image, (float)n[0]); return 0;
-    case STEP_CONTRAST: colour_contrast(image, (float)n[0]); return 0;
-    case STEP_SATURATION: colour_saturation(image, (float)n[0]); return 0;
-    case STEP_SHARPNESS: return sharpness(state, (float)n[0]);
-    case STEP_HUE: colour_hue(image, (uint8_t)n[0]); return 0;
-    case STEP_AUTOCONTRAST: colour_autocontrast(image); return 0;
+    case STEP_BRIGHTNESS: n[1] != 0 ? torch_brightness(image, n[0]) : colour_brightness(image, (float)n[0]); return 0;
+    case STEP_CONTRAST: n[1] != 0 ? torch_contrast(image, n[0], (int)n[1]) : colour_contrast(image, (float)n[0]); return 0;
+    case STEP_SATURATION: n[1] != 0 ? torch_saturation(image, n[0], (int)n[1]) : colour_saturation(image, (float)n[0]); return 0;
+    case STEP_SHARPNESS: return sharpness(state, n[0], (int)n[1]);
+    case STEP_HUE: n[1] != 0 ? torch_hue(image, n[0], (int)n[1]) : colour_hue(image, (uint8_t)n[0]); return 0;
+    case STEP_AUTOCONTRAST: n[0] != 0 ? torch_autocontrast(image, (int)n[0]) : colour_autocontrast(image); return 0;
     case STEP_EQUALIZE: colour_equalize(image); return 0;
     case STEP_AFFINE: case STEP_PERSPECTIVE: return warp(state, step);
     case STEP_CROPS: return crops(state, n);
     case STEP_BLUR: return blurred(state, step);
+    case STEP_GRID: return moved_on_a_grid(state, n);
     default: return DDLP_STEP;
     }
 }

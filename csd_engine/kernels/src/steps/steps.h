@@ -17,21 +17,22 @@ enum {
     STEP_CROP = 0,          /* left, top, width, height */
     STEP_MIRROR = 1,        /* 1: left-right, 0: top-bottom */
     STEP_PAD = 2,           /* left, top, right, bottom, a PAD_ mode, colour (3) */
-    STEP_GRAY = 3,          /* channels of the result, 1 or 3 */
+    STEP_GRAY = 3,          /* channels of the result, 1 or 3; whose pixels, see torch.h, as of all steps with this number */
     STEP_RESIZE = 4,        /* height, width, filter, 1 if the passes have Pillow 13's order */
     STEP_TURN = 5,          /* quarter turns against the clock, 1 to 3 */
     STEP_TABLE = 6,         /* data: 256 bytes, for every channel */
-    STEP_BRIGHTNESS = 7,    /* factor */
-    STEP_CONTRAST = 8,      /* factor */
-    STEP_SATURATION = 9,    /* factor */
-    STEP_SHARPNESS = 10,    /* factor */
-    STEP_HUE = 11,          /* a number that is added to the hue, in 255ths of a turn */
-    STEP_AUTOCONTRAST = 12,
+    STEP_BRIGHTNESS = 7,    /* factor, whose */
+    STEP_CONTRAST = 8,      /* factor, whose */
+    STEP_SATURATION = 9,    /* factor, whose */
+    STEP_SHARPNESS = 10,    /* factor, whose */
+    STEP_HUE = 11,          /* a number that is added to the hue, in 255ths of a turn (torch's: in turns), whose */
+    STEP_AUTOCONTRAST = 12, /* whose */
     STEP_EQUALIZE = 13,
     STEP_AFFINE = 14,       /* width, height, filter (0: nearest), colour (3), 6 coefficients */
     STEP_PERSPECTIVE = 15,  /* width, height, filter, colour (3), 8 coefficients */
     STEP_BLUR = 16,         /* taps across, taps down (odd); data: float weights, those across, then those down */
-    STEP_CROPS = 17         /* height, width, left and top of the middle one; 0: five, 1: ten, 2: ten, the last upside down */
+    STEP_CROPS = 17,        /* height, width, left and top of the middle one; 0: five, 1: ten, 2: ten, the last upside down */
+    STEP_GRID = 18          /* whose, filter (0: nearest, 1: bilinear), 1 if it has a colour, colour (3), 6 coefficients */
 };
 
 enum { PAD_CONSTANT = 0, PAD_EDGE = 1, PAD_REFLECT = 2, PAD_SYMMETRIC = 3 };
@@ -84,6 +85,12 @@ void colour_saturation(picture *image, float factor);
 void colour_hue(picture *image, uint8_t shift);
 void colour_autocontrast(picture *image);
 void colour_equalize(picture *image);
+
+/* How often each value stands in each channel. */
+void colour_histograms(const picture *image, uint32_t (*of)[256]);
+
+/* Applies a table to each channel. */
+void colour_tables(picture *image, uint8_t (*table)[256]);
 
 /* 8 bits of luma, as in Pillow's conversion to mode L. */
 static inline uint8_t luma(const uint8_t *rgb) {
