@@ -29,8 +29,12 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 PIPELINES = ("imagenet1", "imagenet2", "imagenet3", "cifar10")
 # What people train with today. Each begins as imagenet1 does, toimage and v1tensor on a tensor: v1tensor is torchvision's
-# reference training with --backend tensor. timm's comes from `create_transform`, simclr makes two views.
-PRESETS = ("randaugment", "trivialaugment", "autoaugment", "colorjitter", "toimage", "v1tensor", "timm", "simclr")
+# reference training with --backend tensor, v1tensor_ra that with --auto-augment ra --random-erase 0.1, v2tensor_ta by v2 with
+# --auto-augment ta_wide. timm's comes from `create_transform`, simclr makes two views.
+PRESETS = (
+    "randaugment", "trivialaugment", "autoaugment", "colorjitter", "toimage", "v1tensor", "v1tensor_ra", "v2tensor_ta", "timm",
+    "simclr",
+)  # fmt: skip
 OF_BATCHES = PRESETS[:4]  # one image a sample, nothing erased: their batches have the same parts as imagenet1's
 JITTER = 0.4  # colorjitter's brightness, contrast and saturation
 RESIZE = {"imagenet2": 256, "imagenet3": 232}
@@ -51,15 +55,23 @@ def transform(pipeline: str) -> Any:
     if pipeline == "toimage":
         on_tensor = [v2.ToImage(), v2.RandomResizedCrop(224), v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32, scale=True)]
         return v2.Compose([*on_tensor, v2.Normalize(MEAN, STD), v2.ToPureTensor()])
+    if pipeline == "v2tensor_ta":
+        policy = v2.TrivialAugmentWide(interpolation=v2.InterpolationMode.BILINEAR)
+        on_tensor = [v2.PILToTensor(), v2.RandomResizedCrop(224), v2.RandomHorizontalFlip(), policy]
+        values = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD), v2.RandomErasing(0.1), v2.ToPureTensor()]
+        return v2.Compose([*on_tensor, *values])
     crop: list[Any] = [T.RandomResizedCrop(224), T.RandomHorizontalFlip()]
-    if pipeline == "v1tensor":
-        return T.Compose([T.PILToTensor(), *crop, T.ConvertImageDtype(torch.float32), T.Normalize(MEAN, STD)])
+    if pipeline in ("v1tensor", "v1tensor_ra"):
+        erased = pipeline == "v1tensor_ra"
+        policies = [T.RandAugment(interpolation=T.InterpolationMode.BILINEAR)] if erased else []
+        values = [T.ConvertImageDtype(torch.float32), T.Normalize(MEAN, STD), *([T.RandomErasing(0.1)] if erased else [])]
+        return T.Compose([T.PILToTensor(), *crop, *policies, *values])
     if pipeline == "simclr":
         jitter = T.RandomApply([T.ColorJitter(0.8, 0.8, 0.8, 0.2)], p=0.8)
         blur = T.RandomApply([T.GaussianBlur(23, (0.1, 2.0))], p=0.5)
         view = T.Compose([*crop, jitter, T.RandomGrayscale(0.2), blur, T.ToTensor(), T.Normalize(MEAN, STD)])
         return Views(view, view)
-    policies: dict[str, Callable[[], Any]] = {
+    chosen: dict[str, Callable[[], Any]] = {
         "randaugment": T.RandAugment,
         "trivialaugment": T.TrivialAugmentWide,
         "autoaugment": T.AutoAugment,
@@ -67,8 +79,8 @@ def transform(pipeline: str) -> Any:
     }
     if pipeline == "cifar10":
         geometry: list[Any] = [T.RandomCrop(32, padding=4), T.RandomHorizontalFlip()]
-    elif pipeline in policies:
-        geometry = [*crop, policies[pipeline]()]
+    elif pipeline in chosen:
+        geometry = [*crop, chosen[pipeline]()]
     else:
         geometry = [T.Resize(RESIZE[pipeline]), T.CenterCrop(224)] if pipeline in RESIZE else crop
     mean, std = (CIFAR_MEAN, CIFAR_STD) if pipeline == "cifar10" else (MEAN, STD)

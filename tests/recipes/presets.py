@@ -170,7 +170,11 @@ RECIPES = [
     _recipe(
         "its preset with AugMix", partial(_train, {"auto_augment_policy": "augmix"}), draws="free", way="prefix",
     ),
-    _recipe("its preset on tensors", partial(_train, {"backend": "tensor"}), way="host"),
+    _recipe("its preset on tensors", partial(_train, {"backend": "tensor"})),
+    _recipe(
+        "its preset on tensors with RandAugment and RandomErasing",
+        partial(_train, {"backend": "tensor", "auto_augment_policy": "ra", "random_erase_prob": 0.1}), draws="free",
+    ),
     _recipe("torchvision's eval preset", partial(_evaluate, {}), draws="none"),
     _recipe("its eval preset, v2", partial(_evaluate, {"resize_size": 232, "use_v2": True}), draws="none"),
     _recipe("ColorJitter(0.4, 0.4, 0.4) and Normalize", _jitter),

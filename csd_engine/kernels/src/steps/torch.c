@@ -99,7 +99,8 @@ void torch_autocontrast(picture *image, int whose) {
 int torch_warp(const picture *image, uint8_t *out, const double *n) {
     const int whose = (int)n[0], filter = (int)n[1];
     torch_grid grid = {
-        .pixels = image->pixels, .width = image->width, .height = image->height, .fill = {(uint8_t)n[3], (uint8_t)n[4], (uint8_t)n[5]},
+        .pixels = image->pixels, .width = image->width, .height = image->height, 
+        .fill = {(uint8_t)n[3], (uint8_t)n[4], (uint8_t)n[5], 0},
         .filled = n[2] != 0, .bilinear = filter != 0, .v2 = is_v2(whose),
     };
     if (whose < 1 || whose > TORCH_LAST || filter < 0 || filter > 1) return DDLP_STEP;

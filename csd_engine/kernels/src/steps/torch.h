@@ -13,7 +13,7 @@ typedef struct {
     const uint8_t *pixels;
     int32_t width, height;
     float matrix[6]; /* to positions of -1 to 1 */
-    uint8_t fill[3];
+    uint8_t fill[4]; /* of three channels */
     int filled, bilinear, v2;
 } torch_grid;
 

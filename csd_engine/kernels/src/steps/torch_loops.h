@@ -1,10 +1,15 @@
-/* The loops of torch.c. Included once for each instruction set, with LOOPS (the table's name) and TARGETED (the processor that
- * they are compiled for). csd_engine/transforms/torch_pixels.py has the same, in the same order of operations. */
+/* The loops of torch.c. Included once for each instruction set, with LOOPS (the table's name), TARGETED (the processor that they
+ * are compiled for) and perhaps FOUR, a vector of floats, with WIDENED (of four bytes), FUSED and ROUNDED. csd_engine/transforms/torch_pixels.py has the same, in the same order of operations. */
 #include <stddef.h>
+#include <string.h>
 
 #include "steps/torch.h"
 
+#if defined(FOUR)
+#define INLINE INLINE_TARGETED
+#else
 #define INLINE static inline __attribute__((always_inline))
+#endif
 
 enum { PART = 64 }; /* pixels of a row whose positions are computed together */
 
@@ -110,6 +115,22 @@ INLINE int32_t floor_of(float value) {
     return whole - ((float)whole > value);
 }
 
+#if defined(FOUR)
+/* A pixel of three channels that lies between four of the image. One byte after the last of them is read, and not used. */
+INLINE void inner(const torch_grid *g, uint8_t *out, const uint8_t *at, ptrdiff_t row, const float share[4], int fused) {
+    FOUR result = WIDENED(at) * share[0];
+    const FOUR others[3] = {WIDENED(at + 3), WIDENED(at + row), WIDENED(at + row + 3)};
+    for (int k = 0; k < 3; k++) result = fused ? FUSED(others[k], share[k + 1], result) : others[k] * share[k + 1] + result;
+    if (g->filled) {
+        const float covered = share[0] + share[1] + share[2] + share[3];
+        const FOUR colour = WIDENED(g->fill);
+        result = g->v2 ? (result - colour) * covered + colour : result * covered + (1.0f - covered) * colour;
+    }
+    const uint32_t bytes = ROUNDED(result);
+    memcpy(out, &bytes, 3);
+}
+#endif
+
 INLINE void bilinear(const torch_grid *g, uint8_t *out, float x, float y, int channels, int fused) {
     if (!(x >= -1 && x < (float)g->width && y >= -1 && y < (float)g->height)) {
         for (int c = 0; c < channels; c++) out[c] = g->fill[c];
@@ -121,13 +142,18 @@ INLINE void bilinear(const torch_grid *g, uint8_t *out, float x, float y, int ch
     const int across[2] = {left >= 0, left + 1 < g->width}, down[2] = {top >= 0, top + 1 < g->height};
     const ptrdiff_t row = (ptrdiff_t)g->width * channels;
     const uint8_t *at = g->pixels + top * row + (ptrdiff_t)left * channels;
-    const int inside = across[0] & across[1] & down[0] & down[1];
-    float covered = 0, value[4], known[4];
-    for (int k = 0; k < 4; k++) known[k] = (float)(across[k & 1] & down[k >> 1]);
-    if (g->filled) covered = add(known[3], share[3], add(known[2], share[2], add(known[1], share[1], known[0] * share[0], fused), fused), fused);
+#if defined(FOUR)
+    if (channels == 3 && (across[0] & across[1] & down[0] & down[1])) {
+        inner(g, out, at, row, share, fused);
+        return;
+    }
+#endif
+    float covered = 0, value[4];
+    int known[4];
+    for (int k = 0; k < 4; k++) known[k] = across[k & 1] & down[k >> 1];
+    for (int k = 0; k < 4; k++) covered += known[k] ? share[k] : 0.0f; /* products with 1 or 0 are exact */
     for (int c = 0; c < channels; c++) {
-        for (int k = 0; k < 4; k++)
-            value[k] = inside || known[k] > 0 ? (float)at[(k >> 1) * row + (k & 1) * channels + c] : 0.0f;
+        for (int k = 0; k < 4; k++) value[k] = known[k] ? (float)at[(k >> 1) * row + (k & 1) * channels + c] : 0.0f;
         float result = value[0] * share[0];
         for (int k = 1; k < 4; k++) result = add(value[k], share[k], result, fused);
         if (g->filled) {
