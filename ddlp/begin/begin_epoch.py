@@ -21,8 +21,7 @@ from ddlp.sampling import checkpoint as resuming
 from ddlp.sampling.torch_loader import OrderSource, collates, index_sampler_of
 from ddlp.schedule.strategies import Order
 from ddlp.sources.base import Epoch
-from ddlp.sources.host import stateful_workers as stateful
-from ddlp.sources.host.torch_workers import UserCodeIterator
+from ddlp.sources.host.torch_workers import UserCodeIterator, iterate
 from ddlp.transfer.to_device import MoveAndTransform, pinned_for
 from ddlp.translate.portable import Portable
 
@@ -97,7 +96,7 @@ def _user_code(view: LoaderView, kept: Any, base_seed: int | None) -> UserCodeIt
         else:
             if kept is not None:
                 kept._shutdown_workers()  # its workers' data sets are not in the states that were loaded
-            kept = stateful.iterate(loader, seed, epoch, resume, finish, config.snapshot_every_n_steps, base_seed)
+            kept = iterate(loader, seed, epoch, resume, finish, config.snapshot_every_n_steps, base_seed)
     except BaseException:
         if recording is not None:
             recording.closed()

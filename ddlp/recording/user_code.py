@@ -15,7 +15,7 @@ from ddlp.process.ranks import here
 from ddlp.process.version import __version__
 from ddlp.recording.events import FORMAT, EpochBegan, Exhausted, HostBatch, Rested, Step
 from ddlp.recording.recorder import Recorder, Recording
-from ddlp.sources.workers.timed_fetch import FetchHooks, Took
+from ddlp.sources.workers.fetching import FetchHooks, Took
 from ddlp.stats.live import length
 
 __all__ = ["UserCodeRecording", "recording_of"]

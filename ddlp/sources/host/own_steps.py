@@ -26,12 +26,13 @@ from torchvision import tv_tensors
 
 from csd_engine.errors import named, noted
 from csd_engine.keyed import Keyed
-from ddlp.sampling.keyed_generators import GENERATORS
+from ddlp.sampling.keyed_generators import states
 from ddlp.sampling.own_generators import own_generators
 from ddlp.sampling.sampler_order import default_device
 from ddlp.sampling.torch_loader import collates
 from ddlp.sources.base import BatchState, PreparedBatch, Resources, StepRunner
 from ddlp.sources.host.collate_errors import with_place
+from ddlp.sources.workers.fetching import Maker
 from ddlp.sources.workers.keyed_samples import KeyedBatch, KeyedSamples
 from ddlp.sources.workers.processes import WorkerEpoch, worker_processes
 from ddlp.transfer.epilogue import Epilogue
@@ -78,11 +79,16 @@ class SampleFacts:
 
 
 class Asked(NamedTuple):
-    """A request to a worker process: a batch of bytes, and what the steps need to know of it."""
+    """A request for a batch: the batch of bytes, and what the steps need to know of it."""
 
     images: torch.Tensor
     boxes: torch.Tensor | None
     facts: SampleFacts
+
+    @classmethod
+    def of(cls, resources: Resources, position: int, batch: PreparedBatch) -> Asked:
+        """Return the request for the batch at this position."""
+        return cls(batch.images, batch.boxes, SampleFacts.of(resources, position, batch))
 
     def at(self, place: int) -> str:
         """As `ddlp.sources.workers.mark.Work.at`."""
@@ -165,7 +171,7 @@ class _Join:
             raise with_place(error, [target for _, target in made], self.places)  # noqa: B904
 
 
-class OwnSteps:
+class OwnSteps(Maker):
     """Makes the training loop's batches from batches of bytes.
 
     Args:
@@ -176,27 +182,21 @@ class OwnSteps:
         dataset: the user's data set, for ``get_worker_info().dataset``.
     """
 
-    postpone: bool | None = None  # the images come prepared; what steps open is opened as in the training process
-
     def __init__(self, rest: Rest, epilogue: Epilogue, collate: Callable[[Any], Any], batched: bool, dataset: Any) -> None:
         self.dataset = dataset
         self._epilogue, self._batched = epilogue, batched
         self._samples, self._join = _Samples(rest), _Join(collate, batched)
         self._keyed = KeyedSamples(self._samples, self._join, batched)
 
-    def whole(self, batch: PreparedBatch, facts: SampleFacts) -> Any:
+    def fetch(self, request: Asked) -> Any:
         """Return the batch. The draws of each sample are keyed. The training process's global generators are put back."""
-        with self._taken(batch, facts):
-            return self._keyed.__getitems__(self._asked(facts))
+        with self._taken(request):
+            return self._keyed.fetch(self._batch(request.facts))
 
-    def answer(self, message: Asked) -> Any:
-        """Do the same in another process, which gets this message."""
-        return self.whole(PreparedBatch(message.images, message.boxes), message.facts)
-
-    def without_global_draws(self, batch: PreparedBatch, facts: SampleFacts) -> Any:
+    def without_global_draws(self, request: Asked) -> Any:
         """Return the batch, without a change to the global generators: only the steps' own generators are keyed."""
-        with self._taken(batch, facts):
-            return self._keyed.by_own_generators(self._asked(facts))
+        with self._taken(request):
+            return self._keyed.by_own_generators(self._batch(request.facts))
 
     def copies(self, number: int) -> list[OwnSteps]:
         """Return ``number`` objects: this one, and copies with steps of their own.
@@ -215,7 +215,7 @@ class OwnSteps:
         return made
 
     def same_as(self, other: OwnSteps) -> bool:
-        """Return whether ``other`` would make the same of each batch: it holds the very same objects."""
+        """As `Maker.same_as`: it holds the very same objects."""
         ours, theirs = self._held(), other._held()
         if len(ours) != len(theirs) or not all(map(operator.is_, ours, theirs)):
             return False
@@ -228,13 +228,6 @@ class OwnSteps:
         steps += [] if samples.joint is None else [step for step, _ in samples.joint.steps]
         return [*steps, *samples.target_transforms, *kind, self._join.collate, self._batched, self.dataset]
 
-    def begin_worker(self, init: Callable[[], None]) -> None:
-        """Run the user's worker_init_fn.
-
-        A generator that it seeds is keyed like the others: which batches a worker gets is not the same in every run.
-        """
-        init()
-
     def __deepcopy__(self, memo: dict[int, Any]) -> OwnSteps:
         samples = self._samples
         rest = copy.copy(samples)
@@ -245,16 +238,16 @@ class OwnSteps:
         return made
 
     @contextlib.contextmanager
-    def _taken(self, batch: PreparedBatch, facts: SampleFacts) -> Iterator[None]:
-        made = self._epilogue(batch.images, batch.boxes)
-        self._samples.take(self._epilogue.views(made, len(self._samples.views)), facts)
-        self._join.places = facts.places
+    def _taken(self, request: Asked) -> Iterator[None]:
+        made = self._epilogue(request.images, request.boxes)
+        self._samples.take(self._epilogue.views(made, len(self._samples.views)), request.facts)
+        self._join.places = request.facts.places
         try:
             yield
         finally:
             self._samples.drop()
 
-    def _asked(self, facts: SampleFacts) -> KeyedBatch:
+    def _batch(self, facts: SampleFacts) -> KeyedBatch:
         indices: Any = range(len(facts.items)) if self._batched else 0
         return KeyedBatch(indices, facts.items, facts.seed, facts.epoch)
 
@@ -271,7 +264,7 @@ class Here:
 
     def whole(self, resources: Resources, position: int, batch: PreparedBatch) -> Any:
         """Return what the training loop gets."""
-        return self._steps.whole(batch, SampleFacts.of(resources, position, batch))
+        return self._steps.fetch(Asked.of(resources, position, batch))
 
     def close(self) -> None:
         """Do nothing: there is nothing to end."""
@@ -283,7 +276,7 @@ class _Beside:
     def finish(self, resources: Resources, position: int, batch: PreparedBatch) -> PreparedBatch:
         """Return the whole batch, or a failed one with the error of a sample."""
         try:
-            made = self._made(batch, SampleFacts.of(resources, position, batch))
+            made = self._made(Asked.of(resources, position, batch))
         except Exception as error:  # raised again in the training thread, in this batch's place
             return PreparedBatch.failed(error)
         return PreparedBatch(torch.empty(0), None, BatchState.WHOLE, whole=made, replaced=batch.replaced)
@@ -292,7 +285,7 @@ class _Beside:
         """Return what the training loop gets, which is made already."""
         return batch.whole
 
-    def _made(self, batch: PreparedBatch, facts: SampleFacts) -> Any:
+    def _made(self, request: Asked) -> Any:
         """Return the batch, in any of the host's threads."""
         raise NotImplementedError
 
@@ -307,20 +300,20 @@ class Threads(_Beside):
         for one in steps.copies(threads):
             self._free.put(one)
 
-    def _made(self, batch: PreparedBatch, facts: SampleFacts) -> Any:
+    def _made(self, request: Asked) -> Any:
         steps = self._free.get()
         try:
             with self._modes():
-                return self._watched(steps, batch, facts) if self._left > 0 else steps.without_global_draws(batch, facts)
+                return self._watched(steps, request) if self._left > 0 else steps.without_global_draws(request)
         finally:
             self._free.put(steps)
 
-    def _watched(self, steps: OwnSteps, batch: PreparedBatch, facts: SampleFacts) -> Any:
+    def _watched(self, steps: OwnSteps, request: Asked) -> Any:
         with self._lock:  # the epoch's first batches: training waits for them, and draws nothing meanwhile
-            before = {name: generator.state() for name, generator in GENERATORS.items()}
-            made = steps.without_global_draws(batch, facts)
-            moved = [name for name, generator in GENERATORS.items() if generator.state() != before[name]]
-            self._left -= len(facts.items)
+            before = states()
+            made = steps.without_global_draws(request)
+            moved = [name for name, state in states().items() if state != before[name]]
+            self._left -= len(request.facts.items)
         if moved:
             raise RuntimeError(
                 f"own_steps='threads': the transform's own steps drew from the global generator of {' and '.join(moved)}, "
@@ -338,8 +331,8 @@ class Processes(_Beside):
     def __init__(self, epoch: WorkerEpoch) -> None:
         self._epoch, self.close = epoch, epoch.close
 
-    def _made(self, batch: PreparedBatch, facts: SampleFacts) -> Any:
-        return self._epoch.ask(Asked(batch.images, batch.boxes, facts))
+    def _made(self, request: Asked) -> Any:
+        return self._epoch.ask(request)
 
 
 def torch_modes() -> Callable[[], contextlib.AbstractContextManager[Any]]:

@@ -162,7 +162,7 @@ class _Maker:
         began = time.monotonic()
         kind, text, made = MADE, "", Encoded(b"", [])
         try:
-            made = encode(self._samples.__getitems__(batch))
+            made = encode(self._samples.fetch(batch))
         except NotATree as error:
             kind, text = NO_TREE, str(error)
         except Exception as error:

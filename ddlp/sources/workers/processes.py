@@ -1,6 +1,6 @@
 """Worker processes that run the user's code batch by batch, each asked by a thread of the training process.
 
-They run torch's own worker loop, with torch's guarantees. What they run is a `WorkerSteps`: the user's own steps behind a cut
+They run torch's own worker loop, with torch's guarantees. What they run is a `Maker`: the user's own steps behind a cut
 (`ddlp.sources.host.own_steps`), or whole batches beside a pool's nodes (`ddlp.sources.usercode.host`).
 """
 
@@ -11,7 +11,6 @@ import inspect
 import os
 import queue
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -23,11 +22,11 @@ from csd_engine.kernels import kernel
 from ddlp.process.finalizers import when_dropped
 from ddlp.sources.workers.channel import Closed
 from ddlp.sources.workers.context import WorkerContext
+from ddlp.sources.workers.fetching import Maker, TimedCollate, WorkerStart
 from ddlp.sources.workers.hand_over import Ring
-from ddlp.sources.workers.start import WorkerStart, as_it_is
-from ddlp.stats.thread_cpu import ELSEWHERE, thread_queued_s
+from ddlp.stats.thread_cpu import ELSEWHERE
 
-__all__ = ["WorkerEpoch", "WorkerProcess", "WorkerProcesses", "WorkerSteps", "worker_processes"]
+__all__ = ["WorkerEpoch", "WorkerProcess", "WorkerProcesses", "worker_processes"]
 
 _TAKES_A_LIST = "dataset_holder" in inspect.signature(_utils.worker._worker_loop).parameters  # since torch 2.13
 _ENDS_S = 5.0  # a process has so long to end by itself before it is terminated
@@ -65,44 +64,11 @@ class WorkerEpoch:
             self.workers.end()
 
 
-class WorkerSteps(Protocol):
-    """What worker processes run.
-
-    ``dataset``: the user's data set. ``postpone``: as `WorkerContext` takes it.
-    """
-
-    dataset: Any
-    postpone: bool | None
-
-    def same_as(self, other: Any) -> bool:
-        """Return whether ``other`` would make the same."""
-
-    def begin_worker(self, init: Callable[[], None]) -> None:
-        """Run the user's worker_init_fn."""
-
-    def answer(self, message: Any) -> Any:
-        """Return a batch, or what else the message asks for."""
-
-
-class _Answers:
-    """The steps as torch's worker loop wants them: a data set, which is asked with messages."""
-
-    def __init__(self, steps: WorkerSteps) -> None:
-        self.dataset, self.begin_worker, self.postpone = steps.dataset, steps.begin_worker, steps.postpone
-        self._answer = steps.answer
-
-    def __getitems__(self, message: Any) -> tuple[float, float, Any]:
-        """Return the processor seconds that this took, the seconds of waiting for a processor, and the answer."""
-        before_s, queued_s = time.process_time(), thread_queued_s()
-        answer = self._answer(message)
-        return time.process_time() - before_s, thread_queued_s() - queued_s, answer
-
-
 class WorkerProcesses:
     """torch's worker processes with the user's code.
 
     Args:
-        steps: the code.
+        maker: the code.
         processes: the number of processes.
         context: the loader's multiprocessing context; None: torch.multiprocessing, with Python's default.
         init: the user's worker_init_fn, or None.
@@ -110,17 +76,16 @@ class WorkerProcesses:
     """
 
     def __init__(
-        self, steps: WorkerSteps, processes: int, context: Any, init: Callable[[int], None] | None, base_seed: int
+        self, maker: Maker, processes: int, context: Any, init: Callable[[int], None] | None, base_seed: int
     ) -> None:
         kernel()  # found and checked once here, so that forked processes have it
-        self._steps, self._context, self._init, self._base_seed = steps, context, init, base_seed
+        self._maker, self._context, self._init, self._base_seed = maker, context, init, base_seed
         self._pid = os.getpid()
         self._epoch: weakref.ref[WorkerEpoch] | None = None  # the last one that they work for, which holds this object
         self.all: list[WorkerProcess] = []
-        answers = _Answers(steps)
         try:
             for number in range(processes):
-                self.all.append(WorkerProcess(answers, number, processes, context, init, base_seed))
+                self.all.append(WorkerProcess(maker, number, processes, context, init, base_seed))
         except BaseException:
             self.end()
             raise
@@ -139,14 +104,14 @@ class WorkerProcesses:
         return self._pid == os.getpid() and epoch is not None and not epoch.closed
 
     def fit(
-        self, steps: WorkerSteps, processes: int, context: Any, init: Callable[[int], None] | None, base_seed: int
+        self, maker: Maker, processes: int, context: Any, init: Callable[[int], None] | None, base_seed: int
     ) -> bool:
-        """Return whether they can go on with these steps: no epoch uses them, all are alive, and nothing has changed."""
+        """Return whether they can go on with this code: no epoch uses them, all are alive, and nothing has changed."""
         if self._pid != os.getpid():  # a fork has the loader; they are its parent's
             return False
         same = len(self.all) == processes and self._context is context and self._init is init
         same = same and self._base_seed == base_seed  # else a state was loaded, of a run whose workers had another one
-        return not self.in_use and same and self._steps.same_as(steps) and all(one.alive for one in self.all)
+        return not self.in_use and same and self._maker.same_as(maker) and all(one.alive for one in self.all)
 
     def end(self) -> None:
         """End the processes. Batches in work are dropped."""
@@ -170,19 +135,19 @@ class WorkerProcess:
     """One of them. One thread at a time asks it."""
 
     def __init__(
-        self, answers: _Answers, number: int, of: int, context: Any, init: Callable[[int], None] | None, base_seed: int
+        self, maker: Maker, number: int, of: int, context: Any, init: Callable[[int], None] | None, base_seed: int
     ) -> None:
         self._number = number
         self._lock = threading.Lock()  # a thread of the epoch before may still be here
         self._asked = False  # it has something to answer
-        self._context = workers = WorkerContext(context, answers.postpone, first=number)
+        self._context = workers = WorkerContext(context, first=number)
         self._answers, self._requests = workers.answers(), workers.requests()
         self._requests.packed = Ring(workers.blocks.token).packed
         self._process = workers.Process(
             target=_utils.worker._worker_loop,
             args=(
-                _DatasetKind.Map, [answers] if _TAKES_A_LIST else answers, self._requests, self._answers, workers.Event(), True,
-                as_it_is, False, base_seed, WorkerStart(init), number, of, False, None,
+                _DatasetKind.Map, [maker] if _TAKES_A_LIST else maker, self._requests, self._answers, workers.Event(), True,
+                TimedCollate(), False, base_seed, WorkerStart(init, maker.postpone), number, of, False, None,
             ),
         )  # fmt: skip
         try:
@@ -242,9 +207,9 @@ def _counted(answer: Any) -> Any:
     """Return the batch of a process's answer, and count its seconds. Raises the user's error as torch's workers do."""
     if isinstance(answer, ExceptionWrapper):
         answer.reraise()
-    cpu_s, queued_s, batch = answer
-    ELSEWHERE.seconds += cpu_s
-    ELSEWHERE.queued_s += queued_s
+    batch, took = answer
+    ELSEWHERE.seconds += took.cpu_s
+    ELSEWHERE.queued_s += took.queued_s
     return batch
 
 
@@ -254,9 +219,9 @@ class Keeps(Protocol):
     own_processes: WorkerProcesses | None
 
 
-def worker_processes(loader: DataLoader, keeps: Keeps, steps: WorkerSteps, base_seed: int) -> WorkerEpoch:
+def worker_processes(loader: DataLoader, keeps: Keeps, maker: Maker, base_seed: int) -> WorkerEpoch:
     """Return an epoch of a loader's worker processes. It leaves them to the next one if they persist."""
-    given = steps, loader.num_workers, loader.multiprocessing_context, loader.worker_init_fn, base_seed
+    given = maker, loader.num_workers, loader.multiprocessing_context, loader.worker_init_fn, base_seed
     kept = keeps.own_processes if loader.persistent_workers else None
     if kept is not None and kept.fit(*given):
         return kept.begin(persistent=True)

@@ -13,7 +13,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from ddlp import DDLPLoader
 from ddlp.schedule.rates import Rates
-from ddlp.sources.workers.timed_fetch import FetchHooks, Took
+from ddlp.sources.workers.fetching import FetchHooks, Took
 from ddlp.stats.report import Counts
 
 SAMPLES, BATCH, SLEEP_S = 11, 4, 0.01
