@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import queue
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -26,7 +25,6 @@ from ddlp.sampling.torch_loader import collates
 from ddlp.schedule.ledger import Side
 from ddlp.schedule.rates import Rates
 from ddlp.sources.host.memories import memory_of
-from ddlp.sources.workers.channel import Closed
 from ddlp.sources.workers.context import WorkerContext
 from ddlp.sources.workers.fetching import FetchHooks, NoBatch, TimedFetcher, Took
 from ddlp.stats.report import Counts
@@ -256,11 +254,7 @@ class _Multi(_Processes):
         until = time.monotonic() + timeout
         while True:
             left_s = max(0.0, until - time.monotonic())
-            try:
-                data = self._data_queue.get(timeout=min(left_s, _LOOK_UP_S))
-                ended = [data[0].worker] if type(data[0]) is Closed else []
-            except queue.Empty:
-                data, ended = None, self._context.look()
+            data, ended = self._context.take(self._data_queue, min(left_s, _LOOK_UP_S))
             for worker in ended:
                 if self._workers_status[worker]:  # else its stream was at its end
                     error = self._context.died(worker)

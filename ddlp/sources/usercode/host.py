@@ -18,7 +18,7 @@ from csd_engine.transforms.pipeline import Pipeline
 from ddlp.sampling.checkpoint import is_stateful, sampler_of
 from ddlp.sampling.epoch_plan import is_built_in
 from ddlp.sampling.torch_loader import collates, index_sampler_of
-from ddlp.sources.base import BatchState, EpochSink, PreparedBatch, Resources
+from ddlp.sources.base import EpochSink, PreparedBatch, Resources
 from ddlp.sources.usercode.tree import Encoded, encode
 from ddlp.sources.usercode.work import Work
 from ddlp.sources.workers.keyed_samples import KeyedBatch, KeyedSamples
@@ -119,7 +119,7 @@ class UserCodeHost:
 
     def prepare(self, position: int, wanted: Callable[[], bool], finished: bool) -> PreparedBatch:
         """Have a free worker make the batch at this position."""
-        return whole(self._workers.ask(self.task(self._resources, position)))
+        return PreparedBatch.made_whole(self._workers.ask(self.task(self._resources, position)))
 
     # -- the StepRunner --------------------------------------------------------------------------------------------------
 
@@ -130,8 +130,3 @@ class UserCodeHost:
     def whole(self, resources: Resources, position: int, batch: PreparedBatch) -> Any:
         """Return what the training loop gets."""
         return batch.whole
-
-
-def whole(batch: Any) -> PreparedBatch:
-    """Return a batch of the user's code as the epoch takes it."""
-    return PreparedBatch(torch.empty(0), None, BatchState.WHOLE, whole=batch)

@@ -11,7 +11,6 @@ import os
 import socket
 import subprocess
 import sys
-from multiprocessing.connection import Connection
 
 from ddlp.process.forks import no_forks
 from ddlp.sources.usercode.wire import NodeGone, WireNode
@@ -35,7 +34,8 @@ class ProcessNode(WireNode):
     def close(self) -> None:
         """Kill the process: there is nothing in it that could be lost."""
         if self._process is not None:
-            self._process.kill()  # which ends a call that waits for it; the socket is closed with this object
+            self._process.kill()
+            super().close()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_ENDS_S)
 
@@ -55,7 +55,7 @@ class ProcessNode(WireNode):
                 except OSError as error:
                     ours.close()
                     raise NodeGone(f"it does not start: {error}") from None
-        self._wire = Connection(ours.detach())
+        self._connect(ours)
 
     def _why(self) -> str:
         assert self._process is not None
