@@ -79,7 +79,7 @@ class Asked(NamedTuple):
         return cls(batch.images, batch.boxes, targets, parts, items, places, epoch.seed, epoch.number, sizes)
 
     def at(self, place: int) -> str:
-        """As `ddlp.sources.workers.mark.Work.at`."""
+        """As `KeyedBatch.at`."""
         return "while it made a batch" if place < 0 else f"at sample {self.places[place]}"
 
 
