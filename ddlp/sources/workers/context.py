@@ -43,17 +43,11 @@ class WorkerContext:
         self._first, self._workers = first, list[_Worker]()
         self.blocks = Blocks()
 
-    def Queue(self) -> Answers | Requests:  # noqa: N802  as multiprocessing names it
+    def Queue(self) -> Any:  # noqa: N802  as multiprocessing names it
         """Return the answers of all workers the first time, then the requests of one worker each."""
-        return self.requests() if self._answers is not None else self.answers()
-
-    def answers(self) -> Answers:
-        """Return the answers of all workers."""
-        self._answers = Answers(self._pipe)
-        return self._answers
-
-    def requests(self) -> Requests:
-        """Return the requests of the next worker."""
+        if self._answers is None:
+            self._answers = Answers(self._pipe)
+            return self._answers
         self.started()
         return Requests(self._pipe)
 

@@ -147,7 +147,8 @@ class WorkerProcess:
         self._lock = threading.Lock()  # a thread of the epoch before may still be here
         self._asked = False  # it has something to answer
         self._context = workers = WorkerContext(wanted.context, first=number)
-        self._answers, self._requests = workers.answers(), workers.requests()
+        self._answers = workers.Queue()
+        self._requests = workers.Queue()
         self._requests.packed = Ring(workers.blocks.token).packed
         maker = wanted.maker
         self._process = workers.Process(
