@@ -25,6 +25,7 @@ from ddlp.sampling.torch_loader import collates
 from ddlp.schedule.ledger import Side
 from ddlp.schedule.rates import Rates
 from ddlp.sources.host.memories import memory_of
+from ddlp.sources.workers.channel import take
 from ddlp.sources.workers.context import WorkerContext
 from ddlp.sources.workers.fetching import FetchHooks, NoBatch, TimedFetcher, Took
 from ddlp.stats.report import Counts
@@ -254,7 +255,7 @@ class _Multi(_Processes):
         until = time.monotonic() + timeout
         while True:
             left_s = max(0.0, until - time.monotonic())
-            data, ended = self._context.take(self._data_queue, min(left_s, _LOOK_UP_S))
+            data, ended = take(self._data_queue, min(left_s, _LOOK_UP_S), self._context.look)
             for worker in ended:
                 if self._workers_status[worker]:  # else its stream was at its end
                     error = self._context.died(worker)

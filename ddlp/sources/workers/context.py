@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import queue
 import signal
 import sys
 import threading
@@ -16,7 +15,7 @@ import torch.multiprocessing
 
 from ddlp.process.allocator import keep_freed_memory
 from ddlp.process.user_warnings import warn_user
-from ddlp.sources.workers.channel import Answers, Closed, RequestReader, Requests, Writer
+from ddlp.sources.workers.channel import Answers, RequestReader, Requests, Writer
 from ddlp.sources.workers.hand_over import Blocks, Ring
 from ddlp.sources.workers.mark import Doing
 
@@ -89,14 +88,6 @@ class WorkerContext:
                     worker.silent = True
                     warn_user(worker.silence())
         return ended
-
-    def take(self, answers: Any, timeout: float) -> tuple[Any, list[int]]:
-        """Return what `answers` have, and the workers that have ended; (None, ...): nothing has come in ``timeout`` seconds."""
-        try:
-            answer = answers.get(timeout=timeout)
-        except queue.Empty:
-            return None, self.look()
-        return answer, [answer[0].worker] if type(answer[0]) is Closed else []
 
     def died(self, number: int) -> RuntimeError:
         """Return the error for a worker that has ended without being asked to."""

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, _DatasetKind, _utils
 
 from csd_engine.kernels import kernel
 from ddlp.process.finalizers import when_dropped
+from ddlp.sources.workers.channel import take
 from ddlp.sources.workers.context import WorkerContext
 from ddlp.sources.workers.fetching import Maker, TimedCollate, WorkerStart
 from ddlp.sources.workers.hand_over import Ring
@@ -187,7 +188,7 @@ class WorkerProcess:
     def _answer(self, epoch: WorkerEpoch) -> Any:
         """Wait for the batch in work, in an epoch that needs it or the process; a wrapped error if a sample failed."""
         while not epoch.closed:
-            answer, ended = self._context.take(self._answers, _LOOK_UP_S)
+            answer, ended = take(self._answers, _LOOK_UP_S, self._context.look)
             if ended and not epoch.closed:
                 raise self._context.died(self._number)
             if answer is not None and not ended:
