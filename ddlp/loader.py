@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from ddlp.auto_workers import LoaderWorkers, number_of_workers
+from ddlp.auto.controller import Goal
+from ddlp.auto.decide import Decision
+from ddlp.auto.measured import Measured
+from ddlp.begin.auto_workers import LoaderWorkers, number_of_workers
 from ddlp.begin.begin_epoch import begin_epoch
 from ddlp.begin.explain import Explanation, explain
 from ddlp.begin.fill_cache import fill_cache
@@ -31,9 +34,6 @@ from ddlp.frameworks.accelerate import Prepared, prepare_where_asked
 from ddlp.frameworks.lightning import counts_batches
 from ddlp.frameworks.ray import share_where_asked
 from ddlp.frameworks.shards import warn_if_not_shared
-from ddlp.planning.controller import Goal
-from ddlp.planning.decide import Decision
-from ddlp.planning.measured import Measured
 from ddlp.recording.recorder import Recorder
 from ddlp.recording.watch import Observer
 from ddlp.sampling import checkpoint as resuming

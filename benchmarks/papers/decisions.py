@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from benchmarks.papers.rules import CACHEW_CODE, CACHEW_PAPER, FASTFLOW_CODE, FASTFLOW_PAPER, Cachew, FastFlow
-from ddlp.planning.decide import Estimate, all_sets, decide, estimate
-from ddlp.planning.measured import DType, Measured, OffloadPath, Part, Transport
-from ddlp.planning.play import play_epoch
+from ddlp.auto.decide import Estimate, all_sets, decide, estimate
+from ddlp.auto.measured import DType, Measured, OffloadPath, Part, Transport
+from ddlp.observe.play import play_epoch
 
 __all__ = ["RULES", "Comparison", "compare", "measure", "oracle", "play", "random_workload", "table"]
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from benchmarks.papers.published import BATCH_SIZES, IMAGENET_IMAGES, rows
 from benchmarks.papers.table6 import Cell, clean_cells
 from benchmarks.papers.validation import Prediction, validate
+from ddlp.auto.measured import Measured, OffloadPath
 from ddlp.observe.energy.model import PaperModel, Tariff
-from ddlp.planning.measured import Measured, OffloadPath
-from ddlp.planning.play import play_epoch
+from ddlp.observe.play import play_epoch
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "paper.md"

@@ -1,4 +1,4 @@
-"""The rules by which FastFlow and Cachew choose, to compare `ddlp.planning.decide` with.
+"""The rules by which FastFlow and Cachew choose, to compare `ddlp.auto.decide` with.
 
 Written anew after descriptions and what the released code does; papers and code differ. Both choose remote workers for
 TensorFlow. Here a source is a worker, and the host goes on preparing beside it, by our schedule and not by their fixed split:
@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ddlp.planning.decide import ocycle_ratio, path_limit
-from ddlp.planning.measured import Measured, OffloadPath
+from ddlp.auto.decide import ocycle_ratio, path_limit
+from ddlp.auto.measured import Measured, OffloadPath
 
 __all__ = ["CACHEW_CODE", "CACHEW_PAPER", "FASTFLOW_CODE", "FASTFLOW_PAPER", "Cachew", "CachewScaling", "FastFlow"]
 

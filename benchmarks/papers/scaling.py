@@ -19,12 +19,12 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 
 from benchmarks.papers.rules import CACHEW_PAPER, CachewScaling
-from ddlp.planning.controller import PAUSE, WINDOW, Controller, Goal
-from ddlp.planning.decide import estimate
-from ddlp.planning.measured import Measured, OffloadPath
-from ddlp.planning.play import play_epoch
-from ddlp.planning.scaling import GAIN, Scaler
-from ddlp.planning.window_figures import WindowFigures
+from ddlp.auto.controller import PAUSE, WINDOW, Controller, Goal
+from ddlp.auto.decide import estimate
+from ddlp.auto.measured import Measured, OffloadPath
+from ddlp.auto.scaling import GAIN, Scaler
+from ddlp.auto.window_figures import WindowFigures
+from ddlp.observe.play import play_epoch
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.rates import Rates
 from ddlp.schedule.strategies.auto import Auto

@@ -6,17 +6,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ddlp.auto.controller import Controller
+from ddlp.auto.rank_exchange import RankExchange
 from ddlp.begin.loader_view import LoaderView
+from ddlp.begin.remembered import Remembered
 from ddlp.caching.settings import Cache
 from ddlp.epoch.begin import execute, host_of, joins_targets, resources_of
 from ddlp.epoch.iterator import EpochIterator
-from ddlp.epoch.rank_exchange import RankExchange
 from ddlp.epoch.sampler_reader import SamplerReader
-from ddlp.planning.controller import Controller
 from ddlp.process.user_warnings import warn_user
 from ddlp.recording.recorder import hooks_of
 from ddlp.recording.user_code import recording_of
-from ddlp.remembered import Remembered
 from ddlp.sampling import checkpoint as resuming
 from ddlp.sampling.torch_loader import OrderSource, collates, index_sampler_of
 from ddlp.schedule.strategies import Order

@@ -9,16 +9,16 @@ from torch.utils.data import DataLoader
 
 from csd_engine.machine.computer import processors
 from csd_engine.prepare.cached_batch import SampleCache
+from ddlp.auto.controller import Controller, Goal
+from ddlp.auto.rank_exchange import agreement_of
+from ddlp.auto.scaling import Scaler
+from ddlp.begin.remembered import Remembered
 from ddlp.begin.travel import Travel, pool_of
 from ddlp.caching.kept_samples import Asked, KeptSamples, kept_samples
 from ddlp.caching.opening import NO_HOME, LoaderCache, auto_line, place_of
 from ddlp.config import LoaderConfig
-from ddlp.epoch.rank_exchange import agreement_of
-from ddlp.planning.controller import Controller, Goal
-from ddlp.planning.scaling import Scaler
 from ddlp.process.finalizers import SharedHandle, when_dropped
 from ddlp.process.user_warnings import advise_user, warn_user
-from ddlp.remembered import Remembered
 from ddlp.sources.host.dali import Graphs
 from ddlp.sources.workers.keyed_samples import KeyedSamples
 from ddlp.sources.workers.processes import WorkerProcesses

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch.utils.data import DataLoader
 
-from ddlp.auto_workers import LoaderWorkers
+from ddlp.begin.auto_workers import LoaderWorkers
 from ddlp.begin.loader_parts import LoaderParts
 from ddlp.begin.progress import Progress
 from ddlp.begin.travel import Travel

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 
+from ddlp.auto.decide import TYPICAL_OCYCLE
 from ddlp.errors import DDLPError
 from ddlp.observe.analysis import analyse
+from ddlp.observe.described import Fields
 from ddlp.observe.engine_time import DeviceTime, DeviceWork, device_times, on_workers
+from ddlp.observe.plan import Recorded
+from ddlp.observe.play import Played
 from ddlp.observe.run import EpochTrace
 from ddlp.observe.spans import length, union
-from ddlp.planning.decide import TYPICAL_OCYCLE
-from ddlp.planning.described import Fields
-from ddlp.planning.plan import Recorded
-from ddlp.planning.play import Played
 from ddlp.recording.events import Exhausted, Fetched, HostBatch, LeaseGiven, Rested, Step
 from ddlp.schedule.strategies import DATALOADER
 
@@ -30,7 +30,7 @@ class MeasuredRun:
     """What a recorded epoch tells.
 
     Attributes:
-        fields: as `ddlp.planning.described` has them.
+        fields: as `ddlp.observe.described` has them.
         assumed: what has been assumed of others.
         recorded: the epoch as it was, from its first request for a batch to its last.
     """

@@ -30,11 +30,11 @@ import json
 import sys
 from pathlib import Path
 
+from ddlp.observe import store_command
+from ddlp.observe.described import Fields, checked, engine_of, merged, read_file, setup_of
 from ddlp.observe.measured_run import measured_run
+from ddlp.observe.plan import Plan, make_plan, text
 from ddlp.observe.run import epoch_files, read_epoch
-from ddlp.planning import store_command
-from ddlp.planning.described import Fields, checked, engine_of, merged, read_file, setup_of
-from ddlp.planning.plan import Plan, make_plan, text
 
 __all__ = ["add_arguments", "run"]
 

@@ -14,8 +14,8 @@ from torch.utils.data import Dataset, IterableDataset
 from torchvision import transforms
 
 from ddlp import DDLPLoader, ImageArrays
+from ddlp.auto.store import Store
 from ddlp.observe import read_run
-from ddlp.planning.store import Store
 
 BATCHES, BATCH = 30, 2
 
@@ -24,13 +24,13 @@ BATCHES, BATCH = 30, 2
 def alone(hard_limit: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No other test's measurements, two processors, at most three workers. A hang is a failure."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("ddlp.auto_workers.processors", lambda: 2.0)
-    monkeypatch.setattr("ddlp.planning.workers.MOST", 3)
+    monkeypatch.setattr("ddlp.begin.auto_workers.processors", lambda: 2.0)
+    monkeypatch.setattr("ddlp.auto.workers.MOST", 3)
 
 
 @pytest.fixture
 def four(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddlp.auto_workers.processors", lambda: 4.0)
+    monkeypatch.setattr("ddlp.begin.auto_workers.processors", lambda: 4.0)
 
 
 class Draws(Dataset[Any]):

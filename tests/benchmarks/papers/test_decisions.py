@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.papers.decisions import RULES, compare, measure, oracle, play, random_workload
-from ddlp.planning.decide import decide, estimate
+from ddlp.auto.decide import decide, estimate
 
 WORKLOADS = 1000
 

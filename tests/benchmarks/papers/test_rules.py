@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.papers.rules import CACHEW_CODE, CACHEW_PAPER, FASTFLOW_CODE, FASTFLOW_PAPER, CachewScaling
-from ddlp.planning.measured import Measured, OffloadPath
+from ddlp.auto.measured import Measured, OffloadPath
 
 PATHS = tuple(
     OffloadPath(name, "spool", alone_batches_per_s=rate, host_cpu_s_per_batch=0.01)

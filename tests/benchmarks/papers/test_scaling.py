@@ -9,11 +9,11 @@ from statistics import fmean
 import pytest
 
 from benchmarks.papers.scaling import RULES, compare, least_engines, table
-from ddlp.planning.controller import Controller
-from ddlp.planning.measured import Measured, OffloadPath
-from ddlp.planning.simulate import Simulation, World
+from ddlp.auto.controller import Controller
+from ddlp.auto.measured import Measured, OffloadPath
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.rates import Rates
+from ddlp.schedule.simulate import Simulation, World
 from ddlp.schedule.strategies import STRATEGIES
 
 

@@ -17,8 +17,8 @@ from torchvision import transforms
 import benchmarks.standin
 from csd_engine.prepare.operator_file import content_hash
 from ddlp import DDLPLoader, Device, Goal, ImageArrays, Power, load_operators
+from ddlp.auto.controller import WINDOW
 from ddlp.observe import read_run
-from ddlp.planning.controller import WINDOW
 from ddlp.recording.events import Decided
 from tests.engine_process import EngineProcess
 

@@ -13,8 +13,8 @@ from torchvision import transforms
 
 from ddlp import DDLPLoader, Device, Goal, ImageArrays, Power, load_operators
 from ddlp.observe import read_epoch
+from ddlp.observe.described import setup_of
 from ddlp.observe.measured_run import measured_run
-from ddlp.planning.described import setup_of
 from tests.sleeping_engine import OPERATOR, SleepingEngine
 
 BATCHES = 200

@@ -12,8 +12,8 @@ from ddlp.cli import main
 from ddlp.errors import DDLPError
 from ddlp.observe import analyse, read_epoch, read_run
 from ddlp.observe.measured_run import IMAGE_BYTES, measured_run
-from ddlp.planning.plan import Recorded
-from ddlp.planning.play import Played
+from ddlp.observe.plan import Recorded
+from ddlp.observe.play import Played
 from ddlp.recording.events import EpochEnded, Exhausted, HostBatch, Joined, LeaseGiven, Published, Rested, Step
 from tests.ddlp.observe.by_hand import BEGAN, TWO_SIDES, written
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ddlp.planning.measured import Measured
+from ddlp.auto.measured import Measured
 from tests.ddlp.faults.scene import Zygote
 from tests.engine_process import alive, until
 from tests.sleeping_engine import SleepingEngine

@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from ddlp.planning.simulate import Simulation, World
 from ddlp.schedule.ledger import Ledger
+from ddlp.schedule.simulate import Simulation, World
 from ddlp.schedule.slots import FETCHERS
 from ddlp.schedule.strategies import STRATEGIES, Order
 from ddlp.schedule.strategies.base import HANDED_OVER

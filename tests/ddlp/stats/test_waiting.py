@@ -1,4 +1,4 @@
-"""The verdict on waiting: what it says for given figures, and whether its upper bounds hold in the model of `ddlp.planning`."""
+"""The verdict on waiting: what it says for given figures, and whether its upper bounds hold in that of `ddlp.auto.decide`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from ddlp.planning.decide import estimate
-from ddlp.planning.measured import Measured, OffloadPath
+from ddlp.auto.decide import estimate
+from ddlp.auto.measured import Measured, OffloadPath
 from ddlp.stats.waiting import MIN_BATCHES, Ceiling, WaitingVerdict, judge
 
 REPLAYED = Ceiling(0.05, 95)

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from benchmarks.papers.decisions import measure, random_workload
+from ddlp.auto.measured import Measured, OffloadPath
+from ddlp.schema import Misfit
+
+PATHS = (
+    OffloadPath("csd0", alone_batches_per_s=2.5, bytes_per_batch=38_535_168, spool_bytes=0.0, workers=4),
+    OffloadPath("csd0", transport="spool", dtype="float32", part="prefix", with_host_batches_per_s=1 / 3),
+    OffloadPath("gerät"),
+    OffloadPath("csd1", carried=True, source_bytes_per_batch=2.8e7),
+)
+
+
+@pytest.mark.parametrize(
+    "measured",
+    [
+        Measured(),
+        Measured(0.1, 8.25, 0.9, 7.5, 1e9, 0.0, PATHS, host_workers=3, host_prefetch=2),
+        *(measure(random_workload(random.Random(seed)), random.Random(seed)) for seed in range(20)),
+    ],
+)
+def test_what_was_written_is_read(measured):
+    assert Measured.from_json(measured.to_json()) == measured
+
+
+def test_figures_that_are_missing_are_not_known():
+    assert Measured.from_json('{"step_s": 2}') == Measured(step_s=2)
+    assert Measured.from_json('{"paths": [{"source": "csd0"}]}') == Measured(paths=(OffloadPath("csd0"),))
+
+
+def changed(name: str, value: object) -> str:
+    data = json.loads(Measured(0.1, 8.25, 0.9, 7.5, 1e9, 0.0, PATHS).to_json())
+    if name in data:
+        data[name] = value
+    else:
+        data["paths"][0][name] = value
+    return json.dumps(data)
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("", "no JSON"),
+        ('{"step_s": 1', "no JSON"),
+        ("[" * 100_000, "no JSON"),
+        ("3", "Measured is 3; it must be an object"),
+        ("[]", "it must be an object"),
+        ('{"step": 1}', "Measured has a field 'step' that is not known"),
+        ('{"paths": [{}]}', "OffloadPath has no source"),
+        ('{"paths": {}}', "a list"),
+        (changed("carried", 1), "carried is 1; it must be true or false"),
+        (changed("source_bytes_per_batch", 0), "above 0"),
+        ('{"step_s": NaN}', "a number from 0"),
+        ('{"step_s": Infinity}', "a number from 0"),
+        ('{"step_s": 1' + "0" * 400 + "}", "a number from 0"),
+        (changed("step_s", "0.1"), "Measured: step_s is '0.1'; it must be a number from 0"),
+        (changed("step_s", True), "a number from 0"),
+        (changed("step_s", -1), "a number from 0"),
+        (changed("step_s", 0), "Measured: step_s=0.0; give a finite number above 0"),
+        (changed("relative_error", [0.1]), "a number from 0"),
+        (changed("source", None), "a text"),
+        (changed("transport", "pigeon"), "transport='pigeon'; give one of spool, stream"),
+        (changed("dtype", 8), "a text"),
+        (changed("part", "half"), "give one of whole, prefix"),
+        (changed("workers", 2.5), "an integer from 1"),
+        (changed("workers", None), "an integer from 1"),
+        (changed("spool_bytes", "much"), "a number from 0"),
+        (changed("paths", [{"source": "a"}, {"source": "a"}]), "2 times; give each way of a source once"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused(text, says):
+    with pytest.raises(Misfit) as misfit:
+        Measured.from_json(text)
+    assert says in str(misfit.value) and len(str(misfit.value)) < 300
