@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 
 from csd_engine.protocol.fields import MAX_INT, integer, list_of, optional
-from ddlp.auto.measured import Measured, data_of
+from ddlp.auto.measured import Measured
 from ddlp.auto.window_figures import NAMES, WindowFigures, alike, slowest
 from ddlp.schema import checked_fields
 
@@ -53,12 +53,12 @@ class Agreed:
 
     @staticmethod
     def from_json(text: str | bytes) -> Agreed:
-        """Return what a text of `to_json` has. Raises Misfit if it is damaged."""
+        """Return what a text of `to_json` has. Raises ValueError if it is damaged."""
         checks = {
             "rank": _RANK, "window": optional(WindowFigures.from_data), "known": optional(Measured.from_data),
             "sources": NAMES, "without": list_of(_RANK, 1 << 20),
         }  # fmt: skip
-        return Agreed(**checked_fields("Agreed", data_of(text), checks, {}))
+        return Agreed(**checked_fields("Agreed", json.loads(text), checks, {}))
 
 
 @dataclass

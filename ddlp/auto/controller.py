@@ -246,6 +246,11 @@ class Controller:
             return None
         return () if self.stopped else tuple(path.source for path in self.decision.chosen.paths)
 
+    @property
+    def to_remember(self) -> Measured | None:
+        """What the next run of the same may begin with: without sources that made training slower. None: nothing yet."""
+        return replace(self.measured, paths=()) if self.measured is not None and self.stopped else self.measured
+
     def note(self) -> str:
         """Return a line for the report."""
         if self.decision is None and self.agreement is not None and self.agreement.offered is not None:

@@ -5,16 +5,15 @@ The symbols are FastFlow's (Um et al., PVLDB 16(5), 2023). None means: not known
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeVar, get_args
 
 from csd_engine.protocol.fields import MAX_INT, MAX_TEXT, Check, integer, list_of, number, optional, truth
 from ddlp.schema import Misfit, checked_fields, text_of
 
-__all__ = ["DType", "Measured", "OffloadPath", "Part", "Transport", "check_numbers", "data_of"]
+__all__ = ["DType", "Measured", "OffloadPath", "Part", "Transport", "check_numbers"]
 
 Transport = Literal["spool", "stream"]  # through a shared file system, or over the engine's socket
 DType = Literal["uint8", "float32"]
@@ -109,8 +108,6 @@ class Measured:
         transfer_bytes_per_s: bytes a second that the host can take in from all sources together.
         relative_error: the standard error of the rates, as a part of them: 0.005 for 100 batches whose times vary by 5 %.
         paths: the ways of all sources.
-        host_workers: the number of the host's workers that ``num_workers="auto"`` has found.
-        host_prefetch: the number of batches that each of them prefetches.
     """
 
     step_s: float | None = None
@@ -120,15 +117,12 @@ class Measured:
     transfer_bytes_per_s: float | None = None
     relative_error: float | None = None
     paths: tuple[OffloadPath, ...] = ()
-    host_workers: float | None = None
-    host_prefetch: float | None = None
 
     def __post_init__(self) -> None:
         check_numbers(
             self,
             above_zero=(
                 "step_s", "loader_batches_per_s", "host_cpu_s_per_batch", "host_processors", "transfer_bytes_per_s",
-                "host_workers", "host_prefetch",
             ),
             not_negative=("relative_error",),
         )  # fmt: skip
@@ -145,32 +139,14 @@ class Measured:
             return None
         return self.host_processors / self.host_cpu_s_per_batch
 
-    def to_json(self) -> str:
-        """Return these figures as a text, for `from_json`."""
-        return json.dumps(asdict(self))
-
-    @staticmethod
-    def from_json(text: str) -> Measured:
-        """Return the figures that a text of `to_json` has. Figures that it lacks are not known.
-
-        Raises:
-            Misfit: the text is damaged, or a field is unknown or not what it must be.
-        """
-        return Measured.from_data(data_of(text))
-
     @staticmethod
     def from_data(data: Any) -> Measured:
-        """Return the same of JSON that is parsed already."""
+        """Return the figures that `dataclasses.asdict` has made data of. Figures that it lacks are not known.
+
+        Raises Misfit if a field is unknown, or not what it must be.
+        """
         checks = {**_figures(Measured), "paths": list_of(_path, _MOST_PATHS)}
         return _made(Measured, checked_fields("Measured", data, {}, checks))
-
-
-def data_of(text: str | bytes) -> Any:
-    """Parse JSON. Raises Misfit if it is damaged."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise Misfit(f"the figures are no JSON ({error})") from None
 
 
 _MOST_PATHS = 1000

@@ -30,7 +30,6 @@ import torch
 
 from csd_engine.protocol.fields import optional
 from ddlp.auto.agreement import Agreed, Agreement
-from ddlp.auto.measured import data_of
 from ddlp.auto.window_figures import WindowFigures
 from ddlp.process.ranks import here
 
@@ -126,7 +125,7 @@ class RankExchange:
         for rank in set(range(1, agreement.ranks)) - self._offered.keys():
             sent = store.add(f"{rank}/number", 0)  # add 0 reads a number without waiting for it
             if sent == number:
-                self._offered[rank] = optional(WindowFigures.from_data)(data_of(store.get(f"{rank}")))
+                self._offered[rank] = optional(WindowFigures.from_data)(json.loads(store.get(f"{rank}")))
             elif sent < 0:
                 agreement.left(rank)
             elif not (agreement.late or rank in agreement.absent):

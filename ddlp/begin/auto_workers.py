@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from csd_engine.machine.computer import cpu_model, memory, processors
-from ddlp.auto.fingerprints import dataset_text, host_text, pipeline_text, sources_text
-from ddlp.auto.measured import Measured
-from ddlp.auto.store import Key, Store
+from csd_engine.machine.computer import memory, processors
+from csd_engine.protocol.fields import integer
+from ddlp.auto.store import Stored
 from ddlp.auto.workers import LEAST, AutoWorkers, Figures
+from ddlp.begin.remembered import workers_of
 from ddlp.config import LoaderConfig
 from ddlp.process.ranks import here
-from ddlp.process.user_warnings import advise_user
-from ddlp.process.version import __version__
 from ddlp.sampling.checkpoint import is_stateful
 from ddlp.schedule.ledger import Side
 from ddlp.schedule.rates import Rate
+from ddlp.schema import checked_fields
 from ddlp.sources.host.own_steps import in_processes
 from ddlp.stats.live import Life
 from ddlp.translate.portable import Portable
@@ -50,8 +48,7 @@ class LoaderWorkers:
         ranks = here()
         self._prefetch_factor = prefetch_factor
         self.auto = AutoWorkers(processors() / (1 if ranks is None else ranks.local_ranks))
-        self._place: tuple[Store, Key] | None = None  # where the decision is stored; None: not known yet
-        self._kept: tuple[int, int] | None = None  # what is stored
+        self._stored: Stored | None = None  # where the decision is kept; None: not known yet
         self._fixed = ""  # why the number stays
         self._portable: Portable | None = None  # of the epoch under way
         self._in_processes = True
@@ -82,9 +79,10 @@ class LoaderWorkers:
             self._fixed = "it stays, since DALI's own threads are not measured"
         else:
             self._fixed = ""
-            if self._place is None:
-                self._place = Store(), _key(loader, config, portable)
-                self._recall(*self._place)
+            if self._stored is None:
+                self._stored = workers_of(loader, config, portable)
+                if (found := self._stored.read(_checked)) is not None:
+                    self.auto.know(found["workers"], found["prefetch"])
         vars(loader)["num_workers"] = self.auto.count  # not by assignment: that is the user's own choice
         if self._prefetch_factor is None:
             vars(loader)["prefetch_factor"] = self.auto.prefetch
@@ -101,19 +99,8 @@ class LoaderWorkers:
             return
         self._judged_s = began_s
         self.auto.measured(figures, memory().available or math.inf)  # 0: it can't be read
-        found = self.auto.count, self.auto.prefetch
-        if self._place is not None and found != self._kept:
-            store, key = self._place
-            measured = Measured(
-                step_s=figures.step_s,
-                loader_batches_per_s=1 / figures.period_s,
-                host_cpu_s_per_batch=figures.cpu_s or None,
-                host_processors=self.auto.processors,
-                host_workers=found[0],
-                host_prefetch=found[1],
-            )
-            self._kept = found
-            store.put(key, measured)
+        if self._stored is not None:
+            self._stored.write({"workers": self.auto.count, "prefetch": self.auto.prefetch})
 
     def _figures(self, life: Life) -> Figures | None:
         """Return the figures of the last epoch; None: it had too few batches."""
@@ -146,46 +133,12 @@ class LoaderWorkers:
             batches=batches,
         )
 
-    def _recall(self, store: Store, key: Key) -> None:
-        found = store.get(key)
-        if found is not None and found.host_workers and found.host_prefetch:
-            self._kept = int(found.host_workers), int(found.host_prefetch)
-            self.auto.know(*self._kept)
-        if store.note:
-            advise_user(f"ddlp: {store.note}")
-
 
 def _rates(life: Life) -> dict[str, Rate]:
     return {"busy": life.rates.host, "cpu": life.rates.host_cpu, "step": life.rates.training}
 
 
-def _key(loader: DataLoader, config: LoaderConfig, portable: Portable | None) -> Key:
-    """Return the key of a loader's number of workers among the stored measurements."""
-    dataset: Any = loader.dataset
-    ranks = here()
-    settings = ("num_workers='auto'", config.own_steps, config.postpone_decoding, loader.pin_memory)
-    if portable is None:
-        pipeline = ", ".join(_written(getattr(dataset, name, None)) for name in ("transform", "transforms", "target_transform"))
-        name, operators = type(dataset).__qualname__, {"ops": [{"op": "user code"}]}
-    else:
-        pipeline = f"{portable.epilogue.dtype}, {portable.views}, {portable.rest is None}, {config.decode}"
-        name, operators = ", ".join(part.name for part in portable.dataset.parts), portable.pipeline.to_data()
-    return Key(
-        dataset_text(name, len(dataset), type(dataset).__module__),
-        pipeline_text(operators, pipeline),
-        str(loader.batch_size),
-        "",
-        host_text(
-            processors(), cpu_model(), ranks=1 if ranks is None else ranks.local_ranks,
-            accelerator=str(config.target or ""), software=f"ddlp {__version__}, {settings}",
-        ),
-        sources_text([("number of workers", __version__, "")]),
-    )  # fmt: skip
-
-
-def _written(thing: Any) -> str:
-    """Return how an object writes itself, without addresses in memory."""
-    try:
-        return re.sub(r" at 0x[0-9a-f]+", "", repr(thing))
-    except Exception:  # the user's own __repr__
-        return type(thing).__qualname__
+def _checked(data: Any) -> dict[str, int]:
+    """Return what was kept. Raises ValueError for anything else."""
+    count = integer(1, 1 << 20)
+    return checked_fields("the number of workers", data, {"workers": count, "prefetch": count}, {})

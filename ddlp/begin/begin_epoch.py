@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ddlp.auto.controller import Controller
 from ddlp.auto.rank_exchange import RankExchange
+from ddlp.auto.store import Stored
 from ddlp.begin.loader_view import LoaderView
-from ddlp.begin.remembered import Remembered
 from ddlp.caching.settings import Cache
 from ddlp.epoch.begin import execute, host_of, joins_targets, resources_of
 from ddlp.epoch.iterator import EpochIterator
@@ -225,7 +226,7 @@ def _judged(view: LoaderView) -> Callable[[], None]:
 
 def _closed(
     controller: Controller | None,
-    remembered: Remembered | None,
+    remembered: Stored | None,
     exchange: RankExchange | None,
     judged: Callable[[], None],
     flush: Callable[[], None],
@@ -236,8 +237,8 @@ def _closed(
     flush()
     if exchange is not None:
         exchange.close()
-    if controller is not None and remembered is not None:
-        remembered.keep(controller)
+    if controller is not None and remembered is not None and controller.to_remember is not None:
+        remembered.write(asdict(controller.to_remember))
     ended()
 
 

@@ -18,8 +18,6 @@ From a run that was recorded (`DDLPLoader(..., record=RUN)`), or from a set-up t
 An epoch is played in simulated time by the ledger and the strategies that a loader uses. What is neither recorded nor given is
 assumed, and said below the table. docs/plan.md has all fields, and explains the columns.
 
-`--show` lists what was measured in earlier runs and is stored; `--forget` removes it.
-
 Status 0: all is well; 1: a recording can't be read; 2: what was given is wrong.
 """
 
@@ -30,7 +28,6 @@ import json
 import sys
 from pathlib import Path
 
-from ddlp.observe import store_command
 from ddlp.observe.described import Fields, checked, engine_of, merged, read_file, setup_of
 from ddlp.observe.measured_run import measured_run
 from ddlp.observe.plan import Plan, make_plan, text
@@ -50,13 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--engine", action="append", default=[], metavar="NAME=RATE",
         help="an engine and its batches a second; may be repeated")  # fmt: skip
     add("--json", action="store_true", help="print the figures as JSON")
-    store_command.add_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Predict and print. Returns the exit status."""
-    if (status := store_command.run(options)) is not None:
-        return status
     try:
         plan = _plan(options)
     except ValueError as error:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import asdict
 
 import pytest
 
@@ -21,21 +22,21 @@ PATHS = (
     "measured",
     [
         Measured(),
-        Measured(0.1, 8.25, 0.9, 7.5, 1e9, 0.0, PATHS, host_workers=3, host_prefetch=2),
+        Measured(0.1, 8.25, 0.9, 7.5, 1e9, 0.0, PATHS),
         *(measure(random_workload(random.Random(seed)), random.Random(seed)) for seed in range(20)),
     ],
 )
 def test_what_was_written_is_read(measured):
-    assert Measured.from_json(measured.to_json()) == measured
+    assert Measured.from_data(json.loads(json.dumps(asdict(measured)))) == measured
 
 
 def test_figures_that_are_missing_are_not_known():
-    assert Measured.from_json('{"step_s": 2}') == Measured(step_s=2)
-    assert Measured.from_json('{"paths": [{"source": "csd0"}]}') == Measured(paths=(OffloadPath("csd0"),))
+    assert Measured.from_data({"step_s": 2}) == Measured(step_s=2)
+    assert Measured.from_data({"paths": [{"source": "csd0"}]}) == Measured(paths=(OffloadPath("csd0"),))
 
 
 def changed(name: str, value: object) -> str:
-    data = json.loads(Measured(0.1, 8.25, 0.9, 7.5, 1e9, 0.0, PATHS).to_json())
+    data = json.loads(json.dumps(asdict(Measured(0.1, 8.25, 0.9, 7.5, 1e9, 0.0, PATHS))))
     if name in data:
         data[name] = value
     else:
@@ -46,9 +47,6 @@ def changed(name: str, value: object) -> str:
 @pytest.mark.parametrize(
     "text, says",
     [
-        ("", "no JSON"),
-        ('{"step_s": 1', "no JSON"),
-        ("[" * 100_000, "no JSON"),
         ("3", "Measured is 3; it must be an object"),
         ("[]", "it must be an object"),
         ('{"step": 1}', "Measured has a field 'step' that is not known"),
@@ -76,5 +74,5 @@ def changed(name: str, value: object) -> str:
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(text, says):
     with pytest.raises(Misfit) as misfit:
-        Measured.from_json(text)
+        Measured.from_data(json.loads(text))
     assert says in str(misfit.value) and len(str(misfit.value)) < 300
