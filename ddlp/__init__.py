@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ddlp.process.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from ddlp.auto.controller import Goal
-    from ddlp.auto.decide import Power, Prices
+    from ddlp.auto.decide import Goal, Power, Prices
     from ddlp.caching.settings import Cache
     from ddlp.datasets import ImageArrays, ImageFiles
     from ddlp.devices.device import Device
@@ -67,7 +66,7 @@ _WHERE = {
     "EpochReport": "ddlp.stats.report",
     "Evaluated": "ddlp.evaluation",
     "Evaluation": "ddlp.evaluation",
-    "Goal": "ddlp.auto.controller",
+    "Goal": "ddlp.auto.decide",
     "HuggingFaceImages": "ddlp.huggingface",
     "ImageArrays": "ddlp.datasets",
     "ImageFiles": "ddlp.datasets",

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader
 
 from csd_engine.transforms.reduced import DECODES
-from ddlp.auto.controller import Goal
+from ddlp.auto.decide import Goal
 from ddlp.caching.settings import Cache
 from ddlp.devices.device import Device
 from ddlp.process.platforms import other_system

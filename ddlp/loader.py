@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from ddlp.auto.controller import Goal
-from ddlp.auto.decide import Decision
+from ddlp.auto.decide import Decision, Goal
 from ddlp.auto.measured import Measured
 from ddlp.begin.auto_workers import LoaderWorkers, number_of_workers
 from ddlp.begin.begin_epoch import begin_epoch

@@ -62,10 +62,10 @@ def device_share(cell: Cell) -> float:
     """
     rate = 1 / cell.device_s
     path = OffloadPath(
-        "csd", transport="spool", alone_batches_per_s=rate, with_host_batches_per_s=rate, host_cpu_s_per_batch=0.0
+        "csd", transport="spool", batches_per_s=rate, host_cpu_s_per_batch=0.0
     )
     measured = Measured(
-        step_s=cell.train_s, loader_batches_per_s=1 / cell.host_s, host_cpu_s_per_batch=cell.host_s, paths=(path,)
+        step_s=cell.train_s, host_batches_per_s=1 / cell.host_s, host_cpu_s_per_batch=cell.host_s, paths=(path,)
     )
     return play_epoch(measured, (path,), batches=EPOCH).taken["csd"] / EPOCH
 

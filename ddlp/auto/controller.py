@@ -15,14 +15,14 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
 
 from ddlp.auto.agreement import Agreement
-from ddlp.auto.decide import Decision, Objective, Power, Prices, check_goal, decide
-from ddlp.auto.measured import Measured, OffloadPath, Part, Transport
+from ddlp.auto.decide import Decision, Goal, decide
+from ddlp.auto.measured import Measured, OffloadPath, Transport
 from ddlp.auto.scaling import Scaler
 from ddlp.auto.window_figures import WindowFigures
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.rates import Rate, Rates
 
-__all__ = ["Controller", "Goal"]
+__all__ = ["Controller"]
 
 WARM_UP = 3  # batches of the first epoch that are not measured
 HOST_WINDOW = 30  # batches of the first window, of the host alone; it ends earlier, after
@@ -39,34 +39,6 @@ MOVED = 0.10  # a rate that has changed by this part allows another decision bef
 PAUSE = 20  # batches after the number of a pool's engines has changed that are not measured
 SLOW_WINDOWS = 2  # so many windows in a row that were slower than the host alone end the offloading; slower by
 SLOWER = 0.01  # this part at least: where training does not wait for either, times differ by less, and hardly vary
-
-
-@dataclass(frozen=True)
-class Goal:
-    """What `strategy="auto"` makes small.
-
-    Attributes:
-        objective: seconds, joules or price of a batch.
-        threshold: the part by which a decision with more sources must be better.
-        max_slowdown: no decision may take more than (1 + max_slowdown) times as long as the fastest; None: any.
-        prices: for the objective "cost".
-        power: for the objective "energy".
-        model: a name of what is trained. What a run has measured is kept for the next run of the same model, data and host.
-        remember: False: nothing is kept, and nothing of an earlier run is used.
-
-    Raises ValueError for a value out of its range, and if prices or watts are missing.
-    """
-
-    objective: Objective = "time"
-    threshold: float = 0.02
-    max_slowdown: float | None = None
-    prices: Prices | None = None
-    power: Power | None = None
-    model: str = ""
-    remember: bool = True
-
-    def __post_init__(self) -> None:
-        check_goal(self.threshold, self.objective, self.max_slowdown, self.prices, self.power)
 
 
 @dataclass
@@ -109,7 +81,6 @@ class Controller:
         measured: what it was made from.
         transports: how each source's batches come, as far as that is known.
         carried: the sources to which the host sends the files of their batches.
-        part: what sources do of the pipeline: a prefix, if the host runs steps behind it that can't travel.
         stopped: what was measured has ended the offloading.
         agreement: with the other ranks; None: this one decides by itself.
         scaler: says how many engines the pool should have, if all sources are those of a pool that can grow and shrink; None:
@@ -124,7 +95,6 @@ class Controller:
     measured: Measured | None = None
     transports: dict[str, Transport] = field(default_factory=dict)
     carried: set[str] = field(default_factory=set)
-    part: Part = "whole"
     stopped: bool = False
     agreement: Agreement | None = None
     scaler: Scaler | None = None
@@ -161,8 +131,7 @@ class Controller:
 
     def begin(self, ledger: Ledger) -> None:
         """Begin an epoch. Raises ValueError if watts or prices of a source are missing."""
-        check_goal(self.goal.threshold, self.goal.objective, self.goal.max_slowdown, self.goal.prices, self.goal.power,
-                   set(ledger.devices))  # fmt: skip
+        self.goal.check(set(ledger.devices))
         self._ledger, self._alive = ledger, frozenset()
         if self._alone is None:
             self.rates.rest(ledger.devices)  # the host is measured alone first
@@ -176,7 +145,7 @@ class Controller:
         batch_s = max(measured.step_s, 1 / measured.host_batches_per_s)
         self._alone = _Alone(batch_s, 0.0, batch_s > measured.step_s)
         self._warm_up, self._length, self.measured = WARM_UP, WINDOW, measured
-        self.decision = self._decide(measured)
+        self.decision = decide(measured, self.goal)
         self._not_before = 0 if self.decision.offloads else RETRY
 
     def _begin_as_known(self) -> None:
@@ -358,7 +327,7 @@ class Controller:
         self.measured = self._with_host_alone(window)
         if self._slow >= SLOW_WINDOWS and self.goal.objective == "time":
             return self._stop(window)
-        decision = self._decide(self.measured)
+        decision = decide(self.measured, self.goal)
         chosen = {path.source for path in decision.chosen.paths}
         if self.scaler is not None and (chosen or self.scaler.engines > self.scaler.least):
             chosen = set(window.taking_part)
@@ -381,7 +350,7 @@ class Controller:
         now_s = self._alone_s(window.step_s, window.host_cpu_s)
         if abs(now_s / alone_s - 1) > MOVED:  # else it scatters more than it has changed
             alone_s = now_s
-        measured = replace(window.measured, loader_batches_per_s=1 / alone_s if alone_s else None)
+        measured = replace(window.measured, host_batches_per_s=1 / alone_s if alone_s else None)
         if self.scaler.window(len(window.taking_part), window.taken_s, measured) != before:
             self._scaled(self.scaler.engines)
 
@@ -399,7 +368,7 @@ class Controller:
             self._try(sources)
             return
         self.measured = self._with_host_alone(window)
-        decision = self._decide(self.measured)
+        decision = decide(self.measured, self.goal)
         if not (self.stopped or decision.offloads):  # else sources that rest may be worth a try, later
             self.decision = decision
 
@@ -442,18 +411,14 @@ class Controller:
     def _rates_now(self) -> dict[str, float]:
         measured = self.measured
         assert measured is not None
-        found = {path.source: path.batches_per_s or 0.0 for path in measured.paths}
-        return found | {"host": measured.loader_batches_per_s or 0.0, "step": measured.step_s or 0.0}
+        found = {path.source: path.batches_per_s for path in measured.paths}
+        return found | {"host": measured.host_batches_per_s or 0.0, "step": measured.step_s or 0.0}
 
     def _with_host_alone(self, window: WindowFigures) -> Measured:
         alone_s = self._alone_s(window.step_s, window.host_cpu_now_s)
-        return replace(window.measured, loader_batches_per_s=1 / alone_s if alone_s else None)
+        return replace(window.measured, host_batches_per_s=1 / alone_s if alone_s else None)
 
     # -- figures -------------------------------------------------------------------------------------------------
-
-    def _decide(self, measured: Measured) -> Decision:
-        goal = self.goal
-        return decide(measured, goal.threshold, goal.objective, goal.max_slowdown, goal.prices, goal.power)
 
     def _totals(self) -> dict[int, tuple[int, float]]:
         rates = (*self.rates.devices.values(), self.rates.training, self.rates.host, self.rates.host_cpu)
@@ -508,8 +473,8 @@ class Controller:
         size = float(rates.full_batch * rates.sample_bytes) or 1.0  # if it is not known, all sizes are in batches
         link, taking = rates.link_per_s(name), rates.taking_cpu.get(name)
         return OffloadPath(
-            source=name, transport=self.transports.get(name, "stream"), part=self.part, workers=rate.parallel,
-            with_host_batches_per_s=self._source_rate(name, window),
+            source=name, transport=self.transports.get(name, "stream"), workers=rate.parallel,
+            batches_per_s=self._source_rate(name, window),
             host_cpu_s_per_batch=taking.seconds if taking is not None and taking.count else None,
             bytes_per_batch=size, bandwidth_bytes_per_s=link * size if rates.link_s(name) else None,
             spool_bytes=account.quota * size, carried=name in self.carried,

@@ -99,7 +99,7 @@ class Scaler:
         seen = self._seen.setdefault(engines, _Mean())
         seen.add(batch_s)
         if engines and measured.paths:
-            made = [path_limit(path, path.batches_per_s)[0] for path in measured.paths]
+            made = [path_limit(path)[0] for path in measured.paths]
             self._rates.setdefault(engines, _Mean()).add(sum(made) / len(made), sum(made) * batch_s)
             taking = [path.host_cpu_s_per_batch for path in measured.paths if path.host_cpu_s_per_batch is not None]
             if taking and measured.host_cpu_s_per_batch is not None:
@@ -170,8 +170,10 @@ class Scaler:
     def _fitted(self, measured: Measured) -> Seconds:
         """Return the seconds a batch with so many engines, by the model that fits best; where it does not fit, those seen."""
         rate = self._rate()
-        path = replace(measured.paths[0], spool_bytes=None, bandwidth_bytes_per_s=None) if measured.paths else OffloadPath("")
-        now = replace(measured, step_s=self._step.value, loader_batches_per_s=1 / self._alone.value)
+        path = OffloadPath("", rate)
+        if measured.paths:
+            path = replace(measured.paths[0], spool_bytes=None, bandwidth_bytes_per_s=None)
+        now = replace(measured, step_s=self._step.value, host_batches_per_s=1 / self._alone.value)
         if self._taking.weight:
             path = replace(path, host_cpu_s_per_batch=self._taking.value)
             now = replace(now, host_cpu_s_per_batch=self._making.value)
@@ -179,7 +181,7 @@ class Scaler:
 
         def model(times: float = 1.0, together: float = math.inf, step_s: float = now.step_s or 0.0) -> Seconds:
             """Engines are so many times as fast, and all of them together make so many batches a second at most."""
-            one = replace(path, bytes_per_batch=size, with_host_batches_per_s=rate * times)
+            one = replace(path, bytes_per_batch=size, batches_per_s=rate * times)
             limit = None if math.isinf(together) else together * size
 
             def seconds(count: int) -> float:

@@ -9,7 +9,8 @@ from torch.utils.data import DataLoader
 
 from csd_engine.machine.computer import processors
 from csd_engine.prepare.cached_batch import SampleCache
-from ddlp.auto.controller import Controller, Goal
+from ddlp.auto.controller import Controller
+from ddlp.auto.decide import Goal
 from ddlp.auto.measured import Measured
 from ddlp.auto.rank_exchange import agreement_of
 from ddlp.auto.scaling import Scaler
@@ -120,7 +121,6 @@ class LoaderParts:
                     self.controller.know(found)
                 if agreement is not None:
                     agreement.known = self.controller.measured
-        self.controller.part = "whole" if now.rest is None else "prefix"
         if self.controller.scaler is None and not (config.engine_devices or config.own_sources or work):
             _scale(pool_of(config), self.controller)
         return self.controller

@@ -1,138 +1,127 @@
-"""A whole plan: a set-up's strategies side by side, each with the least time that its rates allow; and its text."""
+"""A set-up's strategies side by side, each played by the simulator, with the least time that its rates allow."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ddlp.auto.decide import decide, estimate
 from ddlp.auto.measured import OffloadPath
-from ddlp.observe.play import Played
-from ddlp.observe.predict import Epoch, epoch_of, predict, simulated
+from ddlp.observe.play import Played, play_epoch
 from ddlp.observe.setup import Setup
-from ddlp.schedule.strategies import STRATEGIES, Auto, Cpu, Wrr
+from ddlp.schedule.strategies import STRATEGIES, Auto, Cpu, Strategy, Wrr
 
-__all__ = ["Plan", "Recorded", "Row", "make_plan", "text"]
+__all__ = ["SIMULATED", "WAITS", "Row", "predict", "rows", "text"]
 
-
-@dataclass(frozen=True)
-class Recorded:
-    """An epoch as it was, to stand beside the predicted ones. ``strategy``: its strategy, or "dataloader"."""
-
-    strategy: str
-    played: Played
+SIMULATED = 1000  # batches at most: a longer epoch is simulated with so many
+WAITS = 0.05  # part of the epoch: if training waits less than this, training limits, as `ddlp analyse` has it
 
 
 @dataclass(frozen=True)
 class Row:
-    """A strategy.
+    """A whole epoch under a strategy.
 
     Attributes:
         name: of the strategy, and whether it is the recorded epoch.
         engines: that take part.
-        epoch: what it takes.
-        speed: the time of `cpu` / its time.
+        seconds: it takes.
+        waiting: the part of these in which training has no batch.
+        limit: the stage that limits: "training", "host", "source", "transfer" or "spool".
         bound_s: the least time with these engines, by `estimate`. None for a recorded epoch.
+        speed: the time of `cpu` / its time.
     """
 
     name: str
     engines: tuple[str, ...]
-    epoch: Epoch
-    speed: float
+    seconds: float
+    waiting: float
+    limit: str
     bound_s: float | None
+    speed: float
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A plan. ``source`` says where the figures are from."""
-
-    setup: Setup
-    source: str
-    rows: tuple[Row, ...]
-
-    @property
-    def simulated(self) -> int:
-        """Batches that were simulated; the seconds of a longer epoch are scaled."""
-        return simulated(self.setup)
-
-    def to_data(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return asdict(self) | {"simulated_batches": self.simulated}
-
-
-def make_plan(setup: Setup, source: str, recorded: Recorded | None = None) -> Plan:
+def rows(setup: Setup, recorded: Played | None = None, name: str = "") -> list[Row]:
     """Play an epoch under `cpu`, and under each other strategy if there are engines.
 
-    ``recorded``: the epoch that the figures are from. It has the second row, as it was. `auto` works as `wrr` with the engines
-    that `decide` chooses.
+    ``recorded``: the epoch that the figures are from, under the strategy ``name``. It has the second row, as it was. `auto`
+    works as `wrr` with the engines that `decide` chooses.
     """
-    cpu = predict(setup, Cpu)
-    rows = [Row(Cpu.name, (), cpu, 1.0, _bound_s(setup, ()))]
-
-    def add(name: str, paths: tuple[OffloadPath, ...], epoch: Epoch, bound_s: float | None) -> None:
-        rows.append(Row(name, tuple(path.source for path in paths), epoch, cpu.seconds / epoch.seconds, bound_s))
-
+    engines = setup.measured.paths
+    found = [predict(setup, Cpu)]
     if recorded is not None:
-        paths = tuple(path for path in setup.engines if path.source in recorded.played.taken)
-        add(f"{recorded.strategy}, as recorded", paths, epoch_of(setup, paths, recorded.played), None)
-    if setup.engines:
-        for name, strategy in STRATEGIES.items():
+        paths = tuple(path for path in engines if path.source in recorded.taken)
+        found.append(_row(setup, f"{name}, as recorded", paths, recorded, None, found[0].seconds))
+    if engines:
+        for strategy in STRATEGIES.values():
             if strategy.uses_device and not strategy.decides:
-                bound_s = _bound_s(setup, setup.engines, strategy.needs_device)
-                add(name, setup.engines, predict(setup, strategy), bound_s)
-        chosen = decide(setup.measured).chosen.paths
-        add(Auto.name, chosen, predict(setup, Wrr, chosen), _bound_s(setup, chosen))
-    return Plan(setup, source, tuple(rows))
+                found.append(predict(setup, strategy, engines, cpu_s=found[0].seconds))
+        found.append(predict(setup, Wrr, decide(setup.measured).chosen.paths, Auto.name, found[0].seconds))
+    return found
 
 
-def _bound_s(setup: Setup, paths: tuple[OffloadPath, ...], alone: bool = False) -> float:
-    """The least seconds of an epoch by `estimate`; ``alone``: the host makes nothing."""
-    least = estimate(setup.measured, paths)
-    assert least.time_s is not None
-    if alone:
-        return setup.batches * max(setup.step_s, 1 / sum(least.source_batches_per_s))
-    return setup.batches * least.time_s
+def predict(
+    setup: Setup, strategy: type[Strategy], paths: tuple[OffloadPath, ...] = (), name: str = "", cpu_s: float | None = None
+) -> Row:
+    """Simulate an epoch by the loader's ledger and this strategy. ``paths``: the engines that take part.
+
+    A long epoch is simulated with fewer batches (`SIMULATED`), and its seconds are scaled in proportion. ``name``: another name
+    than the strategy's; ``cpu_s``: the time of `cpu`, None: this is it.
+    """
+    measured, batches = setup.measured, min(setup.batches, SIMULATED)
+    played = play_epoch(measured, paths, strategy, batches=batches, workers=setup.workers)
+    least = estimate(measured, paths)
+    assert least.time_s is not None and measured.step_s is not None
+    if strategy.needs_device:  # the host makes nothing
+        bound_s = max(measured.step_s, 1 / sum(least.source_batches_per_s))
+    else:
+        bound_s = least.time_s
+    return _row(setup, name or strategy.name, paths, played, setup.batches * bound_s, cpu_s)
 
 
-def text(plan: Plan) -> str:
-    """For a person: what is planned for, the table, and what has been assumed."""
-    setup = plan.setup
-    energy, cost = setup.power is not None, setup.prices is not None
-    heads = ["strategy", "engines", "epoch", "speed", "at best", "waits", "limit", *["energy"] * energy, *["cost"] * cost]
-    table = [heads, *map(_cells, plan.rows)]
+def _row(
+    setup: Setup, name: str, paths: tuple[OffloadPath, ...], played: Played, bound_s: float | None, cpu_s: float | None
+) -> Row:
+    seconds, waiting = played.seconds * setup.batches / played.batches, played.waiting_s / played.seconds
+    if waiting < WAITS:
+        limit = "training"
+    elif 2 * sum(played.taken.values()) <= played.batches:
+        limit = "host"
+    else:
+        limits = dict(zip((path.source for path in paths), estimate(setup.measured, paths).source_limits, strict=True))
+        limit = limits[max(played.taken, key=played.taken.__getitem__)]
+    engines = tuple(path.source for path in paths)
+    return Row(name, engines, seconds, waiting, limit, bound_s, 1.0 if cpu_s is None else cpu_s / seconds)
+
+
+def text(setup: Setup, source: str, found: Sequence[Row]) -> str:
+    """For a person: what is planned for, the table, and what has been assumed. ``source`` says where the figures are from."""
+    measured = setup.measured
+    table = [("strategy", "engines", "epoch", "speed", "at best", "waits", "limit"), *map(_cells, found)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     words = {0, 1, 6}  # columns that stand to the left
-    lines = [f"from {plan.source}:", *(f"  {line}" for line in _made_of(setup)), ""]
+    lines = [
+        f"from {source}:",
+        f"  an epoch of {setup.batches:,} batches; a training step takes {measured.step_s:.4g} s",
+        f"  the host makes {measured.host_batches_per_s:.4g} batches/s with {setup.workers} worker{'s' * (setup.workers > 1)}",
+    ]
+    for path in measured.paths:
+        workers = f", {path.workers} workers" if path.workers > 1 else ""
+        lines.append(f"  {path.source} makes {path.batches_per_s:.4g} batches/s, by {path.transport}{workers}")
+    lines.append("")
     for row in table:
         cells = (cell.ljust(width) if column in words else cell.rjust(width)
                  for column, (cell, width) in enumerate(zip(row, widths, strict=True)))  # fmt: skip
         lines.append("  ".join(cells).rstrip())
     lines += ["", *(f"assumed: {one}" for one in setup.assumed)]
-    if plan.simulated < setup.batches:
-        lines.append(f"simulated: {plan.simulated:,} of the {setup.batches:,} batches; seconds are scaled")
+    if setup.batches > SIMULATED:
+        lines.append(f"simulated: {SIMULATED:,} of the {setup.batches:,} batches; seconds are scaled")
     return "\n".join(lines)
 
 
-def _made_of(setup: Setup) -> list[str]:
-    lines = [
-        f"an epoch of {setup.batches:,} batches; a training step takes {setup.step_s:.4g} s",
-        f"the host makes {setup.host_rate:.4g} batches/s with {setup.workers} worker{'s' * (setup.workers > 1)}",
-    ]
-    for path in setup.engines:
-        by = f"by {path.transport}" + (f", {path.workers} workers" if path.workers > 1 else "")
-        by += ", from files that the host sends" if path.carried else ""
-        lines.append(f"{path.source} makes {path.batches_per_s:.4g} batches/s, {by}")
-    return lines
-
-
-def _cells(row: Row) -> list[str]:
-    epoch = row.epoch
-    cells = [
-        row.name, " ".join(row.engines) or "none", _seconds(epoch.seconds), f"{row.speed:.2f}x",
-        "-" if row.bound_s is None else _seconds(row.bound_s), f"{epoch.waiting:.0%}", epoch.limit,
-    ]  # fmt: skip
-    cells += [] if epoch.energy_j is None else [f"{epoch.energy_j / 1e3:,.4g} kJ"]
-    return cells + ([] if epoch.cost is None else [f"{epoch.cost:.4g}"])
+def _cells(row: Row) -> tuple[str, ...]:
+    bound = "-" if row.bound_s is None else _seconds(row.bound_s)
+    engines = " ".join(row.engines) or "none"
+    return row.name, engines, _seconds(row.seconds), f"{row.speed:.2f}x", bound, f"{row.waiting:.0%}", row.limit
 
 
 def _seconds(value: float) -> str:

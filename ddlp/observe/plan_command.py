@@ -26,12 +26,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
-from ddlp.observe.described import Fields, checked, engine_of, merged, read_file, setup_of
 from ddlp.observe.measured_run import measured_run
-from ddlp.observe.plan import Plan, make_plan, text
+from ddlp.observe.plan import rows, text
 from ddlp.observe.run import epoch_files, read_epoch
+from ddlp.observe.setup import Fields, checked, engine_of, merged, read_file, setup_of
 
 __all__ = ["add_arguments", "run"]
 
@@ -50,25 +51,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Predict and print. Returns the exit status."""
+    """Predict and print. Returns the exit status. Raises DDLPError for a recording that can't be read."""
     try:
-        plan = _plan(options)
+        given: Fields = {} if options.setup is None else read_file(options.setup)
+        given = merged(given, checked({"engine": [engine_of(one) for one in options.engine]}, "the options"))
+        sources = [*([] if options.setup is None else [str(options.setup)]), *(["the options"] if options.engine else [])]
+        if options.from_run is not None:
+            file = epoch_files(options.from_run)[-1]
+            found = measured_run(read_epoch(file), given.get("batch_bytes"))
+            sources = [str(file), *sources]
+            setup = setup_of(merged(found.fields, given), found.assumed)
+            epochs = rows(setup, found.played, found.strategy)
+        elif options.setup is not None:
+            setup = setup_of(given)
+            epochs = rows(setup)
+        else:
+            raise ValueError(_NOTHING)
     except ValueError as error:
         print(f"ddlp plan: {error}", file=sys.stderr)
         return 2
-    print(json.dumps(plan.to_data(), indent=2) if options.json else text(plan))
+    if options.json:
+        print(json.dumps({"source": ", ".join(sources), "setup": asdict(setup), "rows": list(map(asdict, epochs))}, indent=2))
+    else:
+        print(text(setup, ", ".join(sources), epochs))
     return 0
-
-
-def _plan(options: argparse.Namespace) -> Plan:
-    """Return the plan. Raises ValueError for what is wrong, DDLPError for a recording that can't be read."""
-    given: Fields = {} if options.setup is None else read_file(options.setup)
-    given = merged(given, checked({"engine": [engine_of(one) for one in options.engine]}, "the options"))
-    sources = [*([] if options.setup is None else [str(options.setup)]), *(["the options"] if options.engine else [])]
-    if options.from_run is None:
-        if options.setup is None:
-            raise ValueError(_NOTHING)
-        return make_plan(setup_of(given), ", ".join(sources))
-    file = epoch_files(options.from_run)[-1]
-    found = measured_run(read_epoch(file), given.get("batch_bytes"))
-    return make_plan(setup_of(merged(found.fields, given), found.assumed), ", ".join([str(file), *sources]), found.recorded)

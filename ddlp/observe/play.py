@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ddlp.auto.decide import host_spare, ocycle_ratio, path_sends
+from ddlp.auto.decide import host_spare, ocycle_ratio
 from ddlp.auto.measured import Measured, OffloadPath
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.rates import Rates
-from ddlp.schedule.simulate import Scales, Simulation, World
+from ddlp.schedule.simulate import Simulation, World
 from ddlp.schedule.slots import FETCH_SLOTS, FETCHERS, host_slots
 from ddlp.schedule.strategies import Strategy, Wrr
 
@@ -31,17 +31,13 @@ class Played:
         batches: its batches.
         seconds: from its beginning until the last batch was trained on.
         waiting_s: the seconds of these in which training had no batch.
-        host_made: batches that the host made, also those that were not used.
         taken: batches that the host took from each source.
-        engine_s: seconds of a pool's engines, from the wish for each until it has left.
     """
 
     batches: int
     seconds: float
     waiting_s: float
-    host_made: int
     taken: Mapping[str, int]
-    engine_s: float = 0.0
 
 
 class _Queue:
@@ -66,16 +62,15 @@ def play_epoch(
     about: Callable[[float], float] = lambda seconds: seconds,
     slots: tuple[int, int] | None = None,
     room: int = QUOTA,
-    scales: Scales | None = None,
-    starts_s: float = 0.0,
-    stop_after: int | None = None,
+    known: bool = True,
+    simulation_of: Callable[[Ledger, World, Callable[[Ledger, Rates], Strategy]], Simulation] = Simulation,
 ) -> Played:
     """Play an epoch.
 
     A batch that the host takes keeps its processors from making one, as far as none is free for that and no worker rests: the
     host's next batch takes so much longer. Nor are more taken than all its processors can. The batches of a link follow one
-    another, as do those of all links together. Leases and fetches reserve places in the spool. The rates are known from an
-    epoch before. Without ``about``, durations do not vary.
+    another, as do those of all links together. Leases and fetches reserve places in the spool. Without ``about``, durations do
+    not vary.
 
     Args:
         measured: the step's time and the host's rate must be known, and the rate of each path.
@@ -86,10 +81,8 @@ def play_epoch(
         about: returns a duration near the given one.
         slots: how many batches the host may hold, made by itself and taken; None: as the loader does.
         room: places in a spool at most.
-        scales: the paths are engines of a pool, and it says while training goes on how many of them there should be. The rates
-            are not known then.
-        starts_s: seconds until an engine of the pool that is wanted is there.
-        stop_after: the epoch is played until so many batches are trained on; None: to its end.
+        known: the rates are known from an epoch before.
+        simulation_of: makes the simulation.
     """
     step_s, r_cpu, p_cycle = measured.step_s, measured.host_batches_per_s, measured.host_cpu_s_per_batch
     assert step_s is not None and r_cpu is not None
@@ -97,7 +90,7 @@ def play_epoch(
     ratios = {path.source: ocycle_ratio(measured, path) for path in paths}
     free, _ = host_spare(measured)
     own_links, all_links, takers = {name: _Queue() for name in by_source}, _Queue(), _Queue()
-    made, taken = 0, Counter(dict.fromkeys(by_source, 0))
+    taken = Counter(dict.fromkeys(by_source, 0))
     owed, owed_at = 0.0, 0.0  # batches that the host can't make since it has taken others, and when that was
     busy: list[float] = []  # until when each of the host's workers that is at work
     soon = free and FETCH_SLOTS * max(ratios.values(), default=0.0)  # owed for batches at hand: free processors see to that
@@ -115,9 +108,9 @@ def play_epoch(
         pay(simulation.now)
 
     def host_s(position: int) -> float:
-        nonlocal owed, made
+        nonlocal owed
         settle()
-        late, made = max(0.0, owed - soon), made + 1
+        late = max(0.0, owed - soon)
         owed -= late
         seconds = (about(1 / r_cpu) + late / r_cpu) * workers
         heapq.heappush(busy, simulation.now + seconds)
@@ -139,10 +132,7 @@ def play_epoch(
         ) - now  # fmt: skip
 
     def device_s(path: OffloadPath) -> Callable[[int], float]:
-        rate = path.batches_per_s
-        assert rate is not None
-        made = min(rate, path_sends(path))  # the files of the next batches come while it makes one
-        return lambda position: about(path.workers / made)
+        return lambda position: about(path.workers / path.batches_per_s)
 
     places = {path.source: int(path.spool_bytes // path.bytes_per_batch)
               for path in paths if path.spool_bytes and path.bytes_per_batch}  # fmt: skip
@@ -150,23 +140,16 @@ def play_epoch(
         host_s=host_s, train_s=lambda position: about(step_s), fetch_s=fetch_s, host_workers=workers,
         device_s={path.source: device_s(path) for path in paths}, workers_of={path.source: path.workers for path in paths},
         quota=room, quota_of={name: min(room, count) for name, count in places.items()},
-        pool=() if scales is None else tuple(by_source), starts_s=starts_s,
-        progress=World.progress if scales is None else (),  # it is quicker so
         host_cpu_s=None if p_cycle is None else lambda position: about(p_cycle),
         taking_cpu_s=max((path.host_cpu_s_per_batch or 0.0 for path in paths), default=0.0),
     )  # fmt: skip
     host, fetched = (host_slots(workers, _PREFETCH, bool(paths)), FETCH_SLOTS) if slots is None else slots
-    simulation = Simulation(
-        Ledger(batches, host_slots=host, fetch_slots=fetched), world, strategy.make, stop_after=stop_after, controller=scales
-    )
+    simulation = simulation_of(Ledger(batches, host_slots=host, fetch_slots=fetched), world, strategy.make)
     simulation.rates.epoch_begins(workers, 1, int(max((path.bytes_per_batch or 0.0 for path in paths), default=0.0)))
-    if scales is None:
+    if known:
         _know(simulation.rates, measured, paths, workers)
-    else:
-        scales.asks(simulation.want)
-        simulation.want(scales.engines)
     outcome = simulation.run()
-    return Played(len(outcome.order), outcome.seconds, outcome.waiting_s, made, taken, outcome.engine_s)
+    return Played(len(outcome.order), outcome.seconds, outcome.waiting_s, taken)
 
 
 def _know(rates: Rates, measured: Measured, paths: tuple[OffloadPath, ...], workers: int) -> None:
@@ -178,8 +161,8 @@ def _know(rates: Rates, measured: Measured, paths: tuple[OffloadPath, ...], work
         rates.host.add(workers / measured.host_batches_per_s)
         rates.trained(measured.step_s)
         for path in paths:
-            rates.device(path.source).add(path.workers / (path.batches_per_s or math.inf))
+            rates.device(path.source).add(path.workers / path.batches_per_s)
             if path.bytes_per_batch and path.bandwidth_bytes_per_s:
                 link_s = path.bytes_per_batch / path.bandwidth_bytes_per_s
-                waits = FETCHERS if link_s * (path.batches_per_s or 0.0) >= 1 else 1  # each fetch for those before it
+                waits = FETCHERS if link_s * path.batches_per_s >= 1 else 1  # each fetch for those before it
                 rates.fetched(path.source, waits * link_s, 1.0, FETCHERS)

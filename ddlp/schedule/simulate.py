@@ -47,8 +47,6 @@ class World:
     moves: tuple[tuple[float, str, bool], ...] = ()  # when, which device; True: it joins, False: it leaves
     sampler: tuple[int, int] | None = None  # (batches, window): the sampler is read as the epoch goes
     progress: tuple[float, ...] = (0.25, 0.5, 0.75)  # parts of a batch after which a device says how far it is
-    pool: tuple[str, ...] = ()  # devices that are there only while they are wanted (`Simulation.want`), the first ones first
-    starts_s: float = 0.0  # seconds from the wish for one of the pool until it joins
 
 
 @dataclass
@@ -60,7 +58,6 @@ class Outcome:
     seconds: float = 0.0
     waiting_s: float = 0.0
     released: set[int] = field(default_factory=set)  # leases whose space was given back
-    engine_s: float = 0.0  # seconds of the pool's engines, from the wish for one until it has left
 
     @property
     def from_csd(self) -> int:
@@ -68,7 +65,7 @@ class Outcome:
         return sum(side is Side.CSD for side in self.sides)
 
 
-class Scales(Protocol):
+class Decides(Protocol):
     """What decides while the epoch goes on, such as `ddlp.auto.controller.Controller`.
 
     Attributes:
@@ -76,13 +73,6 @@ class Scales(Protocol):
     """
 
     rates: Rates
-
-    @property
-    def engines(self) -> int:
-        """How many engines of the pool there should be."""
-
-    def asks(self, want: Callable[[int], None]) -> None:
-        """Take what asks the pool for so many engines."""
 
     def begin(self, ledger: Ledger) -> None:
         """Begin the epoch."""
@@ -105,7 +95,7 @@ class Simulation:
 
     def __init__(
         self, ledger: Ledger, world: World, make: Callable[[Ledger, Rates], Strategy], *, stop_after: int | None = None,
-        controller: Scales | None = None,
+        controller: Decides | None = None,
     ) -> None:  # fmt: skip
         self.ledger, self.world, self._controller = ledger, world, controller
         self.rates = Rates() if controller is None else controller.rates
@@ -125,12 +115,8 @@ class Simulation:
         self._training = self._looks_again = False
         self._step_s: float | None = None  # of the last training step
         self._waiting_since: float | None = 0.0
-        self._wanted: dict[str, float] = {}  # engines of the pool that are there or starting, and since when
-        self._there = [name for name in world.device_s if name not in world.pool]  # all that the ledger may give leases to
-        self._wants: frozenset[str] = frozenset()  # engines of the pool that there should be
-        for name in world.device_s:
-            if name in world.pool:
-                continue
+        self._there = self._at_first()  # all that the ledger may give leases to
+        for name in self._there:
             ledger.expect(name, self.now)
             if name in world.absent:
                 ledger.no_longer_expect(name)
@@ -155,33 +141,11 @@ class Simulation:
             happen()
             self._pump()
         self.outcome.seconds = self.now
-        self.outcome.engine_s += sum(self.now - since for since in self._wanted.values())
         return self.outcome
 
-    def want(self, engines: int) -> None:
-        """Let so many engines of the pool be there. Further ones start; those too many retire."""
-        self._wants = frozenset(self.world.pool[:engines])
-        for name in self.world.pool[:engines]:
-            if name not in self._wanted:
-                self._wanted[name] = self.now
-                self._there.append(name)
-                self._start(name)
-        for name in sorted(self._wanted.keys() - self._wants):
-            if self.ledger.devices[name].alive:
-                self._retire(name, True)
-            else:
-                self._die(name)
-
-    def _start(self, name: str) -> None:
-        self._dead.discard(name)
-        self.ledger.expect(name, self.now)
-        self._at(self.world.starts_s, partial(self._started, name, self._wanted[name]))
-
-    def _started(self, name: str, since: float) -> None:
-        if self._wanted.get(name) == since:
-            self._lives[name] += 1
-            self._device_idle[name] = self._workers(name)
-            self._join(name)
+    def _at_first(self) -> list[str]:
+        """The devices that the epoch begins with, absent ones too."""
+        return list(self.world.device_s)
 
     def _over(self) -> bool:
         stopped = self.stop_after is not None and len(self.outcome.order) >= self.stop_after
@@ -215,8 +179,6 @@ class Simulation:
     def _drain(self) -> None:
         for name in [name for name, account in self.ledger.devices.items() if account.has_retired]:
             self._die(name)
-            if name in self._wants:
-                self._start(name)  # it is wanted again
         effects = self.ledger.effects
         while effects:
             effect = effects.popleft()
@@ -300,9 +262,6 @@ class Simulation:
         self._dead.add(name)
         self._queues[name].clear()
         self.ledger.leave(name, self.now)
-        if name in self._wanted and name not in self._wants:
-            self._there.remove(name)
-            self.outcome.engine_s += self.now - self._wanted.pop(name)
         if name in self.world.device_returns_s:
             self._at(self.world.device_returns_s[name], partial(self._return, name))
 

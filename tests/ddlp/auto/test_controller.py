@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from ddlp.auto.controller import HOST_LEAST, HOST_WINDOW, RETRY, TRIAL_WAIT, TRIAL_WINDOW, WARM_UP, WINDOW, Controller, Goal
-from ddlp.auto.decide import Power, Prices
+from ddlp.auto.controller import HOST_LEAST, HOST_WINDOW, RETRY, TRIAL_WAIT, TRIAL_WINDOW, WARM_UP, WINDOW, Controller
+from ddlp.auto.decide import Goal, Power, Prices
 from ddlp.auto.measured import Measured, OffloadPath
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.rates import Rate, Rates
@@ -298,10 +298,10 @@ def test_it_is_at_most_3_percent_slower_than_the_best_fixed_strategy(seed):
 
 
 def test_a_stored_measurement_begins_with_its_decision():
-    path = OffloadPath("d0", with_host_batches_per_s=1 / 0.036)
+    path = OffloadPath("d0", batches_per_s=1 / 0.036)
     for measured, rests in (
-        (Measured(step_s=1e-9, loader_batches_per_s=1 / 0.012, paths=(path,)), False),
-        (Measured(step_s=0.02, loader_batches_per_s=1 / 0.02, paths=(path,)), True),
+        (Measured(step_s=1e-9, host_batches_per_s=1 / 0.012, paths=(path,)), False),
+        (Measured(step_s=0.02, host_batches_per_s=1 / 0.02, paths=(path,)), True),
     ):
         play = Play()
         play.controller.know(measured)
@@ -313,7 +313,7 @@ def test_a_stored_measurement_begins_with_its_decision():
 def test_a_stored_measurement_that_is_wrong_is_corrected():
     play = Play(devices=(1.2,))
     play.controller.know(Measured(
-        step_s=1e-9, loader_batches_per_s=1 / 0.012, paths=(OffloadPath("d0", with_host_batches_per_s=200.0),)
+        step_s=1e-9, host_batches_per_s=1 / 0.012, paths=(OffloadPath("d0", batches_per_s=200.0),)
     ))  # fmt: skip
     play.epoch()
     assert play.rested[0] == (1, False) and play.resting == {"d0"}

@@ -175,7 +175,7 @@ def test_offloading_that_harms_ends_on_all_ranks_and_is_told_once():
 
 
 def test_all_ranks_begin_with_what_rank_0_remembers():
-    known = Measured(step_s=0.001, loader_batches_per_s=1 / 0.012, paths=(OffloadPath("d", with_host_batches_per_s=80.0),))
+    known = Measured(step_s=0.001, host_batches_per_s=1 / 0.012, paths=(OffloadPath("d", batches_per_s=80.0),))
     team = Team((0.012, 0.001), (0.012, 0.001), known=known)
     team.train(3)
     assert all(one.works and len(one.history) == 1 and one.measured == [known] for one in team.ranks)

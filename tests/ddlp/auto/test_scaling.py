@@ -29,7 +29,7 @@ class World:
     def measured(self, engines: int) -> Measured:
         rate = self.engine / (1 + self.held_up * max(0, engines - 1))
         paths = tuple(
-            OffloadPath(f"e{n}", with_host_batches_per_s=rate, host_cpu_s_per_batch=self.ratio, bytes_per_batch=1.0)
+            OffloadPath(f"e{n}", batches_per_s=rate, host_cpu_s_per_batch=self.ratio, bytes_per_batch=1.0)
             for n in range(engines)
         )
         return Measured(self.step_s, self.host, 1.0, paths=paths)
@@ -201,7 +201,7 @@ def test_the_ranks_of_a_job_scale_together_by_the_slowest():
         for scaler in scalers.values():
             heard = type(agreed).from_json(agreed.to_json()).window
             assert heard is not None and asdict(heard) == asdict(agreed.window)
-            measured = Measured(**{**heard.measured.__dict__, "loader_batches_per_s": worlds[1].host})
+            measured = Measured(**{**heard.measured.__dict__, "host_batches_per_s": worlds[1].host})
             scaler.window(len(heard.taking_part), heard.taken_s, measured)
         assert len({scaler.engines for scaler in scalers.values()}) == 1
     assert scalers[0].engines == least(worlds[1], 16) > least(worlds[0], 16)

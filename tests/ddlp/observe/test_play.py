@@ -14,8 +14,8 @@ from ddlp.schedule.slots import FETCH_SLOTS, FETCHERS, host_slots
 from ddlp.schedule.strategies import STRATEGIES, Cpu, Csd, Mte, Ordered, Wrr
 from ddlp.sources import base
 
-HOST = Measured(step_s=0.1, loader_batches_per_s=4.0, host_cpu_s_per_batch=0.25)
-CSD = OffloadPath("csd", alone_batches_per_s=4.0, host_cpu_s_per_batch=0.0)
+HOST = Measured(step_s=0.1, host_batches_per_s=4.0, host_cpu_s_per_batch=0.25)
+CSD = OffloadPath("csd", batches_per_s=4.0, host_cpu_s_per_batch=0.0)
 
 
 def test_it_has_the_loaders_slots():
@@ -26,7 +26,7 @@ def test_it_has_the_loaders_slots():
 
 def test_the_host_alone_makes_one_batch_after_the_other():
     played = play_epoch(HOST, (), Cpu, batches=1000)
-    assert played.seconds == pytest.approx(250.1) and played.host_made == 1000  # the last step comes after the last batch
+    assert played.seconds == pytest.approx(250.1)  # the last step comes after the last batch
     assert played.waiting_s == pytest.approx(250.1 - 1000 * 0.1)
     assert play_epoch(HOST, (), Cpu, batches=1000, workers=5).seconds == pytest.approx(250.1 + 4 * 0.1)  # five at once
 
@@ -35,7 +35,7 @@ def test_the_host_alone_makes_one_batch_after_the_other():
 @pytest.mark.some(3)
 def test_no_strategy_is_faster_than_the_bound_and_none_far_from_it(name):
     for rate in (0.5, 2.0, 4.0, 7.0):
-        path = OffloadPath("csd", alone_batches_per_s=rate, host_cpu_s_per_batch=0.05, workers=2)
+        path = OffloadPath("csd", batches_per_s=rate, host_cpu_s_per_batch=0.05, workers=2)
         bound_s = 1000 / min(rate, 10.0) if name == "csd" else 1000 * estimate(HOST, (path,)).time_s
         seconds = play_epoch(HOST, (path,), STRATEGIES[name], batches=1000).seconds
         assert bound_s * 0.999 < seconds < bound_s * 1.08, rate
@@ -43,30 +43,24 @@ def test_no_strategy_is_faster_than_the_bound_and_none_far_from_it(name):
 
 @pytest.mark.parametrize("bandwidth", [3.0, 4.0, 8.0])
 def test_mte_is_as_fast_where_all_batches_of_its_second_part_come_late_over_a_link(bandwidth):
-    path = OffloadPath("csd", alone_batches_per_s=2.0, bytes_per_batch=1.0, bandwidth_bytes_per_s=bandwidth,
+    path = OffloadPath("csd", batches_per_s=2.0, bytes_per_batch=1.0, bandwidth_bytes_per_s=bandwidth,
                        host_cpu_s_per_batch=0.0)  # fmt: skip
     assert play_epoch(HOST, (path,), Mte, batches=1000).seconds == pytest.approx(1000 / 6, rel=0.02)
 
 
 def test_each_source_has_its_own_workers_and_room():
-    paths = (CSD, OffloadPath("slow", alone_batches_per_s=1.0, workers=4, host_cpu_s_per_batch=0.0))
+    paths = (CSD, OffloadPath("slow", batches_per_s=1.0, workers=4, host_cpu_s_per_batch=0.0))
     played = play_epoch(HOST, paths, Wrr, batches=900)
     assert played.seconds == pytest.approx(100.0, rel=0.03)
     assert played.taken["csd"] == pytest.approx(400, rel=0.03) and played.taken["slow"] == pytest.approx(100, rel=0.06)
-    one_place = OffloadPath("slow", alone_batches_per_s=1.0, workers=4, bytes_per_batch=1.0, spool_bytes=1.0,
+    one_place = OffloadPath("slow", batches_per_s=1.0, workers=4, bytes_per_batch=1.0, spool_bytes=1.0,
                             host_cpu_s_per_batch=0.0)  # fmt: skip
     assert play_epoch(HOST, (one_place,), Csd, batches=100).seconds == pytest.approx(400.0, rel=0.01)  # one worker's rate
 
 
-def test_files_that_the_host_sends_bound_the_source():
-    path = OffloadPath("far", alone_batches_per_s=4.0, host_cpu_s_per_batch=0.0, bytes_per_batch=1.0, bandwidth_bytes_per_s=6.0,
-                       carried=True, source_bytes_per_batch=3.0)  # fmt: skip
-    assert play_epoch(HOST, (path,), Csd, batches=100).seconds == pytest.approx(50.0, rel=0.03)
-
-
 def test_batches_that_are_taken_cost_the_host_its_own():
     """Taking one costs half of making one: with 2 a second from the device, the host makes 3 instead of 4."""
-    path = OffloadPath("csd", alone_batches_per_s=2.0, host_cpu_s_per_batch=0.125)
+    path = OffloadPath("csd", batches_per_s=2.0, host_cpu_s_per_batch=0.125)
     assert 1000 / play_epoch(HOST, (path,), Wrr, batches=1000).seconds == pytest.approx(5.0, rel=0.01)
     enough = Measured(0.1, 4.0, 0.25, host_processors=3)
     assert 1000 / play_epoch(enough, (path,), Wrr, batches=1000).seconds == pytest.approx(6.0, rel=0.01)
@@ -74,12 +68,12 @@ def test_batches_that_are_taken_cost_the_host_its_own():
 
 def test_workers_that_rest_take_batches():
     """The devices alone suffice: the host's slots are full, and what it takes costs it nothing, not even at the end."""
-    paths = tuple(OffloadPath(name, alone_batches_per_s=2.5, workers=4, host_cpu_s_per_batch=0.015) for name in "abcd")
+    paths = tuple(OffloadPath(name, batches_per_s=2.5, workers=4, host_cpu_s_per_batch=0.015) for name in "abcd")
     assert play_epoch(HOST, paths, Wrr, batches=1000, workers=8).seconds < 105.0
 
 
 def test_all_links_share_the_hosts():
-    paths = tuple(OffloadPath(name, alone_batches_per_s=4.0, bytes_per_batch=1e6, host_cpu_s_per_batch=0.0) for name in "ab")
+    paths = tuple(OffloadPath(name, batches_per_s=4.0, bytes_per_batch=1e6, host_cpu_s_per_batch=0.0) for name in "ab")
     narrow = Measured(0.1, 4.0, 0.25, transfer_bytes_per_s=2e6)
     assert play_epoch(narrow, paths, Csd, batches=200).seconds == pytest.approx(100.0, rel=0.02)
 
@@ -93,8 +87,8 @@ def test_as_many_are_fetched_at_a_time_as_a_loader_has_fetchers():
 @pytest.mark.parametrize("name, at_most_s", [("wrr", 8.0), ("ordered", 7.6), ("mte", 7.6)])
 def test_a_slow_network_is_known_from_the_epoch_before(name, at_most_s):
     """The device makes as many batches as the host, 2 a second arrive. The host alone takes 7.5 s."""
-    host = Measured(step_s=0.0004, loader_batches_per_s=80.0, host_cpu_s_per_batch=0.0006, host_processors=2)
-    path = OffloadPath("far", alone_batches_per_s=78.0, host_cpu_s_per_batch=0.0002, bytes_per_batch=2e5,
+    host = Measured(step_s=0.0004, host_batches_per_s=80.0, host_cpu_s_per_batch=0.0006, host_processors=2)
+    path = OffloadPath("far", batches_per_s=78.0, host_cpu_s_per_batch=0.0002, bytes_per_batch=2e5,
                        bandwidth_bytes_per_s=4.1e5)  # fmt: skip
     assert play_epoch(host, (path,), STRATEGIES[name], batches=600).seconds < at_most_s
 

@@ -111,7 +111,7 @@ def test_its_bounds_hold_in_the_model() -> None:
         verdict = judge(
             100, 100 * before, 100 * (before - step_s), ceiling=Ceiling(step_s, 50), host_per_s=1 / host, workers=4
         )
-        path = OffloadPath("d", alone_batches_per_s=1 / host, host_cpu_s_per_batch=rng.uniform(0, 1) * host)
+        path = OffloadPath("d", 1 / host, host_cpu_s_per_batch=rng.uniform(0, 1) * host)
         workers, with_device = (one.at_most for one in verdict.remedies)
         after = estimate(Measured(step_s, 1 / host, host, 1000), (path,)).time_s
         assert after is not None and before / after <= with_device * (1 + 1e-9)
