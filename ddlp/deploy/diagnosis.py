@@ -22,7 +22,8 @@ from ddlp.devices import address_book as book
 from ddlp.devices.address_book import DeviceRecord
 
 __all__ = [
-    "of_census", "of_files", "of_kernel", "of_keys", "of_leftovers", "of_lingering", "of_no_boot", "of_parity", "of_service",
+    "of_census", "of_files", "of_kernel", "of_keys", "of_leftovers", "of_lingering", "of_no_boot", "of_no_root",
+    "of_parity", "of_service",
     "of_status", "of_versions",
 ]  # fmt: skip
 
@@ -174,6 +175,12 @@ def of_leftovers(record: DeviceRecord, directories: int, jobs: int | None) -> It
         )
 
 
+def of_no_root(record: DeviceRecord, host: str, device: str) -> Finding:
+    """A data set that is not there on this host."""
+    way_out = f"Mount it; or {other_root(record, (host, device), 'DIR', device)}"
+    return bad(f"data {host} is not there on this host", "a loader reads it here as well", way_out)
+
+
 def of_census(record: DeviceRecord, host: str, device: str, found: CensusResult) -> Iterator[Finding]:
     """What a comparison of a data set has found."""
     ssh = f" -e {shlex.quote(shlex.join(['ssh', *record.ssh_options]))}" if record.ssh_options else ""
@@ -214,7 +221,7 @@ def of_parity(record: DeviceRecord, parity: Parity) -> Iterator[Finding]:
         for name in ("pillow", "libjpeg", "numpy", "kernel")
         if parity.here.get(name) != parity.there.get(name)
     )
-    count = sum(row.ours for row in parity.rows)
+    count = len(parity.rows)
     for row in parity.differing:
         yield bad(str(row), f"the device makes other pixels ({versions or 'same versions of Pillow and numpy'})",
                   f"Bring Pillow there and here to one version (pip install Pillow==..., ddlp deploy --name {record.name}); "

@@ -10,7 +10,6 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -26,9 +25,10 @@ from csd_engine.transforms import resample
 from csd_engine.transforms.pipeline import Pipeline
 from ddlp.deploy.findings import Finding, bad, ok, warn
 from ddlp.deploy.shell import Shell
+from ddlp.devices.address_book import DeviceRecord
 from ddlp.sources.engine.link import EngineLink, JobHandle
 
-__all__ = ["Compared", "Trial", "check_port", "seen_by_both", "some_images"]
+__all__ = ["Trial", "check_port", "of_spool", "some_images"]
 
 PROBES = 6
 _IMAGES = 256
@@ -70,8 +70,16 @@ def some_images(root: str, limit: int = _IMAGES) -> list[str]:
     return [path for path, _ in zip(rounds, range(limit), strict=False)]
 
 
-def seen_by_both(shell: Shell, host_spool: str, device_spool: str) -> Finding:
+def of_spool(shell: Shell, record: DeviceRecord) -> Finding:
     """Whether the host's spool and the device's are the same directory: what either writes there, the other reads."""
+    host_spool, device_spool = record.host_spool, record.device_spool
+    if host_spool is None:
+        return ok(f"spool {device_spool} is not shared: batches travel over the network")
+    if not os.path.isdir(host_spool):
+        return warn(
+            f"spool {host_spool} is not there on this host", f"it should be the device's {device_spool}",
+            f"Mount it; or give its right path: ddlp deploy --name {record.name} --host-spool DIR",
+        )  # fmt: skip
     name = f".ddlp-{secrets.token_hex(8)}"  # csd_engine.service.spool knows a left file of this form as ours
     words = (secrets.token_hex(16), secrets.token_hex(16))
     here, there = Path(host_spool) / name, shlex.quote(f"{device_spool}/{name}")
@@ -126,15 +134,6 @@ def check_port(address: str) -> Finding:
     return bad(f"no engine at {address}", why, way_out)
 
 
-@dataclass(frozen=True)
-class Compared:
-    """What the parity probe found: samples compared, and a line for each that differs or can't be read there."""
-
-    compared: int
-    different: tuple[str, ...]
-    unreadable: tuple[str, ...]
-
-
 class Trial:
     """A job on the engine over some of the user's images: compares bits, and measures. Use with ``with``.
 
@@ -148,6 +147,7 @@ class Trial:
     """
 
     def __init__(self, link: EngineLink, root: str, paths: Sequence[str]) -> None:
+        self._root = root
         self._temporary = tempfile.TemporaryDirectory(prefix="ddlp-deploy-")
         self._events: queue.SimpleQueue[object] = queue.SimpleQueue()
         try:
@@ -174,8 +174,8 @@ class Trial:
         self._reader.close()
         self._temporary.cleanup()
 
-    def parity(self) -> Compared:
-        """Have both sides make a few samples and compare their digests."""
+    def compare(self, record: DeviceRecord, device: str) -> Finding:
+        """Have both sides make a few samples, and say whether their bits are the same. ``device``: the root as it is there."""
         count = len(self._dataset)
         items = [(k * count // min(PROBES, count), 0) for k in range(min(PROBES, count))]
         different, unreadable, compared = [], [], 0
@@ -191,7 +191,21 @@ class Trial:
             compared += 1
             if theirs.digest != sample_digest(out, None):
                 different.append(self._reader.where(item[0]))
-        return Compared(compared, tuple(different), tuple(unreadable))
+        data, name = f"data {self._root}", record.name
+        if unreadable:
+            return bad(
+                f"{data}: {len(unreadable)} of the images tried can't be read there", unreadable[0],
+                f"Is {device} on the device the same directory, and may its user read it? Correct --root or --host-root.",
+            )  # fmt: skip
+        if different:
+            versions = ", ".join(f"{package} {version}" for package, version in sorted(record.versions.items()))
+            return bad(
+                f"{data}: {different[0]} gives other pixels there ({len(different)} of those tried)",
+                f"other files, or versions that decode otherwise ({versions})",
+                f"ddlp doctor {name} compares the files (with --verify all of them), ddlp parity {name} the operators; "
+                "allow_different_bits=True takes the difference.",
+            )
+        return ok(f"{data}: {compared} images give the same bits there")
 
     def images_per_s(self, waiting: Callable[[float, int], None], seconds: float) -> float | None:
         """Images a second of all workers together, from files that were just read; None: it failed, or was too slow to tell.
