@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Mapping
+from pathlib import Path
 
 from csd_engine.data.objects.environment import environment_file
 from csd_engine.errors import EngineError, EngineRefused
@@ -15,13 +17,11 @@ from ddlp.deploy import address, checks, diagnosis, kernel, place, settings, spo
 from ddlp.deploy.advice import upgrade
 from ddlp.deploy.findings import DeviceNotReady, Finding, Level, bad, ok, warn
 from ddlp.deploy.install import install_apt, install_bundle, install_pip
-from ddlp.deploy.prove import Trial, check_port, of_spool, some_images
+from ddlp.deploy.prove import Trial, check_port, of_spool, of_storage, some_images
 from ddlp.deploy.service import Service
 from ddlp.deploy.shell import CommandFailed, Shell, ShellError
 from ddlp.deploy.steps import Step, Steps
-from ddlp.deploy.storage import of_storage
 from ddlp.deploy.survey import Python, Survey, survey
-from ddlp.deploy.wanted import Wanted
 from ddlp.devices import address_book as book
 from ddlp.devices.address_book import DeviceRecord
 from ddlp.devices.device import Device
@@ -29,10 +29,38 @@ from ddlp.errors import DDLPError
 from ddlp.sources.engine.device_link import link_to
 from ddlp.sources.engine.link import EngineLink
 
-__all__ = ["deploy"]
+__all__ = ["Wanted", "deploy"]
 
 _GREET_TIMEOUT_S = 20.0
 _RATE_S = 4.0  # how long a device's images/s are measured
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """What is to be deployed.
+
+    Attributes:
+        record: name, destination, ssh_options, roots, spools, home, engine_options and the given values, as wanted. Values
+            that are found out later are those of the run before, if there was one.
+        given_options: those of engine_options that were given now, with their values.
+        changes: the options given now that would change the engine's settings.
+        reserve_bytes: what the engine leaves free on the spool's disk.
+        install: ``apt``, ``pip`` or ``no``.
+        bundle: directory of .whl and .deb files to install from; None.
+        operators: files of the user's operators.
+        upgrade: replace another build by this host's.
+        measure: measure again though nothing has changed.
+    """
+
+    record: DeviceRecord
+    given_options: Mapping[str, str]
+    changes: tuple[str, ...]
+    reserve_bytes: int
+    install: str
+    bundle: Path | None
+    operators: tuple[Path, ...]
+    upgrade: bool
+    measure: bool
 
 
 def deploy(wanted: Wanted, steps: Steps) -> tuple[DeviceRecord, list[Finding]]:

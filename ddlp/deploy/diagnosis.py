@@ -12,18 +12,19 @@ from csd_engine.protocol.codec import Status
 from csd_engine.protocol.keys import load_pair, load_public
 from ddlp.deploy import checks
 from ddlp.deploy.advice import other_root, upgrade
-from ddlp.deploy.archive import code_bytes
 from ddlp.deploy.census import CensusResult, Few
 from ddlp.deploy.checks import MIB
 from ddlp.deploy.findings import Finding, bad, ok, warn
 from ddlp.deploy.parity import Parity
+from ddlp.deploy.place import code_bytes
 from ddlp.deploy.survey import Python, Survey
 from ddlp.devices import address_book as book
 from ddlp.devices.address_book import DeviceRecord
+from ddlp.transfer.gds.probe import Probe
 
 __all__ = [
     "of_census", "of_files", "of_kernel", "of_keys", "of_leftovers", "of_lingering", "of_no_boot", "of_no_root",
-    "of_parity", "of_service",
+    "of_parity", "of_probe", "of_service",
     "of_status", "of_versions",
 ]  # fmt: skip
 
@@ -228,3 +229,18 @@ def of_parity(record: DeviceRecord, parity: Parity) -> Iterator[Finding]:
                   "or do without this in pipelines; or take the difference: allow_different_bits=True")  # fmt: skip
     if not parity.differing:
         yield ok(f"{count} operators and decoders make the same pixels" + (f" ({versions})" if versions else ""))
+
+
+def of_probe(spool: str, found: Probe) -> Iterator[Finding]:
+    """Say how batch files of a spool get into GPU memory."""
+    if not found.gpu:
+        yield ok("no NVIDIA GPU here: batches stay in the host's memory")
+        return
+    speed = "" if found.gb_per_s is None else f", {found.gb_per_s:g} GB/s in one read"
+    if found.kind == "gds":
+        yield ok(f"gds: {spool} is read straight into GPU memory ({found.reason}{speed})")
+        return
+    how = "cuFile copies through" if found.kind == "cufile-compat" else "files are read into"
+    way_out = "; and ".join(found.ways_out)
+    what = f"{found.kind}: no GPUDirect Storage from {spool}; {how} the host's memory{speed}"
+    yield warn(what, found.reason, way_out[:1].upper() + way_out[1:])

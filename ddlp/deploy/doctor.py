@@ -31,18 +31,16 @@ from ddlp.deploy.address import engine_address
 from ddlp.deploy.advice import upgrade
 from ddlp.deploy.census import CensusResult, take_census
 from ddlp.deploy.command import reserve_bytes
-from ddlp.deploy.direct import of_probe
 from ddlp.deploy.findings import Finding, Level, bad, ok
 from ddlp.deploy.kernel import look
 from ddlp.deploy.options import add_device, add_json
 from ddlp.deploy.parity import compare_device
 from ddlp.deploy.place import engine_module
-from ddlp.deploy.prove import Trial, check_port, of_spool, some_images
+from ddlp.deploy.prove import Trial, check_port, of_spool, of_storage, some_images
 from ddlp.deploy.service import Service, state_of
 from ddlp.deploy.settings import Settings
 from ddlp.deploy.shell import CommandFailed, Shell, number_in
 from ddlp.deploy.steps import Step, Steps
-from ddlp.deploy.storage import of_storage
 from ddlp.deploy.survey import Survey, survey
 from ddlp.devices import address_book as book
 from ddlp.devices.address_book import DeviceRecord
@@ -329,7 +327,7 @@ def examine_host(steps: Steps, spool: str | None = None) -> Checkup:
     checkup = Checkup("this host")
 
     def gpu(_: Step) -> Iterator[Finding]:
-        yield from of_probe(spool, probe(spool))
+        yield from diagnosis.of_probe(spool, probe(spool))
 
     for title, ask in (("kernel", _host), ("gpu", gpu)):
         with steps.step(title) as step:

@@ -1,4 +1,4 @@
-"""Checks of a running engine: that it answers, makes the host's bits and sees the host's spool, and how fast it is."""
+"""Checks of a running engine: it answers, makes the host's bits, sees its spool and storages; and how fast it is."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import shlex
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,11 +24,12 @@ from csd_engine.protocol import codec as say
 from csd_engine.transforms import resample
 from csd_engine.transforms.pipeline import Pipeline
 from ddlp.deploy.findings import Finding, bad, ok, warn
+from ddlp.deploy.place import engine_module
 from ddlp.deploy.shell import Shell
 from ddlp.devices.address_book import DeviceRecord
 from ddlp.sources.engine.link import EngineLink, JobHandle
 
-__all__ = ["Trial", "check_port", "of_spool", "some_images"]
+__all__ = ["Trial", "check_port", "of_spool", "of_storage", "some_images"]
 
 PROBES = 6
 _IMAGES = 256
@@ -37,6 +38,7 @@ _RATE_TIMEOUT_S = 120.0  # a slow device may take this long for its first batche
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 _LOOK_AT = 20_000  # directory entries: a root may hold millions
 _SEED = 1
+_STORAGE_TIMEOUT_S = 120.0  # the interpreter's start on a board, the machine's role, and one request
 
 
 def standard_pipeline() -> Pipeline:
@@ -243,3 +245,30 @@ class Trial:
             if now - first >= seconds and made >= 3 * self._workers * _BATCH:
                 return made / (now - first)
         return None
+
+
+def of_storage(shell: Shell, record: DeviceRecord, url: str, environment: str, versions: Mapping[str, str] | None) -> Finding:
+    """Whether the engine may request objects below a URL for this host, and whether the storage answers on the device.
+
+    Args:
+        shell: to the device.
+        record: of it.
+        url: one of its roots.
+        environment: the file there with settings and credentials of storages; empty: none.
+        versions: what the engine tells to this host; None: it could not be asked.
+    """
+    if versions is not None and url not in versions.get("urls", "").split():
+        return bad(f"data {url}: the engine does not request it for this host", "it runs with other settings",
+                   f"ddlp deploy --name {record.name}")  # fmt: skip
+    words = ("csd_engine", "--environment", environment or "none", "--reach", url)
+    done = shell.run(engine_module(record.python, record.home, *words), timeout_s=_STORAGE_TIMEOUT_S)
+    if done.status == 0:
+        return ok(f"data {done.out.strip()}")
+    told = (done.err.strip().splitlines() or [f"exit status {done.status}"])[-1]
+    return warn(
+        f"data {told.removeprefix('csd_engine: ').partition('. Check the URL')[0]}",
+        "the engine can request nothing there, so this host makes these batches itself; unless its credentials may read "
+        "objects and list none",
+        f"Correct the URL, or endpoint, region and credentials in {environment or '--environment FILE'} on the device; then: "
+        f"ddlp stop {record.name} && ddlp start {record.name}",
+    )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddlp.cli import main
-from ddlp.deploy.direct import of_probe
+from ddlp.deploy.diagnosis import of_probe
 from ddlp.deploy.findings import Level
 from ddlp.transfer.gds.probe import Probe
 
