@@ -19,11 +19,11 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 
 from benchmarks.papers.rules import CACHEW_PAPER, CachewScaling
+from ddlp.auto.agreement import WindowFigures
 from ddlp.auto.controller import PAUSE, WINDOW, Controller
 from ddlp.auto.decide import Goal, estimate
 from ddlp.auto.measured import Measured, OffloadPath
 from ddlp.auto.scaling import GAIN, Scaler
-from ddlp.auto.window_figures import WindowFigures
 from ddlp.observe.play import play_epoch
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.rates import Rates

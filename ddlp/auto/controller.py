@@ -14,11 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
 
-from ddlp.auto.agreement import Agreement
+from ddlp.auto.agreement import Agreement, WindowFigures
 from ddlp.auto.decide import Decision, Goal, decide
 from ddlp.auto.measured import Measured, OffloadPath, Transport
 from ddlp.auto.scaling import Scaler
-from ddlp.auto.window_figures import WindowFigures
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.rates import Rate, Rates
 

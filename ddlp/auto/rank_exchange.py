@@ -29,8 +29,7 @@ from typing import Any
 import torch
 
 from csd_engine.protocol.fields import optional
-from ddlp.auto.agreement import Agreed, Agreement
-from ddlp.auto.window_figures import WindowFigures
+from ddlp.auto.agreement import Agreed, Agreement, WindowFigures
 from ddlp.process.ranks import here
 
 __all__ = ["RankExchange", "agreement_of"]

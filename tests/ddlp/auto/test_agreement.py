@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from ddlp.auto.agreement import LATE, Agreed, Agreement
+from ddlp.auto.agreement import LATE, Agreed, Agreement, WindowFigures, slowest
 from ddlp.auto.measured import Measured, OffloadPath
-from ddlp.auto.window_figures import WindowFigures, slowest
 
 
 def window(batch_s: float, step_s: float, host_s: float = 0.001, shared: bool = True, **others: Any) -> WindowFigures:

@@ -7,11 +7,10 @@ from dataclasses import asdict, dataclass, field, replace
 
 import pytest
 
-from ddlp.auto.agreement import Agreement
+from ddlp.auto.agreement import Agreement, WindowFigures, slowest
 from ddlp.auto.decide import estimate
 from ddlp.auto.measured import Measured, OffloadPath
 from ddlp.auto.scaling import FULL, Scaler
-from ddlp.auto.window_figures import WindowFigures, slowest
 
 
 @dataclass
