@@ -152,7 +152,7 @@ class _Deployment:
     def _stop_if_bad(self, findings: list[Finding]) -> None:
         wrong = [one for one in findings if one.level is Level.BAD]
         if wrong:
-            raise DeviceNotReady(self._record.name, wrong)
+            raise DeviceNotReady(self._record.name, *wrong)
 
     @property
     def _another_build(self) -> str | None:
@@ -361,7 +361,7 @@ class _Deployment:
             link = self._link()
             try:
                 if reached.level is not Level.OK:
-                    raise DeviceNotReady(self._record.name, [reached])
+                    raise DeviceNotReady(self._record.name, reached)
                 versions = dict(link.open().versions)
             except (EngineError, DeviceNotReady) as error:
                 link.close()
