@@ -88,7 +88,6 @@ class Pool(Simulation):
         self.engine_s, self._starts_s = 0.0, starts_s
         self._wanted: dict[str, float] = {}  # engines that are there or starting, and since when
         self._wants: frozenset[str] = frozenset()  # those that there should be
-        world.progress = ()  # it is quicker so
         super().__init__(ledger, world, make, stop_after=stop_after, controller=controller)
 
     def run(self) -> Outcome:
@@ -128,11 +127,16 @@ class Pool(Simulation):
         self.ledger.expect(name, self.now)
         self._at(self._starts_s, started)
 
+    def _drain(self) -> None:
+        retired = [name for name, account in self.ledger.devices.items() if account.has_retired]
+        super()._drain()
+        for name in retired:
+            if name in self._wants:
+                self._start(name)  # it is wanted again
+
     def _die(self, name: str) -> None:
         super()._die(name)
-        if name in self._wants:
-            self._start(name)  # it had retired, and is wanted again
-        else:
+        if name in self._wanted and name not in self._wants:
             self._there.remove(name)
             self.engine_s += self.now - self._wanted.pop(name)
 
@@ -286,6 +290,7 @@ def compare(
                 ledger: Ledger, world: World, make: Callable[[Ledger, Rates], Strategy], rule: _Ours | ByWindows = rule,
                 starts_s: float = starts_s, pools: list[Pool] = pools,
             ) -> Simulation:  # fmt: skip
+                world.progress = ()  # it is quicker so
                 pools.append(Pool(ledger, world, make, starts_s=starts_s, stop_after=batches, controller=rule))
                 rule.asks(pools[0].want)
                 pools[0].want(rule.engines)
