@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, SubsetRandomSampler
 from tqdm import tqdm
@@ -25,11 +25,10 @@ from csd_engine.kernels import why_not
 from ddlp import decode
 from ddlp.errors import DDLPError
 from ddlp.loader import DDLPLoader
-from ddlp.process.cores import ProcessUse, pinned
+from ddlp.process.cores import pinned
 from ddlp.schedule.strategies import called
 from ddlp.sources.host.torch_workers import samples_in
-from ddlp.tryout.comparison import Comparison, Row
-from ddlp.tryout.cores import Cores, choose_cores
+from ddlp.tryout.comparison import Comparison, Cores, Row
 from ddlp.tryout.rounds import rotated
 
 __all__ = ["compare"]
@@ -63,6 +62,22 @@ def compare(
     with _Progress() as progress, warnings.catch_warnings(), _engine_on((cores := choose_cores()).engine):
         warnings.filterwarnings("ignore", message="This DataLoader will create")  # DataLoader only counts cores; we measure
         return _Comparing(dataset, batch_size, seconds, csd, cores, progress).run(record)
+
+
+def choose_cores() -> Cores:
+    """The first CPU that this process may use, and the next one that is no hyperthread of it, if there is one."""
+    host, *others = sorted(os.sched_getaffinity(0))
+    apart = [cpu for cpu in others if _physical(cpu) != _physical(host)]
+    return Cores(host, (apart or others or [host])[0])
+
+
+def _physical(cpu: int) -> tuple[str, ...]:
+    """An id that only the hyperthreads of one core share."""
+    topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+    try:
+        return tuple((topology / name).read_text() for name in ("physical_package_id", "core_id"))
+    except OSError:
+        return (str(cpu),)
 
 
 @contextlib.contextmanager
@@ -130,14 +145,6 @@ class _Progress:
         self._bar.update(done - self._bar.n)
 
 
-class _Epoch(NamedTuple):
-    """An epoch as it was measured: images a second, the part of the time that training waited, and what ran on which CPUs."""
-
-    rate: float
-    waited: float
-    used: list[ProcessUse]
-
-
 class _Comparing:
     """One comparison under way."""
 
@@ -197,7 +204,7 @@ class _Comparing:
         """Indices from all over the set, as many as DataLoader prepares in a turn. Raises DDLPError if one takes too long."""
         self._doing("how long an image takes")
         total = len(self._dataset)
-        with self._pinned((self._cores.host,)):
+        with pinned(self._cores.host, engine=(self._cores.engine,)):
             self._dataset[0]  # the first image takes longer, so it is not measured
             began, done = time.monotonic(), 0
             while done < 3 or (done < total and time.monotonic() - began < self._turn_s / 2):
@@ -226,9 +233,9 @@ class _Comparing:
     def _rate(self, doing: str, loader: DDLPLoader) -> float:
         """Images a second without a training step, after an epoch that reads the files and starts the engine."""
         self._doing(doing)
-        rate = self._epoch(loader, (self._cores.host,), self._ring, 0.0).rate
+        rate, _ = self._epoch(loader, (self._cores.host,), self._ring, 0.0)
         for _ in range(2):
-            rate = self._epoch(loader, (self._cores.host,), self._ring * self._times(rate), 0.0).rate
+            rate, _ = self._epoch(loader, (self._cores.host,), self._ring * self._times(rate), 0.0)
         return rate
 
     def _dataloader(self, found: Comparison, cpus: Sequence[int], workers: Sequence[int]) -> Callable[[], None]:
@@ -243,10 +250,10 @@ class _Comparing:
             )  # fmt: skip
             try:
                 self._order.clear()
-                with self._pinned(cpus), _ctrl_c_waits():
+                with pinned(*cpus, engine=(self._cores.engine,)), _ctrl_c_waits():
                     iter(loader)  # starts the workers; they stay, on these CPUs
                 self._epoch(loader, cpus, self._ring[: 2 * self._batch_size], 0.0)
-                rates[number] = self._epoch(loader, cpus, self._ring, found.step_s).rate
+                rates[number], _ = self._epoch(loader, cpus, self._ring, found.step_s)
             except RuntimeError as error:  # /dev/shm is too small for its workers' batches, TMPDIR too long for their sockets
                 if not number:
                     raise
@@ -270,18 +277,21 @@ class _Comparing:
 
     def _turn(self, row: Row, loader: DataLoader, cpus: Sequence[int], rate: float, step_s: float) -> None:
         """An epoch of a turn's length; ``rate``: what is expected."""
-        measured = self._epoch(loader, cpus, self._ring * self._times(rate), step_s)
-        row.rates.append(measured.rate)
-        row.waited.append(measured.waited)
-        row.used = measured.used
+        measured, waited = self._epoch(loader, cpus, self._ring * self._times(rate), step_s)
+        row.rates.append(measured)
+        row.waited.append(waited)
         made = loader.report() if isinstance(loader, DDLPLoader) else None
         row.by_engine.append(0.0 if made is None else made.batches_csd / (made.batches_cpu + made.batches_csd))
 
-    def _epoch(self, loader: DataLoader, cpus: Sequence[int], order: Sequence[int], step_s: float) -> _Epoch:
-        """Train on these images. Raises WrongCores if anything else than these CPUs and the engine's was used."""
+    def _epoch(self, loader: DataLoader, cpus: Sequence[int], order: Sequence[int], step_s: float) -> tuple[float, float]:
+        """Train on these images. Returns images a second, and the part of the time that training waited.
+
+        Raises WrongCores if anything else than these CPUs and the engine's was used.
+        """
         self._order[:] = order
         samples, waited_s = 0, 0.0
-        with self._pinned(cpus) as used:
+        # This process and its workers run on these CPUs, the engine on its own.
+        with pinned(*cpus, engine=(self._cores.engine,)):
             began = asked = time.monotonic()
             for batch in loader:
                 waited_s += time.monotonic() - asked
@@ -289,8 +299,4 @@ class _Comparing:
                 time.sleep(step_s)
                 asked = time.monotonic()
             ended = time.monotonic()
-        return _Epoch(samples / (ended - began), (waited_s + ended - asked) / (ended - began), used)
-
-    def _pinned(self, cpus: Sequence[int]) -> contextlib.AbstractContextManager[list[ProcessUse]]:
-        """This process and its workers on these CPUs, the engine on its own; raises WrongCores if anything ran elsewhere."""
-        return pinned(*cpus, engine=(self._cores.engine,))
+        return samples / (ended - began), (waited_s + ended - asked) / (ended - began)

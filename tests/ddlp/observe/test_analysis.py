@@ -51,7 +51,6 @@ def test_every_second_has_its_place(tmp_path):
         "host workers": (1, 12.0, 3.0, 3.0),
         "engine": (1, 10.5, 1.5, 6.0),  # 1 s without a lease, 0.5 s over its own figure; 1 s not yet there, 5 s done
         "transfer": (1, 1.0, 8.5, 8.5),
-        "accelerator": (1, 8.0, 9.0, 1.0),
         "training thread": (1, 9.0, 8.0, 1.0),
     }
     assert all(abs(r.unaccounted_s) < 1e-9 for r in analysis.resources)
