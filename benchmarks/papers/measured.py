@@ -2,7 +2,7 @@ r"""Set your own measurements beside the DDLP paper's Tables II and VI to IX and
 
     python templates/train_imagenet.py --model resnet152 --workers 0 --strategy dataloader csd mte wrr --report runs ...
     python templates/train_imagenet.py --model resnet152 --workers 16 --strategy dataloader mte wrr --report runs ...
-    python templates/paper_tables.py --report runs
+    python -m benchmarks.papers.measured --report runs
 
 It reads the reports (*.json) that the templates write into --report, prints the tables and writes them there as
 paper_tables.md, with paper_tables.png for Figure 8. Times depend on the machine, so below them stands what each strategy
@@ -34,7 +34,7 @@ COLUMNS = ("cpu0", "cpu16", "csd", "mte0", "wrr0", "mte16", "wrr16")  # of Table
 PIPELINES = {"imagenet1": "ImageNet1", "imagenet2": "ImageNet2", "imagenet3": "ImageNet3"}
 NONE = "-"
 IMAGENET_IMAGES = 1281167
-PUBLISHED = Path(__file__).parents[1] / "benchmarks" / "papers" / "published"  # the paper's tables as printed, one file each
+PUBLISHED = Path(__file__).parent / "published"  # the paper's tables as printed, one file each
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-import paper_tables
+
 from benchmarks.common import user_environment
+from benchmarks.papers import measured as paper_tables
 from ddlp.recording.events import Fetched, Joined, LeaseCancelled, LeaseGiven, Published
 from tests.ddlp.observe.by_hand import BEGAN, TWO_SIDES, written
 
