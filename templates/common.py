@@ -47,7 +47,6 @@ class Epoch:
     rate_csd: float | None = None
     bound_s: float | None = None  # the least time in which both sides together can prepare it
     accuracy: float | None = None  # the run's score on the val set after it, with --evaluate-beside
-    by_torch: bool = False  # DataLoader, or transforms of yours: no device took part
 
 
 @dataclass
@@ -296,7 +295,7 @@ def table(runs: Sequence[Run]) -> str:
 def write_report(template: str, options: Any, runs: Sequence[Run], **more: Any) -> Path:
     """Write the runs, the flags and the machine as JSON into --report; returns the new file.
 
-    `more` are further top-level entries, plain data. paper_tables.py reads these files.
+    `more` are further top-level entries, plain data. `python -m benchmarks.papers.measured` reads these files.
     """
     now = datetime.datetime.now()
     said = {
