@@ -223,7 +223,8 @@ def quickstart(options: argparse.Namespace) -> int:
     data = options.data
     if data is None:
         data = Path(__file__).resolve().parent.parent / "data" / f"photos-{options.images}"
-        print(make_imagefolder(data, options.images))
+        make_imagefolder(data, options.images)
+        print(f"{data}: {options.images} images made of sample photographs")
     train = ImageFolder(data / "train", TRAIN)
     out = options.out or new_directory("quickstart")
     found = compare(
