@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, SubsetRandomSampler
-from tqdm import tqdm
 
 from csd_engine.errors import EngineError
 from csd_engine.kernels import why_not
@@ -40,7 +39,7 @@ _LATE = 1.2  # after so many times the given seconds, no turn of a further round
 _UNSTEADY = 1.5  # a ratio: on a machine without other work the figures differ by less
 _LEAST_BATCHES = 8  # in an epoch: every loader has to wait for the first one
 _STUCK_S = 30.0  # after waiting so long for a batch: DataLoader's workers will never deliver it
-_SILENCE_S = 5.0  # without a terminal, a line is printed this often
+_SILENCE_S = 5.0  # between two lines that say how far it is
 _STRATEGIES = ("cpu", "csd", "mte", "wrr")
 
 
@@ -59,9 +58,9 @@ def compare(
     Raises:
         DDLPError: one image takes longer than there is time for.
     """
-    with _Progress() as progress, warnings.catch_warnings(), _engine_on((cores := choose_cores()).engine):
+    with warnings.catch_warnings(), _engine_on((cores := choose_cores()).engine):
         warnings.filterwarnings("ignore", message="This DataLoader will create")  # DataLoader only counts cores; we measure
-        return _Comparing(dataset, batch_size, seconds, csd, cores, progress).run(record)
+        return _Comparing(dataset, batch_size, seconds, csd, cores).run(record)
 
 
 def choose_cores() -> Cores:
@@ -116,42 +115,11 @@ def _ctrl_c_waits() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-class _Progress:
-    """A bar on a terminal, else a line now and then. A context."""
-
-    def __init__(self) -> None:
-        self._bar: Any = None
-        self._due_s = 0.0
-
-    def __enter__(self) -> _Progress:
-        if sys.stderr.isatty():
-            self._bar = tqdm(
-                total=1.0, leave=False, dynamic_ncols=True, bar_format="{desc:34}{percentage:3.0f}%|{bar}| {elapsed}"
-            )
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def show(self, doing: str, done: float) -> None:
-        """``done``: the part of it all, 0 to 1."""
-        if self._bar is None:
-            if time.monotonic() >= self._due_s:
-                self._due_s = time.monotonic() + _SILENCE_S
-                print(f"comparing: {doing}", file=sys.stderr, flush=True)
-            return
-        self._bar.set_description_str(doing, refresh=False)
-        self._bar.update(done - self._bar.n)
-
-
 class _Comparing:
     """One comparison under way."""
 
-    def __init__(
-        self, dataset: Any, batch_size: int, seconds: float, csd: str | None, cores: Cores, progress: _Progress
-    ) -> None:
-        self._dataset, self._csd, self._cores, self._progress = dataset, csd, cores, progress
+    def __init__(self, dataset: Any, batch_size: int, seconds: float, csd: str | None, cores: Cores) -> None:
+        self._dataset, self._csd, self._cores, self._silent_until = dataset, csd, cores, 0.0
         self._seconds, self._began = seconds, time.monotonic()
         self._turn_s = seconds / ((len(_STRATEGIES) + len(cores.both)) * _ROUNDS + _OTHER_TURNS)
         self._ring = self._chosen()
@@ -196,7 +164,11 @@ class _Comparing:
         return found
 
     def _doing(self, what: str) -> None:
-        self._progress.show(what, min(1.0, (time.monotonic() - self._began) / self._seconds))
+        """Say it on standard error, unless something was said a moment ago."""
+        now = time.monotonic()
+        if now >= self._silent_until:
+            self._silent_until = now + _SILENCE_S
+            print(f"comparing: {what}, {now - self._began:.0f} of about {self._seconds:.0f} s", file=sys.stderr, flush=True)
 
     # -- the images ----------------------------------------------------------------------------------------------------
 
