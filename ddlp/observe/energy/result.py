@@ -98,20 +98,10 @@ class EnergyResult:
 
     def to_data(self) -> dict[str, Any]:
         """Plain data for JSON, with the derived figures."""
-        per_batch = None
-        if self.batches:
-            per_batch = {
-                "seconds": self.seconds / self.batches,
-                "joules": self.j_per_batch,
-                "joules_how": self.how,
-                "joules_by_part": {one.part: one.joules / self.batches for one in self.parts},
-                "host_cpu_s": None if self.host_cpu_s is None else self.host_cpu_s / self.batches,
-                "host_preparing_s": None if self.host_preparing_s is None else self.host_preparing_s / self.batches,
-            }
         parts = [{**asdict(one), "how": one.how} for one in self.parts]
         return {
             **asdict(self), "parts": parts, "total_j": self.total_j, "total_how": self.how, "cost": self.cost,
-            "co2_g": self.co2_g, "per_batch": per_batch,
+            "co2_g": self.co2_g, "j_per_batch": self.j_per_batch,
         }  # fmt: skip
 
     @staticmethod

@@ -107,7 +107,7 @@ class Comparison:
 
     def _times(self) -> Iterator[list[str]]:
         yield ["an epoch", "runs", "time", "deviation", "least to most", "images/s", f"times {self.baseline.label}",
-               "of the bound", "by devices", "host alone", "devices alone", "processor s/batch", "GPU busy"]  # fmt: skip
+               "of the bound", "by devices", "host's rate", "devices' rate", "processor s/batch", "GPU busy"]  # fmt: skip
         for group in self.groups:
             times, rate = group.values(_wall_s), group.mean(_rate)
             bound, gpu = group.values(lambda one: one.of_bound), group.values(_gpu_busy)
@@ -124,10 +124,12 @@ class Comparison:
     def _seconds(self) -> Iterator[list[str]]:
         analyses = [one for group in self.groups for epochs in group.runs.values() for one in epochs]
         names = list(dict.fromkeys(name for one in analyses for name in one.seconds))
-        yield ["where each second went", "waiting", *names]
-        for group in self.groups:
-            wall_s, waited_s = group.mean(_wall_s), group.mean(lambda one: one.stages[WAITING])
-            yield [group.label, percent(waited_s, wall_s), *(percent(group.spent(name), wall_s) for name in names)]
+        wall_s = [group.mean(_wall_s) for group in self.groups]
+        waited_s = [group.mean(lambda one: one.stages[WAITING]) for group in self.groups]
+        yield ["where each second went", *(group.label for group in self.groups)]
+        yield ["waiting", *map(percent, waited_s, wall_s)]
+        for name in names:
+            yield [name, *map(percent, (group.spent(name) for group in self.groups), wall_s)]
 
     def _beside(self) -> Iterator[list[str]]:
         """The paper's Table II. ``dataloader`` is its column of PyTorch."""

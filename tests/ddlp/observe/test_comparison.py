@@ -76,10 +76,10 @@ def test_waiting_by_cause(compared: Comparison, counted: dict[str, list[Analysis
     found = rows(compared, "where each second went")
     for name, those in counted.items():
         wall_s = mean(lambda one: one.wall_s, those)
-        assert found[name]["waiting"] == percent(mean(lambda one: one.stages["waiting"], those), wall_s)
+        assert found["waiting"][name] == percent(mean(lambda one: one.stages["waiting"], those), wall_s)
         for cause in {cause for one in those for cause in one.seconds}:
             spent = mean(lambda one, cause=cause: one.seconds.get(cause, 0.0), those)  # type: ignore[misc]
-            assert found[name][cause] == percent(spent, wall_s)
+            assert found[cause][name] == percent(spent, wall_s)
 
 
 def test_table_2(compared: Comparison, counted: dict[str, list[Analysis]]) -> None:

@@ -37,7 +37,7 @@ def test_a_command_is_measured_and_compared(tmp_path, recorded, capsys):
     files = [str(tmp_path / f"{label}.json") for label in ("cpu", "wrr")]
     first, _ = (one.to_data() for file in files for one in load(file))
     assert (first["total_j"], first["cost"], first["co2_g"]) == (360, pytest.approx(360 / 3.6e6 * 0.36), pytest.approx(0.01))
-    assert first["per_batch"]["joules"] == 36 and first["per_batch"]["joules_by_part"] == {"cpu": 36, "dram": 0}
+    assert first["j_per_batch"] == 36 and {one["part"]: one["joules"] for one in first["parts"]} == {"cpu": 360, "dram": 0}
     assert 0 < first["host_cpu_s"] < 60
     assert cli.main(["energy", "compare", *files]) == 0
     _, cpu, wrr = capsys.readouterr().out.splitlines()[:3]

@@ -72,7 +72,7 @@ def test_a_measured_host_and_a_modelled_device(recorded, clock):
         "cpu": (pytest.approx(100), False), "dram": (0, False), "csd": (40, True),
     }  # fmt: skip
     assert result.how == "partly modelled" and "partly modelled: 40 J of it" in str(result)
-    assert result.to_data()["per_batch"]["joules_how"] == "partly modelled"
+    assert result.to_data()["total_how"] == "partly modelled"
 
 
 @dataclass
