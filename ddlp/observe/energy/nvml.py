@@ -8,6 +8,7 @@ from typing import Any
 
 from csd_engine.machine.sensors import Reading
 from ddlp.errors import DDLPError
+from ddlp.observe.energy.sources import Source
 from ddlp.observe.energy.tally import interval_s
 from ddlp.process.nvml import Nvml, visible_gpus
 
@@ -16,7 +17,7 @@ __all__ = ["Gpus", "find_gpus"]
 _POWER_INTERVAL_S = 0.1  # the driver averages over about as long
 
 
-class Gpus:
+class Gpus(Source):
     """The GPUs that this process may use, each a sensor ``gpuINDEX NAME``.
 
     Args:
@@ -24,7 +25,6 @@ class Gpus:
     """
 
     name = "NVML"
-    prompt = True
 
     def __init__(self, wanted: Sequence[str] | None) -> None:
         self._wanted = wanted

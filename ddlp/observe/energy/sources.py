@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from csd_engine.machine import sensors
 from csd_engine.machine.sensors import Reading, Sensor
@@ -23,41 +22,35 @@ _POWER_INTERVAL_S = 0.1  # a read of a file or two
 _warned: set[str] = set()
 
 
-class Source(Protocol):
-    """Some sensors that are read together."""
+class Source:
+    """Some sensors that are read together.
 
-    @property
-    def name(self) -> str:
-        """For people: what it is and where."""
-        ...
+    Attributes:
+        name: for people: what it is and where.
+        interval_s: seconds between two readings, at most.
+        prompt: a reading is so quick that the caller may wait for it.
+    """
 
-    @property
-    def interval_s(self) -> float:
-        """Seconds between two readings, at most."""
-        ...
-
-    @property
-    def prompt(self) -> bool:
-        """Whether a reading is so quick that the caller may wait for it."""
-        ...
+    name: str
+    interval_s: float
+    prompt: bool = True
 
     def open(self) -> None:
         """Make ready to be read. Raises DDLPError, EngineError or OSError where that can't be done."""
-        ...
 
     def read(self) -> Sequence[Reading]:
         """What the sensors say now. Those that can't be read now are left out, or have no value. Raises as `open`."""
-        ...
+        raise NotImplementedError
 
     def close(self) -> None:
         """Free what `open` took. May be called without `open`."""
-        ...
 
 
-class LocalSensors:
-    """Sensors of this computer; each one's name and part as `csd_engine.machine.sensors` tells."""
+class LocalSensors(Source):
+    """Sensors of this computer; each one's name and part as `csd_engine.machine.sensors` tells.
 
-    prompt = True
+    No file is kept open, since a domain has a new one after its driver was loaded again.
+    """
 
     def __init__(self, name: str, found: Sequence[Sensor]) -> None:
         self.name = name
@@ -65,15 +58,9 @@ class LocalSensors:
         gauges = any(not one.counts for one in found)
         self.interval_s = _POWER_INTERVAL_S if gauges else min(interval_s(one.range_j) for one in found)
 
-    def open(self) -> None:
-        """Nothing is kept open, since a domain has a new file after its driver was loaded again."""
-
     def read(self) -> list[Reading]:
         """Each that may be read."""
         return sensors.read_all(self.sensors)
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 def local_sources(sys: str, yours: Collection[str] = ()) -> tuple[list[LocalSensors], list[str]]:
