@@ -33,9 +33,9 @@ from ddlp.stats.waiting import WaitingVerdict, judge
 __all__ = ["ADVICE", "Analysis", "Resource", "StageRates", "analyse"]
 
 READ, CPU, CSD, TRANSFER, TRAINING, WAITING = (
-    "read", "CPU preprocessing", "CSD preprocessing", "transfer", "training", "waiting",
+    "read", "host", "csd", "transfer", "training", "waiting",
 )  # fmt: skip
-SPOOL, START = "spool space", "start"
+SPOOL, START = "spool", "start"
 OUTSIDE = "before and after"
 COMPLETE = "complete"  # the state of an epoch that ran to its end
 LIMIT = 0.05  # part of the epoch: if training waits less than this for batches, training limits

@@ -56,15 +56,15 @@ class Group:
         return self.mean(lambda one: one.seconds.get(on, 0.0))
 
     def beside(self) -> dict[str, tuple[float, float]]:
-        """The DDLP paper's Table II: by data and other work, the seconds an epoch in which both ran at once.
+        """The DDLP paper's Table II: by who prepares and other work, the seconds an epoch in which both ran at once.
 
         And the seconds in which these data were prepared at all; 0: this side made none.
         """
         found = {}
-        for data, stage, others in (("CPU", CPU, (TRAINING, TRANSFER, CSD)), ("CSD", CSD, (TRAINING, TRANSFER, CPU))):
+        for stage, others in ((CPU, (TRAINING, TRANSFER, CSD)), (CSD, (TRAINING, TRANSFER, CPU))):
             prepared_s = self.mean(_at_once(stage, stage))
             for other in others:
-                found[f"{data} data, prepared during {other}"] = self.mean(_at_once(stage, other)), prepared_s
+                found[f"{stage} beside {other}"] = self.mean(_at_once(stage, other)), prepared_s
         return found
 
 

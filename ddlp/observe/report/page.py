@@ -114,7 +114,7 @@ def headline(analysis: Analysis) -> str:
         return "Training limited this epoch: data were ready when it asked"
     if analysis.limit == START:
         return "The start limited this epoch: it was over before it was under way"
-    return f"{analysis.limit[0].upper()}{analysis.limit[1:]} limited this epoch"
+    return f"What limited this epoch: {analysis.limit}"
 
 
 def _epoch(trace: EpochTrace, analysis: Analysis) -> Iterator[str]:

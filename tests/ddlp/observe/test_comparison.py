@@ -87,12 +87,11 @@ def test_table_2(compared: Comparison, counted: dict[str, list[Analysis]]) -> No
     found = rows(compared, "part of the preparing")
     assert len(found) == 6
     for title, line in found.items():
-        data, _, other = re.fullmatch(r"(CPU|CSD) data, (prepared during) (.+)", title).groups()  # type: ignore[union-attr]
-        stage = f"{data} preprocessing"
+        stage, _, other = title.partition(" beside ")
         for name, those in counted.items():
             alone, both = (statistics.fmean(one.overlap[stage][beside] for one in those) for beside in (stage, other))
             assert line[name] == (f"{percent(both, alone)} of {seconds(alone)}" if alone else "-"), title
-    assert found["CSD data, prepared during training"]["dataloader"] == "-"
+    assert found["csd beside training"]["dataloader"] == "-"
 
 
 def test_energy_says_that_it_is_modelled(compared: Comparison, three_runs: Path) -> None:

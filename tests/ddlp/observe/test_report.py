@@ -84,7 +84,7 @@ def test_its_pictures_are_of_the_events(recorded: Path, run: str) -> None:
     unused_s += sum(f.ended_at - f.began_at for f in trace.of(Fetched) if f.trouble)
     # If a message came late, a batch's span overlaps with the next one's. The overlap is drawn once.
     device_s = sum(work.span[1] - work.span[0] for device in device_times(trace) for _, work in on_workers(device))
-    assert 0.8 * analysis.stages["CSD preprocessing"] <= device_s <= 1.001 * analysis.stages["CSD preprocessing"]
+    assert 0.8 * analysis.stages["csd"] <= device_s <= 1.001 * analysis.stages["csd"]
     assert width_s("device") + width_s("not used") == pytest.approx(device_s + unused_s, abs=1e-6)
     assert bool(artists(figure, "moment")) == bool(trace.of(Joined))
     (ready,) = artists(figure, "ready host")
