@@ -91,6 +91,15 @@ def test_its_pictures_are_of_the_events(recorded: Path, run: str) -> None:
     assert list(ready.get_ydata()) == [step.ready_host for step in trace.of(Step)]
 
 
+def test_work_in_vain_is_drawn_apart(tmp_path: Path) -> None:
+    busy = [HostBatch(0, k, 2.0 * k, 2.0 * k + 1, 0.0, 0.1, outcome) for k, outcome in enumerate(("made", "dropped", "failed"))]
+    trace = read_epoch(written(tmp_path / "0000.jsonl", [*busy, EpochEnded(6.0, 0)]))
+    figure = pictures.epoch(trace, analyse(trace))
+    assert [len(artists(figure, f"box {kind}")[0].get_paths()) for kind in ("host", "not used")] == [1, 2]
+    (dots,) = artists(figure, "dots host")
+    assert len(dots.get_offsets()) == 1
+
+
 def test_gpus(tmp_path: Path) -> None:
     """A sample counts for the time since the one before it. Recordings without samples have no plot and no line of GPUs."""
     trace = read_epoch(written(tmp_path / "0000.jsonl", WITH_GPUS))
