@@ -236,8 +236,8 @@ def test_a_copy_elsewhere_begins_anew() -> None:
         train(loader)
     copy = pickle.loads(pickle.dumps(loader))
     assert "to begin with" in copy.explain() and loader.num_workers == 3
-    next(iter(copy))
-    assert (copy.num_workers, copy.prefetch_factor) == (3, 4)  # this computer's store has it
+    next(iter(loader)), next(iter(copy))  # the last epoch may have told more
+    assert (copy.num_workers, copy.prefetch_factor) == (loader.num_workers, 4)  # this computer's store has it
 
 
 def test_a_replay_leaves_it_alone() -> None:

@@ -2,10 +2,10 @@ r"""Set your own measurements beside the DDLP paper's Tables II and VI to IX and
 
     python templates/train_imagenet.py --model resnet152 --workers 0 --strategy dataloader csd mte wrr --report runs ...
     python templates/train_imagenet.py --model resnet152 --workers 16 --strategy dataloader mte wrr --report runs ...
-    python templates/paper_tables.py --report runs
+    python -m benchmarks.papers.measured --report runs
 
 It reads the reports (*.json) that the templates write into --report, prints the tables and writes them there as
-paper_tables.md, with paper_tables.png for Figure 8. Times depend on the machine, so below them stands what each strategy
+paper_tables.md. Times depend on the machine, so below them stands what each strategy
 saves against the CPU alone, which can be compared: of each row, and at most and in the mean of all rows. Where something was
 measured under several seeds, the cell is their mean and standard deviation. Reports of bottleneck_study.py become Figure 1,
 and runs that were recorded (--record of the templates) Table II.
@@ -14,17 +14,16 @@ and runs that were recorded (--record of the templates) Table II.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import math
 import statistics
 import sys
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.papers.published import IMAGENET_IMAGES, rows
 from ddlp import DDLPError
 from ddlp.observe.energy.model import PaperModel, Tariff
 from ddlp.observe.report import read_comparison
@@ -33,8 +32,6 @@ PROCESSOR = ("dataloader0", "dataloader16")  # torch's DataLoader in Table IX, w
 COLUMNS = ("cpu0", "cpu16", "csd", "mte0", "wrr0", "mte16", "wrr16")  # of Tables VI, VIII and IX
 PIPELINES = {"imagenet1": "ImageNet1", "imagenet2": "ImageNet2", "imagenet3": "ImageNet3"}
 NONE = "-"
-IMAGENET_IMAGES = 1281167
-PUBLISHED = Path(__file__).parents[1] / "benchmarks" / "papers" / "published"  # the paper's tables as printed, one file each
 
 
 @dataclass(frozen=True)
@@ -130,15 +127,6 @@ def markdown(title: str, head: Sequence[str], lines: Sequence[Sequence[str]], no
     rule = ["-" * width for width in widths]
     text = ["| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |" for row in (head, rule, *lines)]
     return "\n".join([f"## {title}", "", *text, "", *notes])
-
-
-def rows(table: str) -> list[dict[str, str]]:
-    """Return the lines of one of the paper's tables: text by column name."""
-    path = PUBLISHED / f"{table}.csv"
-    if not path.exists():
-        raise DDLPError(f"{path} is missing: run paper_tables.py where it lies in ddlp's own directory, with --report DIR")
-    with path.open() as file:
-        return list(csv.DictReader(file))
 
 
 def paper_rows(table: str) -> Iterator[tuple[dict[str, str], str, str, int]]:
@@ -362,25 +350,13 @@ def table9(measured: Measured) -> str:
     return markdown(title, names, lines, [note, _baseline(measured)])
 
 
-@dataclass(frozen=True)
-class Bar:
-    """A line of Figure 8: per cent of time saved; whose: 'paper' or a setup."""
-
-    panel: str
-    strategy: str
-    processes: int
-    whose: str
-    against_cpu: float | None
-    against_csd: float | None
-
-
-def figure8_bars(measured: Measured) -> list[Bar]:
-    """Return the paper's bars, each followed by the measured ones."""
-    bars = []
+def figure8(measured: Measured) -> str:
+    """Return the paper's bars as lines of a table, each followed by the measured ones."""
+    lines = []
     for row in rows("figure8"):
         panel, processes = f"{row['panel']}: {row['model']} on a {row['accelerator']}", int(row["extra_processes"])
-        printed = (float(row["faster_than_cpu_percent"]), float(row["faster_than_csd_percent"]))
-        bars.append(Bar(panel, row["strategy"], processes, "paper", *printed))
+        printed = [percent(float(row[f"faster_than_{side}_percent"])) for side in ("cpu", "csd")]
+        lines.append([panel, f"{row['strategy'].upper()}_{processes}", "paper", *printed])
         pipeline, workers = f"cifar10_{row['accelerator'].lower()}", measured.many if processes else 0
         for setup in measured.setups(row["model"], pipeline, 1):
             own, cpu, csd = (
@@ -391,16 +367,8 @@ def figure8_bars(measured: Measured) -> list[Bar]:
                     measured.runs(setup, "csd", None),
                 )
             )
-            bars.append(Bar(panel, row["strategy"], workers, str(setup), saved(own, cpu), saved(own, csd)))
-    return bars
-
-
-def figure8(measured: Measured) -> str:
-    """Return the bars as a table."""
-    lines = [
-        [bar.panel, f"{bar.strategy.upper()}_{bar.processes}", bar.whose, percent(bar.against_cpu), percent(bar.against_csd)]
-        for bar in figure8_bars(measured)
-    ]
+            own_saved = [percent(saved(own, alone)) for alone in (cpu, csd)]
+            lines.append([panel, f"{row['strategy'].upper()}_{workers}", str(setup), *own_saved])
     columns = ["panel", "strategy", "whose", "against CPU", "against CSD"]
     return markdown("Figure 8: CIFAR-10, time saved", columns, lines, [_baseline(measured)])
 
@@ -448,36 +416,6 @@ def _part(both_s: float, prepared_s: float) -> str:
     return percent(100 * both_s / prepared_s if prepared_s else None)
 
 
-def plot_figure8(path: Path, measured: Measured) -> None:
-    """Plot groups of bars by strategy, the paper's beside the measured ones; a panel for each side of the comparison."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    bars = figure8_bars(measured)
-    groups = [bar for bar in bars if bar.whose == "paper"]
-    whose = list(dict.fromkeys(bar.whose for bar in bars))
-    figure_, both = pyplot.subplots(2, 1, figsize=(9, 7), sharex=True, layout="constrained")
-    group_of, width = [k for k, bar in enumerate(bars) if bar.whose == "paper"], 0.8 / len(whose)
-    for axes, field, title in zip(both, ("against_cpu", "against_csd"), ("the CPU alone", "the CSD alone"), strict=True):
-        for n, name in enumerate(whose):
-            own = [(k, getattr(bar, field)) for k, bar in enumerate(bars) if bar.whose == name]
-            places = [bisect_right(group_of, k) - 1 + n * width for k, value in own if value is not None]
-            heights = [value for _, value in own if value is not None]
-            shown = axes.bar(places, heights, width, label=name, hatch="//" if name == "paper" else None)
-            axes.bar_label(shown, fmt="%.0f", fontsize="small")
-        axes.set_ylabel(f"% of time saved against\n{title}")
-        axes.axhline(0, color="black", linewidth=0.8)
-        axes.grid(axis="y", alpha=0.3)
-    names = [f"{bar.strategy.upper()}_{bar.processes}\n{bar.panel}" for bar in groups]
-    both[1].set_xticks([k + 0.4 - width / 2 for k in range(len(groups))], names, fontsize="small")
-    both[0].legend(fontsize="small")
-    figure_.suptitle("CIFAR-10 (the paper's Figure 8)", fontsize="medium")
-    figure_.savefig(path, dpi=150)
-    pyplot.close(figure_)
-
-
 def read(directory: Path) -> list[dict[str, Any]]:
     """Return the templates' reports in a directory. Other JSON files are skipped."""
     found = []
@@ -508,22 +446,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         measured = Measured(reports, options.baseline, options.processes)
     except ValueError as error:
-        print(f"paper_tables: {error} in {options.report}; the training templates write them there", file=sys.stderr)
+        print(f"papers.measured: {error} in {options.report}; the training templates write them there", file=sys.stderr)
         return 1
     try:
         text = tables(measured, reports)
     except (DDLPError, OSError) as error:
-        print(f"paper_tables: {error}", file=sys.stderr)
+        print(f"papers.measured: {error}", file=sys.stderr)
         return 1
     print(text)
     path = options.report / "paper_tables.md"
     path.write_text(f"# The DDLP paper's figures and own ones\n\n{text}\n")
     print(f"\nreport: {path}")
-    try:
-        plot_figure8(path.with_suffix(".png"), measured)
-        print(f"plot: {path.with_suffix('.png')}")
-    except ImportError:
-        print("no plot: matplotlib is missing; pip install 'ddlp[report]' brings it", file=sys.stderr)
     return 0
 
 

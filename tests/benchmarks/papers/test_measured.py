@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import paper_tables
-from benchmarks.common import user_environment
+from benchmarks.papers import measured
 from ddlp.recording.events import Fetched, Joined, LeaseCancelled, LeaseGiven, Published
 from tests.ddlp.observe.by_hand import BEGAN, TWO_SIDES, written
 
@@ -34,7 +30,7 @@ def text_of(tmp_path: Path, runs: list[dict[str, Any]], many: int | None = None)
     report = {"template": "train_imagenet", "accelerator": "GPU", "runs": runs}
     (tmp_path / "a.json").write_text(json.dumps(report))
     (tmp_path / "a.energy.json").write_text("[]")  # a file of another kind is skipped
-    return paper_tables.tables(paper_tables.Measured(paper_tables.read(tmp_path), None, many))
+    return measured.tables(measured.Measured(measured.read(tmp_path), None, many))
 
 
 def lines_of(tmp_path: Path, runs: list[dict[str, Any]], many: int | None = None) -> dict[str, list[list[str]]]:
@@ -100,19 +96,8 @@ def test_dali_energy_and_figure_8(tmp_path: Path) -> None:
 
 
 def test_nothing_measured_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert paper_tables.main(["--report", str(tmp_path)]) == 1
+    assert measured.main(["--report", str(tmp_path)]) == 1
     assert "no finished runs" in capsys.readouterr().err
-
-
-def test_without_the_paper_s_tables_it_says_where_to_run_it(tmp_path: Path) -> None:
-    """As when the templates alone were copied."""
-    copy = shutil.copytree(Path(paper_tables.__file__).parent, tmp_path / "templates")
-    report = {"template": "train_imagenet", "accelerator": "GPU", "runs": [one("wrr", 0, 3.3)]}
-    (tmp_path / "a.json").write_text(json.dumps(report))
-    command = [sys.executable, str(copy / "paper_tables.py"), "--report", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, env=user_environment())
-    assert done.returncode == 1 and "Traceback" not in done.stderr and "Errno" not in done.stderr
-    assert "is missing: run paper_tables.py where it lies in ddlp's own directory" in done.stderr
 
 
 def rows_of(tmp_path: Path, title: str, runs: list[dict[str, Any]]) -> dict[str, list[list[str]]]:
@@ -150,11 +135,11 @@ def test_figure_1_has_a_line_for_each_model_of_a_study(tmp_path: Path) -> None:
     }  # fmt: skip
     (tmp_path / "b.json").write_text(json.dumps(study))
     (tmp_path / "a.json").write_text(json.dumps({"template": "t", "accelerator": None, "runs": [one("wrr", 0, 1.0)]}))
-    assert paper_tables.main(["--report", str(tmp_path)]) == 0
+    assert measured.main(["--report", str(tmp_path)]) == 0
     text = (tmp_path / "paper_tables.md").read_text().partition("## Figure 1")[2]
     line = next(line for line in text.splitlines() if line.startswith("| swin_t"))
     assert [cell.strip() for cell in line.split("|")[2:-1]] == ["own: dataloader, batch 256, cpu", "2", "0.5"]
-    assert "not measured" in paper_tables.figure1([])
+    assert "not measured" in measured.figure1([])
 
 
 def test_table_2_has_all_rows_and_a_column_for_pytorch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,15 +150,15 @@ def test_table_2_has_all_rows_and_a_column_for_pytorch(tmp_path: Path, capsys: p
         written(tmp_path / name / "0000.jsonl", events, BEGAN._replace(strategy=name.split("-")[0], devices=devices))
     runs = [one("dataloader", 1, 4.0, seed=0), one("wrr", 1, 3.0, seed=0), one("wrr", 1, 3.0, seed=1)]  # 1: not recorded
     report = {"template": "train_imagenet", "accelerator": "GPU", "options": {"record": str(tmp_path)}, "runs": runs}
-    text = paper_tables.tables(paper_tables.Measured([report]), [report]).partition("## Table II:")[2].partition("## ")[0]
+    text = measured.tables(measured.Measured([report]), [report]).partition("## Table II:")[2].partition("## ")[0]
     head, _, *lines = ([cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|"))
     assert head == ["whose", "", "PyTorch", "WRR"] and {line[0] for line in lines} == {"own: resnet152, batch 256, GPU"}
     cells = {line[1]: line[2:] for line in lines}
     assert len(cells) == 6
-    assert cells["CPU data, prepared during CSD preprocessing"] == ["0.0 %", "62.5 %"]
-    assert cells["CSD data, prepared during CPU preprocessing"] == ["-", "71.4 %"]
-    assert cells["CSD data, prepared during training"][0] == "-"
+    assert cells["host beside csd"] == ["0.0 %", "62.5 %"]
+    assert cells["csd beside host"] == ["-", "71.4 %"]
+    assert cells["csd beside training"][0] == "-"
     (tmp_path / "a.json").write_text(json.dumps(report))
     (tmp_path / "wrr-seed0" / "0000.jsonl").write_text("nonsense\n")
-    assert paper_tables.main(["--report", str(tmp_path)]) == 1
+    assert measured.main(["--report", str(tmp_path)]) == 1
     assert "0000.jsonl, line 1" in capsys.readouterr().err
