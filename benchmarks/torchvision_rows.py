@@ -443,7 +443,7 @@ def all_names() -> list[str]:
 
     Of torch's filters and pixels only those of this process's torch: with another ATEN_CPU_CAPABILITY it has others.
     """
-    names = list(dict.fromkeys(name for name, ours, _ in all_cases(range(1))[1] if ours))
+    names = list(dict.fromkeys(name for name, _ in all_cases()[1]))
     own = {torch_filter(m.functional, name, True) for m in (v1, v2) for name in ("bilinear", "bicubic")}
     others = tuple(f" {name}" for name in TORCH_FILTERS if name not in own)
     others += tuple(name for name, ops in operator_rows().items() if not _of_this_torch(ops[0]))

@@ -4,11 +4,11 @@ Two computers that should hold the same data set each take a census, in the same
 stream, and compares while both go on. Neither list is ever held, only the names of one directory. A stream is zlib over
 records. A record ends in NUL, since names may hold any other byte:
 
-    ddlp census 1             the first record
+    ddlp census 2             the first record
     /DIRECTORY                the files that follow are in it (relative to the root; empty for the root itself)
     SIZE DIGEST NAME          one file; DIGEST is empty unless asked for with --verify
     !SIZE PATH                after the files: those changed last, newest first
-    =FILES BYTES DIGEST       the end: counts, and blake2b-128 over all records before
+    =DIGEST                   the end: blake2b-128 over all records before
 
 Standard library only: it must run on a device on which nothing is installed yet.
 """
@@ -35,7 +35,7 @@ __all__ = [
     "write_census",
 ]  # fmt: skip
 
-FIRST = b"ddlp census 1"
+FIRST = b"ddlp census 2"
 NEWEST = 16  # a census ends with so many files changed last: a change is most likely among them
 
 # Instead of a size:
@@ -207,9 +207,9 @@ class _Packer:
             self._flushed = time.monotonic()
         self._waiting.clear()
 
-    def end(self, files: int, size: int) -> None:
+    def end(self) -> None:
         self.flush()
-        self._out.write(self._zlib.compress(b"=%d %d %s\0" % (files, size, self._digest.hexdigest().encode())))
+        self._out.write(self._zlib.compress(b"=%s\0" % self._digest.hexdigest().encode()))
         self._out.write(self._zlib.flush())
         self._out.flush()
 
@@ -237,7 +237,7 @@ def write_census(entries: Iterable[Entry], out: BinaryIO) -> None:
     packer = _Packer(out)
     packer.add(FIRST)
     newest = Newest()
-    directory, files, total = b"", 0, 0
+    directory = b""
     for entry in entries:
         above, _, name = entry.path.rpartition(b"/")
         if above != directory:
@@ -245,16 +245,14 @@ def write_census(entries: Iterable[Entry], out: BinaryIO) -> None:
             packer.add(b"/" + directory)
         packer.add(b"%d %s %s" % (entry.size, entry.digest, name))
         if entry.size >= 0:
-            files += 1
-            total += entry.size
             newest.add(entry)
     for entry in newest.entries():
         packer.add(b"!%d %s" % (entry.size, entry.path))
-    packer.end(files, total)
+    packer.end()
 
 
 class CensusReader:
-    """A census from its stream: iterate over it once; `newest`, `files` and `bytes` are known afterwards.
+    """A census from its stream: iterate over it once; `newest` is known afterwards.
 
     Args:
         read: returns the next bytes of the stream, at most as many as asked for, none at its end.
@@ -265,8 +263,6 @@ class CensusReader:
 
     def __init__(self, read: Callable[[int], bytes]) -> None:
         self.newest: List[Entry] = []
-        self.files = 0
-        self.bytes = 0
         self._read = read
 
     def _records(self) -> Iterator[bytes]:
@@ -295,10 +291,8 @@ class CensusReader:
         for record in itertools.chain([first], records):
             kind = record[:1]
             if kind == b"=":
-                files, size, theirs = record[1:].split(b" ")
-                if theirs != digest.hexdigest().encode():
+                if record[1:] != digest.hexdigest().encode():
                     raise ValueError("its digest is wrong")
-                self.files, self.bytes = int(files), int(size)
                 return
             digest.update(record + b"\0")
             if kind == b"/":

@@ -10,8 +10,6 @@ Request and reply are .npz archives of plain arrays (no pickles):
               b.CASE     int32 (boxes, 4), where the pipeline has masks
 
 The digest is `csd_engine.prepare.sample.sample_digest` of the host's result. A result with the same digest is not sent back.
-
-A pipeline's order of resampling passes may be "native" here: the order that this Pillow uses by itself.
 """
 
 from __future__ import annotations
@@ -137,10 +135,7 @@ class _OneSource(Reader):
 
 
 def _run(source: np.ndarray, case: Case) -> Tuple[np.ndarray, Optional[np.ndarray]]:
-    data = case.pipeline
-    if data.get("order") == "native":
-        data = dict(data, order=native_order())
-    pipeline = Pipeline.parse(data)
+    pipeline = Pipeline.parse(case.pipeline)
     with pillow_open(io.BytesIO(source.tobytes())) if source.ndim == 1 else Image.fromarray(source) as image:
         plan = pipeline.draw(image.size, Keyed(0, 0, case.index, 0))
     out = np.empty(plan.shape, np.uint8)

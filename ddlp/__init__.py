@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ddlp.process.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from ddlp.auto.decide import Goal, Power, Prices
     from ddlp.caching.settings import Cache
     from ddlp.datasets import ImageArrays, ImageFiles
     from ddlp.devices.device import Device
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from ddlp.loader import DDLPLoader
     from ddlp.objects.dataset import ImageObjects
     from ddlp.objects.tars import TarObjects
-    from ddlp.planning.controller import Goal
-    from ddlp.planning.decide import Power, Prices
     from ddlp.pools.cards import CardPool
     from ddlp.pools.local import LocalPool
     from ddlp.pools.on_ray import RayPool
@@ -67,14 +66,14 @@ _WHERE = {
     "EpochReport": "ddlp.stats.report",
     "Evaluated": "ddlp.evaluation",
     "Evaluation": "ddlp.evaluation",
-    "Goal": "ddlp.planning.controller",
+    "Goal": "ddlp.auto.decide",
     "HuggingFaceImages": "ddlp.huggingface",
     "ImageArrays": "ddlp.datasets",
     "ImageFiles": "ddlp.datasets",
     "ImageObjects": "ddlp.objects.dataset",
     "LocalPool": "ddlp.pools.local",
-    "Power": "ddlp.planning.decide",
-    "Prices": "ddlp.planning.decide",
+    "Power": "ddlp.auto.decide",
+    "Prices": "ddlp.auto.decide",
     "RayPool": "ddlp.pools.on_ray",
     "TarImages": "ddlp.tars",
     "TarObjects": "ddlp.objects.tars",

@@ -11,9 +11,9 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader
 
 from csd_engine.transforms.reduced import DECODES
+from ddlp.auto.decide import Goal
 from ddlp.caching.settings import Cache
 from ddlp.devices.device import Device
-from ddlp.planning.controller import Goal
 from ddlp.process.platforms import other_system
 from ddlp.sampling.epoch_plan import is_built_in, is_random
 from ddlp.sampling.torch_loader import index_sampler_of

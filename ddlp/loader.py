@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from ddlp.auto_workers import LoaderWorkers, number_of_workers
+from ddlp.auto.decide import Decision, Goal
+from ddlp.auto.measured import Measured
+from ddlp.begin.auto_workers import LoaderWorkers, number_of_workers
 from ddlp.begin.begin_epoch import begin_epoch
 from ddlp.begin.explain import Explanation, explain
 from ddlp.begin.fill_cache import fill_cache
@@ -25,17 +27,14 @@ from ddlp.caching.filling import Filled
 from ddlp.caching.settings import Cache
 from ddlp.config import LoaderConfig
 from ddlp.devices.device import Device
+from ddlp.epoch.hooks import EpochHooks
 from ddlp.epoch.replay import replay
 from ddlp.errors import DDLPError, Untranslatable
 from ddlp.frameworks.accelerate import Prepared, prepare_where_asked
 from ddlp.frameworks.lightning import counts_batches
 from ddlp.frameworks.ray import share_where_asked
 from ddlp.frameworks.shards import warn_if_not_shared
-from ddlp.planning.controller import Goal
-from ddlp.planning.decide import Decision
-from ddlp.planning.measured import Measured
 from ddlp.recording.recorder import Recorder
-from ddlp.recording.watch import Observer
 from ddlp.sampling import checkpoint as resuming
 from ddlp.sampling.generator_states import for_base_seed
 from ddlp.schedule.strategies import Strategy
@@ -132,7 +131,7 @@ class DDLPLoader(DataLoader):
     """
 
     __class_getitem__ = classmethod(types.GenericAlias)  # type: ignore[var-annotated]
-    _observers: tuple[Observer, ...] = ()  # observers of the next epoch, see ddlp.observe.checked
+    _hooks: EpochHooks | None = None  # of the next epoch, in the place of a recording: see ddlp.observe.checked
     _travel_type = Travel
     get_sampler = resuming.sampler_of  # accelerate's save_state asks the loader of a stream for it
 
@@ -292,7 +291,7 @@ class DDLPLoader(DataLoader):
     def _view(self) -> LoaderView:
         """Return the loader as the code sees it that decides for it."""
         return LoaderView(
-            self, self._config(), self._parts, self._progress, self._travel, self._auto_workers, self._prepared, self._observers
+            self, self._config(), self._parts, self._progress, self._travel, self._auto_workers, self._prepared, self._hooks
         )
 
     @property
@@ -362,7 +361,7 @@ class DDLPLoader(DataLoader):
         vars(aside).update(
             strategy="cpu", goal=None, csd=None, record=None, batch_transform=None, generator=for_base_seed(0),
             persistent_workers=False, num_workers=0 if here else 1, prefetch_factor=None if here else 1, _auto_workers=None,
-            _observers=(),
+            _hooks=None,
         )  # fmt: skip
         return aside
 

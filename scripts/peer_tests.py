@@ -51,6 +51,11 @@ SUITES = (
         "import ddlp, torch.utils.data\ntorch.utils.data.DataLoader = ddlp.DDLPLoader\n",
     ),
     Suite(
+        "torch's DataLoader, by torchdata", "test/stateful_dataloader/test_dataloader.py",
+        "test/stateful_dataloader/test_dataloader.py",
+        "import ddlp, torchdata.stateful_dataloader\ntorchdata.stateful_dataloader.StatefulDataLoader = ddlp.DDLPLoader\n",
+    ),
+    Suite(
         "torchdata's StatefulDataLoader", "test/stateful_dataloader/test_state_dict.py",
         "test/stateful_dataloader/test_state_dict.py",
         "import ddlp, torchdata.stateful_dataloader\ntorchdata.stateful_dataloader.StatefulDataLoader = ddlp.DDLPLoader\n",

@@ -12,12 +12,10 @@ are ours, with three transformers of today. Its pipeline is ImageNet1: RandomRes
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +27,7 @@ from tqdm import tqdm
 from common import AMP, flags, image_folder, parse, turns, write_pages, write_report
 from csd_engine.errors import EngineError
 from ddlp import DDLPError
+from ddlp.observe.words import aligned
 from ddlp.sampledata import SampleDataError
 from ddlp.tryout.rounds import rotated
 from train_imagenet import pipeline
@@ -130,46 +129,16 @@ def _task(options: Any, train: ImageFolder, name: str, classes: int, batches: in
 
 def table(preparing: dict[int, list[float]], training: dict[str, list[float]]) -> str:
     """Return a table of the ratios by model (lines) and number of workers (columns), with both times."""
-    width = max(map(len, training)) + 2
-    lines = [
-        f"{'preprocessing to training, by num_workers':{width}}",
-        f"{'':{width}}{'training s':>11}" + "".join(f"{workers:>8}" for workers in preparing),
-        f"{'preprocessing s':{width}}{'':11}" + "".join(f"{statistics.mean(s):8.4f}" for s in preparing.values()),
-    ]
+    rows = [["preprocessing to training, by num_workers", "training s", *map(str, preparing)],
+            ["preprocessing s", "", *(f"{statistics.mean(s):.4f}" for s in preparing.values())]]  # fmt: skip
     for name, seconds in training.items():
         own = statistics.mean(seconds)
-        ratios = "".join(f"{statistics.mean(s) / own:8.2f}" for s in preparing.values())
-        lines.append(f"{name:{width}}{own:11.4f}{ratios}")
-    return "\n".join(lines)
-
-
-def plot(path: Path, preparing: dict[int, list[float]], training: dict[str, list[float]], title: str) -> None:
-    """Plot a line for each model over the number of workers, on a logarithmic axis, and the line where both times are equal."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(9, 6), layout="constrained")
-    colours = pyplot.get_cmap("tab20")
-    workers = sorted(preparing)
-    for k, (name, seconds) in enumerate(sorted(training.items(), key=lambda item: statistics.mean(item[1]))):
-        ratios = [statistics.mean(preparing[count]) / statistics.mean(seconds) for count in workers]
-        axes.plot(workers, ratios, marker="os^Dv"[k % 5], markersize=4, color=colours(k % 20), label=name)
-    axes.axhline(1, color="black", linewidth=1, linestyle="--", label="above: training waits")
-    axes.set_yscale("log")
-    axes.set_xticks(workers)
-    axes.set_xlabel("num_workers")
-    axes.set_ylabel("preprocessing time / training time")
-    axes.set_title(title, fontsize="medium")
-    axes.grid(alpha=0.3, which="both")
-    figure.legend(loc="outside right upper", fontsize="small")
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+        rows.append([name, f"{own:.4f}", *(f"{statistics.mean(s) / own:.2f}" for s in preparing.values())])
+    return "\n".join(aligned(rows))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print, plot."""
+    """Measure, print, report."""
     parser = flags(__doc__, ["all", *MODELS], strategies=("dataloader",))
     parser.add_argument("--num-workers", type=int, nargs="+", metavar="N", help=f"in place of --workers (default {WORKERS})")
     parser.add_argument("--batches", type=int, metavar="N", help="preprocess so many, or 2 a worker (default: 20)")
@@ -197,19 +166,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     path = write_report("bottleneck_study", options, [], figures=figures)
     print(f"report: {path}")
     write_pages(options, turns(options))
-    with contextlib.suppress(KeyboardInterrupt):
-        return _plotted(path.with_suffix(".png"), preparing, training, options)
-    return 130
-
-
-def _plotted(path: Path, preparing: dict[int, list[float]], training: dict[str, list[float]], options: Any) -> int:
-    title = f"Preprocessing (ImageNet1, {options.strategy[0]}) to training, batches of {options.batch_size}, {options.device}"
-    try:
-        plot(path, preparing, training, title)
-    except ImportError:
-        print("no plot: matplotlib is missing; pip install 'ddlp[report]' brings it", file=sys.stderr)
-        return 0
-    print(f"plot: {path}")
     return 0
 
 

@@ -20,6 +20,7 @@ import torch
 
 from ddlp.errors import DDLPError
 from ddlp.observe.report import write_report as write_report_page
+from ddlp.observe.words import aligned
 from ddlp.process.machine import machine
 from ddlp.sampledata import make_cifar10, make_imagefolder, make_thumbnails
 from ddlp.schedule.strategies import STRATEGIES as OURS
@@ -46,7 +47,6 @@ class Epoch:
     rate_csd: float | None = None
     bound_s: float | None = None  # the least time in which both sides together can prepare it
     accuracy: float | None = None  # the run's score on the val set after it, with --evaluate-beside
-    by_torch: bool = False  # DataLoader, or transforms of yours: no device took part
 
 
 @dataclass
@@ -288,15 +288,14 @@ def table(runs: Sequence[Run]) -> str:
         cells = [mean_spread([run.figures[name] for run in of], form) for name, (_, form) in columns.items()]
         right = mean_spread([run.accuracy for run in of if run.accuracy is not None], ".1%")
         rows.append((strategy, str(len(of)), *cells, right))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    lines = aligned(rows)
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 
 
 def write_report(template: str, options: Any, runs: Sequence[Run], **more: Any) -> Path:
     """Write the runs, the flags and the machine as JSON into --report; returns the new file.
 
-    `more` are further top-level entries, plain data. paper_tables.py reads these files.
+    `more` are further top-level entries, plain data. `python -m benchmarks.papers.measured` reads these files.
     """
     now = datetime.datetime.now()
     said = {

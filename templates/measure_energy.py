@@ -19,30 +19,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from common import Epoch, Run, flags, parse, turns, write_pages, write_report
+from common import Run, flags, parse, turns, write_pages, write_report
 from csd_engine.errors import EngineError
-from ddlp import DDLPError
+from ddlp import DDLPError, DDLPLoader
+from ddlp.observe import MeasuredDataLoader
 from ddlp.observe.energy import EnergyMeter, EnergyResult, comparison, save, summaries
-from ddlp.observe.energy.command import add_meter_arguments, add_tariff_arguments, model_of, tariff_of
-from ddlp.stats.report import EpochReport
+from ddlp.observe.energy.command import add_meter_arguments, meter_of
 from train_imagenet import BATCH_SIZES, MODELS, add_flags, make_task
 from training import Task, train
-
-
-def report_of(epoch: Epoch, strategy: str) -> EpochReport:
-    """Return what the meter needs to know of an epoch. In your own loop this is loader.report()."""
-    return EpochReport(
-        strategy="cpu" if epoch.by_torch else strategy,
-        epoch=epoch.number,
-        batches_cpu=epoch.batches_cpu,
-        batches_csd=epoch.batches_csd,
-        samples=epoch.samples,
-        seconds=epoch.seconds,
-        waiting_s=epoch.waiting_s,
-        host_cpu_s=epoch.host_cpu_s,
-        rate_cpu=epoch.rate_cpu,
-        rate_csd=epoch.rate_csd,
-    )
 
 
 def measure(task: Task, options: Any, meter: EnergyMeter, strategy: str, seed: int) -> tuple[Run, list[EnergyResult]]:
@@ -50,10 +34,10 @@ def measure(task: Task, options: Any, meter: EnergyMeter, strategy: str, seed: i
     results: list[EnergyResult] = []
 
     @contextlib.contextmanager
-    def around(epoch: Epoch) -> Iterator[None]:
+    def around(loader: DDLPLoader | MeasuredDataLoader) -> Iterator[None]:
         with meter:
             yield
-        results.append(meter.result(report_of(epoch, strategy), workers=options.workers, label=strategy))
+        results.append(meter.result(loader.report(), workers=options.workers, label=strategy))
 
     run, _ = train(task, options, strategy, seed, around=around)
     steady = {epoch.number for epoch in run.steady}
@@ -69,14 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.set_defaults(epochs=2)  # the first one warms up
     add_flags(parser)
     add_meter_arguments(parser)
-    add_tariff_arguments(parser)
     options = parse(parser, BATCH_SIZES, arguments)
     task = make_task("measure_energy", options)
     try:
-        meter = EnergyMeter.auto(
-            options.csd, options.external, csd_sensors=options.csd_sensor, model=model_of(options), tariff=tariff_of(options),
-            sys=options.sys,
-        )  # fmt: skip
+        meter = meter_of(options)
     except DDLPError as error:  # a device or a meter can't be reached
         raise SystemExit(f"measure_energy: {error}") from None
     runs: list[Run] = []

@@ -33,12 +33,12 @@ from torchvision.datasets import ImageFolder
 from csd_engine.errors import EngineError
 from ddlp import DDLPError, DDLPLoader, decode
 from ddlp.observe import progress
+from ddlp.observe.words import aligned
 from ddlp.process.output_file import new_directory
 from ddlp.sampledata import SampleDataError, make_imagefolder
 from ddlp.schedule.strategies import STRATEGIES
 from ddlp.tryout.compare import compare
-from ddlp.tryout.results import write
-from ddlp.tryout.terminal import text
+from ddlp.tryout.text import text, write_page
 
 NORMALIZE = transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 TRAIN = transforms.Compose(
@@ -108,7 +108,7 @@ def arguments() -> argparse.Namespace:
         help="side of the images that the model sees, at most 224 (default: 224 on a GPU, 64 on a CPU). The loader "
         "prepares 224x224 in any case; the smaller size makes the training step cheap, as an accelerator would",
     )
-    parser.add_argument("--out", type=Path, help="where the plot and the page go (default: runs/quickstart-DATE)")
+    parser.add_argument("--out", type=Path, help="where the page goes (default: runs/quickstart-DATE)")
     return parser.parse_args()
 
 
@@ -202,8 +202,7 @@ def table(outcomes: list[Outcome], on_cpu: bool) -> str:
     ]
     shown = slice(0, -1 if on_cpu else None)  # on a CPU training is what takes the time, and takes it from the loader's workers
     lines = [head[shown], *(row[shown] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+    return "\n".join(aligned(lines))
 
 
 def main() -> int:
@@ -224,7 +223,8 @@ def quickstart(options: argparse.Namespace) -> int:
     data = options.data
     if data is None:
         data = Path(__file__).resolve().parent.parent / "data" / f"photos-{options.images}"
-        print(make_imagefolder(data, options.images))
+        make_imagefolder(data, options.images)
+        print(f"{data}: {options.images} images made of sample photographs")
     train = ImageFolder(data / "train", TRAIN)
     out = options.out or new_directory("quickstart")
     found = compare(
@@ -234,8 +234,8 @@ def quickstart(options: argparse.Namespace) -> int:
         csd=options.csd,
         record=out / "wrr",
     )
-    print(f"\n{text(found, sys.stdout)}\n")
-    written = write(found, out)
+    print(f"\n{text(found)}\n")
+    page = write_page(found, out)
 
     on_cpu = torch.device(options.device).type == "cpu"
     options.train_size = min(options.train_size or (64 if on_cpu else 224), 224)
@@ -252,7 +252,7 @@ def quickstart(options: argparse.Namespace) -> int:
             print(f"quickstart: --strategies {strategy}: {error}", file=sys.stderr)
     if not outcomes:
         return 1
-    print(f"\n{table(outcomes, on_cpu)}\n\n{LOSSES}\n", *written, "script to copy from: templates/quickstart.py", sep="\n")
+    print(f"\n{table(outcomes, on_cpu)}\n\n{LOSSES}\n", page, "script to copy from: templates/quickstart.py", sep="\n")
     return 0
 
 

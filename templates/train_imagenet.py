@@ -6,8 +6,7 @@ r"""Train the DDLP paper's ImageNet models with its three pipelines, under DDLPL
     python templates/train_imagenet.py --data /imagenet --model resnet152 --strategy wrr --epochs 90 \
         --amp bf16 --csd csd0 --checkpoint resnet152.pt                           # a whole training
 
---data is a directory with train/CLASS/*.jpg and val/CLASS/*.jpg. The report goes to --report; paper_tables.py sets several
-beside the paper's tables.
+--data is a directory with train/CLASS/*.jpg and val/CLASS/*.jpg. The report goes to --report.
 """
 
 from __future__ import annotations

@@ -276,7 +276,6 @@ def train_epoch(
     report = loader.report()
     epoch.batches_cpu, epoch.batches_csd, epoch.host_cpu_s = report.batches_cpu, report.batches_csd, report.host_cpu_s
     epoch.rate_cpu, epoch.rate_csd, epoch.bound_s = report.rate_cpu, report.rate_csd, report.bound_s
-    epoch.by_torch = not report.travels
 
 
 def val_loader(val: Any, options: Any, collate_fn: Any = None) -> DDLPLoader:
@@ -307,7 +306,7 @@ def evaluate(model: nn.Module, task: Task, loader: Any, options: Any) -> tuple[f
 def train(
     task: Task, options: Any, strategy: str, seed: int, *, rank: int = 0, ranks: int = 1,
     wrap: Callable[[nn.Module], nn.Module] = lambda model: model,
-    around: Callable[[Epoch], AbstractContextManager[Any]] = contextlib.nullcontext,
+    around: Callable[[DDLPLoader | MeasuredDataLoader], AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> tuple[Run, Training]:  # fmt: skip
     """Train a fresh model under one strategy, for --epochs or until Ctrl-C; `evaluate` comes after it.
 
@@ -317,7 +316,7 @@ def train(
         seed: of weights, order and augmentations.
         rank, ranks: which of several processes this is. With several, Ctrl-C ends all at once (they can't agree on a step).
         wrap: put around the model, e.g. DistributedDataParallel.
-        around: entered around each epoch, e.g. to measure.
+        around: entered around each epoch of the loader, e.g. to measure.
     """
     loader = make_loader(task, options, strategy, seed)
     training = start(task, options, seed, options.epochs * len(loader), wrap)
@@ -338,7 +337,7 @@ def train(
             begin_epoch(loader, seed, number)
             run.epochs.append(epoch := Epoch(number))
             title = f"{strategy} seed {seed} epoch {number + 1}/{options.epochs}"
-            with around(epoch):
+            with around(loader):
                 train_epoch(training, task, loader, options, epoch, title, interrupt)
             if rank == 0:
                 _save(training, loader, run, options, number, interrupt.asked)

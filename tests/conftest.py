@@ -66,7 +66,7 @@ def need_kernel() -> None:
 @pytest.fixture
 def hard_limit() -> Iterator[None]:
     """Fail a test that hangs, and show all threads' stacks, instead of a stuck run."""
-    limit_s = 60
+    limit_s = 300  # far more than a machine of twenty programs needs
 
     def over(*_: Any) -> None:
         faulthandler.dump_traceback(sys.__stderr__)  # sys.stderr may have been replaced by something without a descriptor

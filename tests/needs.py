@@ -31,8 +31,6 @@ _PACKAGES = {
     "sshd": "openssh-server",
     "ip": "iproute2",
     "systemd-analyze": "systemd",
-    "chromium": "chromium",
-    "chromedriver": "chromium-driver",
     "slurmctld": "slurmctld slurmd slurm-client munge",
 }
 _LACKS, _INSTALL = "this machine lacks ", "apt-get install "

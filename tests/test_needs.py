@@ -14,7 +14,7 @@ from tests.needs import need
 
 @pytest.fixture(scope="module")
 def browser():
-    need("chromium", "chromedriver")
+    need("ssh", "systemd-analyze")
 
 @pytest.mark.parametrize("page", ["the first", "[second]"])
 def test_pages(browser, page):
@@ -38,16 +38,16 @@ def test_skipped_then_run_again(tmp_path: Path) -> None:
         done = subprocess.run(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, timeout=300)
         return f"{done.stdout}\nexit status {done.returncode}"
 
-    what = "this machine lacks chromium, chromedriver: apt-get install chromium chromium-driver"
+    what = "this machine lacks ssh, systemd-analyze: apt-get install openssh-client systemd"
     said = run("test_it.py", DDLP_LACKING=str(lacking))
     assert what in said and "3 skipped" in said and said.endswith("exit status 0"), said
     lines = [line.split("\t") for line in lacking.read_text().splitlines()]
-    assert lines == [["chromium chromium-driver", f"test_it.py::test_pages[{page}]"] for page in ("the first", "[second]")]
+    assert lines == [["openssh-client systemd", f"test_it.py::test_pages[{page}]"] for page in ("the first", "[second]")]
     again = tmp_path / "again"
     again.write_text("".join(f"{test}\n" for _, test in lines))
     said = run(f"@{again}", CI="1")
     assert what in said and "2 errors" in said and said.endswith("exit status 1"), said
-    for program in ("chromium", "chromedriver"):
+    for program in ("ssh", "systemd-analyze"):
         (programs / program).touch(0o755)
     said = run(f"@{again}", CI="1")
     assert "2 passed" in said and said.endswith("exit status 0"), said

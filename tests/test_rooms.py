@@ -31,13 +31,13 @@ FLOORS = (
         "ddlp.schedule",
     ),
     (
-        "ddlp.process", "ddlp.stats", "ddlp.planning", "ddlp.devices", "ddlp.sampledata", "ddlp.tars", "ddlp.huggingface",
+        "ddlp.process", "ddlp.stats", "ddlp.devices", "ddlp.sampledata", "ddlp.tars", "ddlp.huggingface",
     ),
-    ("ddlp.objects", "ddlp.sampling", "ddlp.transfer"),
+    ("ddlp.auto", "ddlp.objects", "ddlp.sampling", "ddlp.transfer"),
     ("ddlp.translate",),
     ("ddlp.sources", "ddlp.frameworks", "ddlp.caching"),
     ("ddlp.epoch", "ddlp.deploy", "ddlp.config"),
-    ("ddlp.pools", "ddlp.recording", "ddlp.remembered", "ddlp.auto_workers"),
+    ("ddlp.pools", "ddlp.recording"),
     ("ddlp.begin",),
     ("ddlp.loader",),
     ("ddlp", "ddlp.observe", "ddlp.integrations", "ddlp.swap", "ddlp.evaluation"),
@@ -230,7 +230,7 @@ def test_contributing_shows_the_same_rooms():
 LOADER_TYPES = ("DataLoader", "DataLoader | OrderSource", "LoaderView")
 # They run torch's own iterators and worker loop over a loader. One source for user code is to take their place.
 OF_USER_CODE = (
-    "ddlp/sources/host/torch_workers.py", "ddlp/sources/host/stateful_workers.py", "ddlp/sources/host/own_steps.py",
+    "ddlp/sources/host/torch_workers.py", "ddlp/sources/host/memories.py", "ddlp/sources/host/own_steps.py",
     "ddlp/sources/usercode/",
 )  # fmt: skip
 PRIVATE_NAMES = "ddlp/sampling/torch_loader.py"

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from benchmarks.papers.rules import CACHEW_CODE, CACHEW_PAPER, FASTFLOW_CODE, FASTFLOW_PAPER, Cachew, FastFlow
-from ddlp.planning.decide import Estimate, all_sets, decide, estimate
-from ddlp.planning.measured import DType, Measured, OffloadPath, Part, Transport
-from ddlp.planning.play import play_epoch
+from ddlp.auto.decide import Estimate, all_sets, decide, estimate
+from ddlp.auto.measured import Measured, OffloadPath, Transport
+from ddlp.observe.play import play_epoch
 
 __all__ = ["RULES", "Comparison", "compare", "measure", "oracle", "play", "random_workload", "table"]
 
@@ -32,7 +32,7 @@ RULES: dict[str, FastFlow | Cachew | None] = {  # None: `decide`
 
 
 def random_workload(rng: random.Random) -> Measured:
-    """Draw the true figures of a workload with 1 to 3 sources of 1 to 4 ways each.
+    """Draw the true figures of a workload with 1 to 4 sources.
 
     The host makes 0.1 to 2 batches in the time of a training step, a source 0.02 to 4 in the time of the host's. Three in four
     links carry far more than their source makes, and three in four spools have room for 20 to 1,000 batches, others for 1 to 3.
@@ -48,27 +48,17 @@ def random_workload(rng: random.Random) -> Measured:
     processors = busy + 1 + (rng.randint(1, 8) if rng.random() < 0.5 else 0)
     p_cycle, size = busy / host, between(1e6, 1e8)
     paths = []
-    for number in range(rng.randint(1, 3)):
-        alone = host * between(0.02, 4.0)
-        beside = alone * (rng.uniform(0.5, 1.0) if rng.random() < 0.25 else 1.0)
+    for number in range(rng.randint(1, 4)):
+        rate = host * between(0.02, 4.0)
         room = rng.randint(20, 1000) if rng.random() < 0.75 else rng.randint(1, 3)
-        ways: list[tuple[Transport, DType, Part]] = [
-            (transport, dtype, part) for transport in ("spool", "stream") for dtype in ("uint8", "float32")
-            for part in ("whole", "prefix")
-        ]  # fmt: skip
-        for transport, dtype, part in rng.sample(ways, rng.randint(1, 4)):
-            taking = rng.uniform(0.02, 0.15) if transport == "spool" else rng.uniform(0.2, 0.6)
-            taking += rng.uniform(0.1, 0.5) * (part == "prefix") + rng.uniform(0.0, 0.1) * (dtype == "float32")
-            taking *= 4.0 if rng.random() < 0.1 else 1.0
-            bytes_per_batch = size * (4 if dtype == "float32" else 1)
-            faster = rng.uniform(1.0, 3.0) if part == "prefix" else 1.0
-            wide = between(3.0, 100.0) if rng.random() < 0.75 else between(0.1, 3.0)
-            paths.append(OffloadPath(
-                f"source {number}", transport, dtype, part,
-                alone_batches_per_s=alone * faster, with_host_batches_per_s=beside * faster,
-                host_cpu_s_per_batch=taking * p_cycle, bytes_per_batch=bytes_per_batch,
-                bandwidth_bytes_per_s=wide * alone * size, spool_bytes=(room + 0.5) * bytes_per_batch,
-            ))  # fmt: skip
+        transport: Transport = rng.choice(("spool", "stream"))
+        taking = rng.uniform(0.02, 0.15) if transport == "spool" else rng.uniform(0.2, 0.6)
+        taking *= 4.0 if rng.random() < 0.1 else 1.0
+        wide = between(3.0, 100.0) if rng.random() < 0.75 else between(0.1, 3.0)
+        paths.append(OffloadPath(
+            f"source {number}", rate, transport, host_cpu_s_per_batch=taking * p_cycle, bytes_per_batch=size,
+            bandwidth_bytes_per_s=wide * rate * size, spool_bytes=(room + 0.5) * size,
+        ))  # fmt: skip
     return Measured(step_s, host, p_cycle, processors, paths=tuple(paths))
 
 
@@ -79,27 +69,25 @@ def measure(truth: Measured, rng: random.Random, *, steps: int = 100, noise: flo
     Of the training step and of the host there are ``steps`` batches. Of a source, there are as many as it makes in the time of
     these, at least 4. A loader that need not wait shows the step's rate, not its own.
     """
-    assert truth.step_s is not None and truth.loader_batches_per_s is not None
+    assert truth.step_s is not None and truth.host_batches_per_s is not None
 
     def mean(seconds: float | None, batches: float = steps) -> float:
         assert seconds is not None
         return seconds * max(0.01, rng.gauss(1.0, noise / math.sqrt(batches)))
 
-    seconds = steps * max(truth.step_s, 1 / truth.loader_batches_per_s)
+    seconds = steps * max(truth.step_s, 1 / truth.host_batches_per_s)
     paths = []
     for path in truth.paths:
-        assert path.alone_batches_per_s is not None and path.batches_per_s is not None
         assert path.bytes_per_batch is not None and path.bandwidth_bytes_per_s is not None
         n = max(4, min(steps, int(seconds * path.batches_per_s)))
         paths.append(replace(
-            path, alone_batches_per_s=1 / mean(1 / path.alone_batches_per_s, n),
-            with_host_batches_per_s=1 / mean(1 / path.batches_per_s, n),
+            path, batches_per_s=1 / mean(1 / path.batches_per_s, n),
             host_cpu_s_per_batch=mean(path.host_cpu_s_per_batch, n),
             bandwidth_bytes_per_s=1 / mean(1 / path.bandwidth_bytes_per_s, n),
         ))  # fmt: skip
-    step_s, host_s = mean(truth.step_s), mean(1 / truth.loader_batches_per_s)
+    step_s, host_s = mean(truth.step_s), mean(1 / truth.host_batches_per_s)
     return replace(
-        truth, step_s=step_s, loader_batches_per_s=1 / max(step_s, host_s), relative_error=noise / math.sqrt(steps),
+        truth, step_s=step_s, host_batches_per_s=1 / max(step_s, host_s),
         host_cpu_s_per_batch=mean(truth.host_cpu_s_per_batch), paths=tuple(paths),
     )  # fmt: skip
 

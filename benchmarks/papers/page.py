@@ -20,9 +20,9 @@ from pathlib import Path
 from benchmarks.papers.published import BATCH_SIZES, IMAGENET_IMAGES, rows
 from benchmarks.papers.table6 import Cell, clean_cells
 from benchmarks.papers.validation import Prediction, validate
+from ddlp.auto.measured import Measured, OffloadPath
 from ddlp.observe.energy.model import PaperModel, Tariff
-from ddlp.planning.measured import Measured, OffloadPath
-from ddlp.planning.play import play_epoch
+from ddlp.observe.play import play_epoch
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "paper.md"
@@ -62,10 +62,10 @@ def device_share(cell: Cell) -> float:
     """
     rate = 1 / cell.device_s
     path = OffloadPath(
-        "csd", transport="spool", alone_batches_per_s=rate, with_host_batches_per_s=rate, host_cpu_s_per_batch=0.0
+        "csd", transport="spool", batches_per_s=rate, host_cpu_s_per_batch=0.0
     )
     measured = Measured(
-        step_s=cell.train_s, loader_batches_per_s=1 / cell.host_s, host_cpu_s_per_batch=cell.host_s, paths=(path,)
+        step_s=cell.train_s, host_batches_per_s=1 / cell.host_s, host_cpu_s_per_batch=cell.host_s, paths=(path,)
     )
     return play_epoch(measured, (path,), batches=EPOCH).taken["csd"] / EPOCH
 

@@ -1,4 +1,4 @@
-"""The rules by which FastFlow and Cachew choose, to compare `ddlp.planning.decide` with.
+"""The rules by which FastFlow and Cachew choose, to compare `ddlp.auto.decide` with.
 
 Written anew after descriptions and what the released code does; papers and code differ. Both choose remote workers for
 TensorFlow. Here a source is a worker, and the host goes on preparing beside it, by our schedule and not by their fixed split:
@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ddlp.planning.decide import ocycle_ratio, path_limit
-from ddlp.planning.measured import Measured, OffloadPath
+from ddlp.auto.decide import ocycle_ratio, path_limit
+from ddlp.auto.measured import Measured, OffloadPath
 
 __all__ = ["CACHEW_CODE", "CACHEW_PAPER", "FASTFLOW_CODE", "FASTFLOW_PAPER", "Cachew", "CachewScaling", "FastFlow"]
 
@@ -34,7 +34,7 @@ class FastFlow:
     scales: bool
 
     def choose(self, measured: Measured) -> tuple[OffloadPath, ...]:
-        """Return the sources, those with the highest calibrated Rthp first, each by its best way."""
+        """Return the sources, those with the highest calibrated Rthp first."""
         l_thp = measured.host_batches_per_s
         if measured.step_s is None or l_thp is None or 1 / measured.step_s <= self.bottleneck * l_thp:
             return ()
@@ -42,7 +42,7 @@ class FastFlow:
         def calibrated(path: OffloadPath) -> float:  # Rthp, and what the host could make beside
             return _r_thp(measured, path) + l_thp * (1 - ocycle_ratio(measured, path))
 
-        best = _one_way_each(measured, calibrated)
+        best = sorted(measured.paths, key=calibrated, reverse=True)
         if not best:
             return ()
         lacking = (1 / measured.step_s - l_thp) / max(_r_thp(measured, best[0]), 1e-9)
@@ -72,14 +72,12 @@ class Cachew:
         """Return the sources at which it comes to rest. It has no "none": it begins with one worker.
 
         ``batch_s`` measures a window with these sources: seconds a batch. Sources join in the order of ``measured.paths``, as
-        workers of a pool do, each by the way that is fastest alone.
+        workers of a pool do.
         """
-        rates = _one_way_each(measured, lambda path: _r_thp(measured, path))
-        ways = sorted(rates, key=measured.paths.index)
-        scaling = CachewScaling(self, most=len(ways))
-        while ways and scaling.scaling:
-            scaling.window(batch_s(tuple(ways[: scaling.workers])))
-        return tuple(ways[: scaling.workers])
+        scaling = CachewScaling(self, most=len(measured.paths))
+        while measured.paths and scaling.scaling:
+            scaling.window(batch_s(measured.paths[: scaling.workers]))
+        return measured.paths[: scaling.workers]
 
 
 class CachewScaling:
@@ -141,16 +139,7 @@ def _r_thp(measured: Measured, path: OffloadPath) -> float:
     taken = math.inf
     if path.host_cpu_s_per_batch and measured.host_processors is not None:
         taken = measured.host_processors / path.host_cpu_s_per_batch
-    return min(path_limit(path, path.alone_batches_per_s)[0], taken)
-
-
-def _one_way_each(measured: Measured, by: Callable[[OffloadPath], float]) -> list[OffloadPath]:
-    """The best way of each source with a rate, best sources first."""
-    usable = [path for path in measured.paths if path.alone_batches_per_s is not None]
-    best: dict[str, OffloadPath] = {}
-    for path in sorted(usable, key=by, reverse=True):
-        best.setdefault(path.source, path)
-    return list(best.values())
+    return min(path_limit(path)[0], taken)
 
 
 FASTFLOW_PAPER = FastFlow(bottleneck=1.1, scales=True)

@@ -19,17 +19,19 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 
 from benchmarks.papers.rules import CACHEW_PAPER, CachewScaling
-from ddlp.planning.controller import PAUSE, WINDOW, Controller, Goal
-from ddlp.planning.decide import estimate
-from ddlp.planning.measured import Measured, OffloadPath
-from ddlp.planning.play import play_epoch
-from ddlp.planning.scaling import GAIN, Scaler
-from ddlp.planning.window_figures import WindowFigures
+from ddlp.auto.agreement import WindowFigures
+from ddlp.auto.controller import PAUSE, WINDOW, Controller
+from ddlp.auto.decide import Goal, estimate
+from ddlp.auto.measured import Measured, OffloadPath
+from ddlp.auto.scaling import GAIN, Scaler
+from ddlp.observe.play import play_epoch
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.rates import Rates
+from ddlp.schedule.simulate import Decides, Outcome, Simulation, World
+from ddlp.schedule.strategies import Strategy
 from ddlp.schedule.strategies.auto import Auto
 
-__all__ = ["MOST", "RULES", "WINDOWS", "ByWindows", "Scaled", "compare", "least_engines", "random_pool", "table"]
+__all__ = ["MOST", "RULES", "WINDOWS", "ByWindows", "Pool", "Scaled", "compare", "least_engines", "random_pool", "table"]
 
 MOST = 16  # engines of a pool
 WINDOWS = 6  # after so many windows a rule should be there
@@ -57,7 +59,7 @@ def random_pool(rng: random.Random) -> tuple[Measured, int, float]:
     taking = rng.uniform(0.02, 0.6) * (4.0 if rng.random() < 0.1 else 1.0)
     together = rate * rng.uniform(1.0, 6.0) if rng.random() < 0.2 else None
     path = OffloadPath(
-        "", alone_batches_per_s=rate, host_cpu_s_per_batch=taking * p_cycle, bytes_per_batch=size,
+        "", batches_per_s=rate, host_cpu_s_per_batch=taking * p_cycle, bytes_per_batch=size,
         spool_bytes=(ROOM + 0.5) * size,
     )  # fmt: skip
     paths = tuple(replace(path, source=f"engine {number}") for number in range(MOST))
@@ -70,6 +72,73 @@ def least_engines(truth: Measured) -> tuple[int, float]:
     times = [estimate(truth, truth.paths[:count]).value("time") for count in range(len(truth.paths) + 1)]
     count = next(count for count, seconds in enumerate(times) if seconds <= (1 + GAIN) * min(times))
     return count, times[count]
+
+
+class Pool(Simulation):
+    """An epoch whose devices are engines of a pool: they are there only while they are wanted, the first ones first.
+
+    Attributes:
+        engine_s: seconds of all engines, from the wish for one until it has left.
+    """
+
+    def __init__(
+        self, ledger: Ledger, world: World, make: Callable[[Ledger, Rates], Strategy], *, starts_s: float = 0.0,
+        stop_after: int | None = None, controller: Decides | None = None,
+    ) -> None:  # fmt: skip
+        self.engine_s, self._starts_s = 0.0, starts_s
+        self._wanted: dict[str, float] = {}  # engines that are there or starting, and since when
+        self._wants: frozenset[str] = frozenset()  # those that there should be
+        super().__init__(ledger, world, make, stop_after=stop_after, controller=controller)
+
+    def run(self) -> Outcome:
+        """Play the epoch."""
+        outcome = super().run()
+        self.engine_s += sum(self.now - since for since in self._wanted.values())
+        return outcome
+
+    def want(self, engines: int) -> None:
+        """Let so many engines be there. Further ones start; those too many retire."""
+        pool = list(self.world.device_s)
+        self._wants = frozenset(pool[:engines])
+        for name in pool[:engines]:
+            if name not in self._wanted:
+                self._wanted[name] = self.now
+                self._there.append(name)
+                self._start(name)
+        for name in sorted(self._wanted.keys() - self._wants):
+            if self.ledger.devices[name].alive:
+                self._retire(name, True)
+            else:
+                self._die(name)
+
+    def _at_first(self) -> list[str]:
+        return []
+
+    def _start(self, name: str) -> None:
+        since = self._wanted[name]
+
+        def started() -> None:
+            if self._wanted.get(name) == since:
+                self._lives[name] += 1
+                self._device_idle[name] = self._workers(name)
+                self._join(name)
+
+        self._dead.discard(name)
+        self.ledger.expect(name, self.now)
+        self._at(self._starts_s, started)
+
+    def _drain(self) -> None:
+        retired = [name for name, account in self.ledger.devices.items() if account.has_retired]
+        super()._drain()
+        for name in retired:
+            if name in self._wants:
+                self._start(name)  # it is wanted again
+
+    def _die(self, name: str) -> None:
+        super()._die(name)
+        if name in self._wanted and name not in self._wants:
+            self._there.remove(name)
+            self.engine_s += self.now - self._wanted.pop(name)
 
 
 @dataclass
@@ -215,13 +284,25 @@ def compare(
             def about(seconds: float, own: random.Random = own) -> float:
                 return seconds * max(0.01, own.gauss(1.0, noise))
 
+            pools: list[Pool] = []
+
+            def cold(
+                ledger: Ledger, world: World, make: Callable[[Ledger, Rates], Strategy], rule: _Ours | ByWindows = rule,
+                starts_s: float = starts_s, pools: list[Pool] = pools,
+            ) -> Simulation:  # fmt: skip
+                world.progress = ()  # it is quicker so
+                pools.append(Pool(ledger, world, make, starts_s=starts_s, stop_after=batches, controller=rule))
+                rule.asks(pools[0].want)
+                pools[0].want(rule.engines)
+                return pools[0]
+
             played = play_epoch(
-                truth, truth.paths, Auto, batches=2 * batches, workers=workers, about=about, room=ROOM, scales=rule,
-                starts_s=starts_s, stop_after=batches,
+                truth, truth.paths, Auto, batches=2 * batches, workers=workers, about=about, room=ROOM, known=False,
+                simulation_of=cold,
             )  # fmt: skip
             unit_s = batches * truth.step_s
             yield Scaled(
-                name, engines, tuple(rule.counts), played.seconds / unit_s, played.engine_s / unit_s, best_s / truth.step_s,
+                name, engines, tuple(rule.counts), played.seconds / unit_s, pools[0].engine_s / unit_s, best_s / truth.step_s,
                 truth.transfer_bytes_per_s is not None,
             )  # fmt: skip
 

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ddlp.auto.controller import Controller
+from ddlp.auto.rank_exchange import RankExchange
+from ddlp.auto.store import Stored
 from ddlp.begin.loader_view import LoaderView
 from ddlp.caching.settings import Cache
 from ddlp.epoch.begin import execute, host_of, joins_targets, resources_of
+from ddlp.epoch.hooks import EpochHooks
 from ddlp.epoch.iterator import EpochIterator
-from ddlp.epoch.rank_exchange import RankExchange
 from ddlp.epoch.sampler_reader import SamplerReader
-from ddlp.planning.controller import Controller
 from ddlp.process.user_warnings import warn_user
-from ddlp.recording.recorder import hooks_of
-from ddlp.recording.user_code import recording_of
-from ddlp.remembered import Remembered
+from ddlp.recording.recorder import recording_of
+from ddlp.recording.user_code import user_code_recording
 from ddlp.sampling import checkpoint as resuming
 from ddlp.sampling.torch_loader import OrderSource, collates, index_sampler_of
 from ddlp.schedule.strategies import Order
 from ddlp.sources.base import Epoch
-from ddlp.sources.host import stateful_workers as stateful
-from ddlp.sources.host.torch_workers import UserCodeIterator
+from ddlp.sources.host.torch_workers import UserCodeIterator, iterate
 from ddlp.transfer.to_device import MoveAndTransform, pinned_for
 from ddlp.translate.portable import Portable
 
@@ -89,7 +90,7 @@ def _user_code(view: LoaderView, kept: Any, base_seed: int | None) -> UserCodeIt
     finish = MoveAndTransform(config.target, config.batch_transform)
     if isinstance(kept, UserCodeIterator):
         kept.watch(None)  # its epoch may have been broken off
-    recording = recording_of(config.record, loader, epoch, target=str(config.target or "cpu"))
+    recording = user_code_recording(config.record, loader, epoch, target=str(config.target or "cpu"))
     try:
         goes_on = isinstance(kept, UserCodeIterator) and resume.workers is None and not progress.merged
         if goes_on and kept.has(loader.num_workers, loader.prefetch_factor, base_seed):
@@ -97,7 +98,7 @@ def _user_code(view: LoaderView, kept: Any, base_seed: int | None) -> UserCodeIt
         else:
             if kept is not None:
                 kept._shutdown_workers()  # its workers' data sets are not in the states that were loaded
-            kept = stateful.iterate(loader, seed, epoch, resume, finish, config.snapshot_every_n_steps, base_seed)
+            kept = iterate(loader, seed, epoch, resume, finish, config.snapshot_every_n_steps, base_seed)
     except BaseException:
         if recording is not None:
             recording.closed()
@@ -130,7 +131,7 @@ def _epoch_iterator(view: LoaderView, now: Portable, base_seed: int | None, work
     try:
         if offload is not None and strategy.needs_device:
             offload.check_embedded()  # only the device may prepare batches: raise here if its engine can't start
-        hooks = hooks_of(config.record, view.observers)
+        hooks = view.hooks or recording_of(config.record) or EpochHooks()
         start = resuming.SamplerStart(loader, view.progress.resume, seed_drawn=base_seed is None)
         indices, base_seed = start.begin(base_seed, loader.num_workers)
         epoch = _described(view, now, base_seed, tuple(source.name for source in sources), offload)
@@ -225,7 +226,7 @@ def _judged(view: LoaderView) -> Callable[[], None]:
 
 def _closed(
     controller: Controller | None,
-    remembered: Remembered | None,
+    remembered: Stored | None,
     exchange: RankExchange | None,
     judged: Callable[[], None],
     flush: Callable[[], None],
@@ -236,8 +237,8 @@ def _closed(
     flush()
     if exchange is not None:
         exchange.close()
-    if controller is not None and remembered is not None:
-        remembered.keep(controller)
+    if controller is not None and remembered is not None and controller.to_remember is not None:
+        remembered.write(asdict(controller.to_remember))
     ended()
 
 

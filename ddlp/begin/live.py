@@ -9,7 +9,7 @@ from dataclasses import replace
 from torch.utils.data import DataLoader
 
 from csd_engine.machine.computer import cpus
-from ddlp.auto_workers import LoaderWorkers
+from ddlp.begin.auto_workers import LoaderWorkers
 from ddlp.begin.loader_parts import LoaderParts
 from ddlp.begin.progress import Memory
 from ddlp.epoch.iterator import EpochMemory

@@ -9,16 +9,19 @@ from torch.utils.data import DataLoader
 
 from csd_engine.machine.computer import processors
 from csd_engine.prepare.cached_batch import SampleCache
+from ddlp.auto.controller import Controller
+from ddlp.auto.decide import Goal
+from ddlp.auto.measured import Measured
+from ddlp.auto.rank_exchange import agreement_of
+from ddlp.auto.scaling import Scaler
+from ddlp.auto.store import Stored
+from ddlp.begin.remembered import devices_of
 from ddlp.begin.travel import Travel, pool_of
 from ddlp.caching.kept_samples import Asked, KeptSamples, kept_samples
 from ddlp.caching.opening import NO_HOME, LoaderCache, auto_line, place_of
 from ddlp.config import LoaderConfig
-from ddlp.epoch.rank_exchange import agreement_of
-from ddlp.planning.controller import Controller, Goal
-from ddlp.planning.scaling import Scaler
 from ddlp.process.finalizers import SharedHandle, when_dropped
 from ddlp.process.user_warnings import advise_user, warn_user
-from ddlp.remembered import Remembered
 from ddlp.sources.host.dali import Graphs
 from ddlp.sources.workers.keyed_samples import KeyedSamples
 from ddlp.sources.workers.processes import WorkerProcesses
@@ -56,7 +59,7 @@ class LoaderParts:
         self.gpu_transfer: GpuTransfer | None = None
         self.offload: Offload | None = None
         self.controller: Controller | None = None
-        self.remembered: Remembered | None = None
+        self.remembered: Stored | None = None
         self.cache: LoaderCache | None = None
         self.kept: KeptSamples | None = None
         self.samples: KeyedSamples | None = None
@@ -112,12 +115,12 @@ class LoaderParts:
             agreement = agreement_of(repr((now.pipeline.digest, loader.batch_size, goal)), sources)
             self.controller = Controller(self.life.rates, goal, processors(), agreement=agreement)
             known = goal.remember and work is None  # nobody knows user code by a name
-            self.remembered = Remembered.of(loader, config, now, goal.model) if known else None
+            self.remembered = devices_of(loader, config, now, goal.model) if known else None
             if self.remembered is not None and (agreement is None or agreement.leads):
-                self.remembered.recall(self.controller)
+                if (found := self.remembered.read(Measured.from_data)) is not None:
+                    self.controller.know(found)
                 if agreement is not None:
                     agreement.known = self.controller.measured
-        self.controller.part = "whole" if now.rest is None else "prefix"
         if self.controller.scaler is None and not (config.engine_devices or config.own_sources or work):
             _scale(pool_of(config), self.controller)
         return self.controller

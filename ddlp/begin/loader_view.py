@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from torch.utils.data import DataLoader
 
-from ddlp.auto_workers import LoaderWorkers
+from ddlp.begin.auto_workers import LoaderWorkers
 from ddlp.begin.loader_parts import LoaderParts
 from ddlp.begin.progress import Progress
 from ddlp.begin.travel import Travel
 from ddlp.config import LoaderConfig
+from ddlp.epoch.hooks import EpochHooks
 from ddlp.frameworks.accelerate import Prepared
-from ddlp.recording.watch import Observer
 
 __all__ = ["LoaderView"]
 
@@ -29,7 +29,7 @@ class LoaderView:
         travel: what is known about its samples.
         auto_workers: measures it, with ``num_workers="auto"``.
         prepared: what an Accelerator has made of it.
-        observers: of this epoch.
+        hooks: of this epoch, which is then not recorded; None: no others than a recording.
     """
 
     torch: DataLoader
@@ -39,4 +39,4 @@ class LoaderView:
     travel: Travel
     auto_workers: LoaderWorkers | None
     prepared: Prepared | None
-    observers: tuple[Observer, ...]
+    hooks: EpochHooks | None

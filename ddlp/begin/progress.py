@@ -13,11 +13,11 @@ from ddlp.epoch.iterator import EpochMemory
 from ddlp.sampling import checkpoint as resuming
 from ddlp.sampling.merged import rest_of
 from ddlp.sources.host import stateful_workers as stateful
-from ddlp.sources.host.torch_workers import KeyedMemory
+from ddlp.sources.host.memories import UserCodeMemory
 
 __all__ = ["Memory", "Progress", "stays"]
 
-Memory = EpochMemory | KeyedMemory | stateful.StreamMemory
+Memory = EpochMemory | UserCodeMemory
 """The part of its last epoch that a loader keeps: its numbers and its state outlive the iterator."""
 
 
@@ -92,12 +92,10 @@ class Progress:
         """
         if self._loaded is not None:
             return {**self._loaded, "epoch": self.epoch}
-        state = None if last is None else last.state()
-        if state is not None and by_count:
-            over = last.over_by_count() if isinstance(last, stateful.StreamMemory) else state["finished"]
-            state = None if over else state
+        state = None if last is None else last.state(by_count)
         if state is None:
-            state = resuming.between(self.epoch, stateful.lasting(last), resuming.sampler_state(loader), base_seed)
+            workers = None if last is None else last.between()
+            state = resuming.between(self.epoch, workers, resuming.sampler_state(loader), base_seed)
             return {**state, "generators": resuming.next_draws(loader)}
         generators = resuming.next_draws(loader, order_drawn=state["order"] is not None)
         return {**state, "generators": generators, "cut": self._cut, **self._dealt}

@@ -11,8 +11,8 @@ from csd_engine.data.base import Reader
 from csd_engine.machine.computer import cpus, memory
 from csd_engine.prepare.cached_batch import Kept
 from csd_engine.transforms.prefix import CachePoint, cache_point
+from ddlp.caching.cache_point import ASSUMED_EPOCHS, DECODED, OFF, PLAIN_BYTES_PER_S, SampleCost, best_point, known_cost
 from ddlp.caching.measuring import FileSizes, brought, file_sizes, pixel_times
-from ddlp.planning.cache_point import ASSUMED_EPOCHS, DECODED, OFF, PLAIN_BYTES_PER_S, SampleCost, best_point, known_cost
 from ddlp.translate.portable import Portable
 
 __all__ = ["Points", "choose", "no_versions", "points_of"]

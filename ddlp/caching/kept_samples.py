@@ -37,7 +37,7 @@ from ddlp.errors import DDLPError
 from ddlp.process.finalizers import when_dropped
 from ddlp.process.platforms import other_system
 from ddlp.process.user_warnings import warn_user
-from ddlp.sampling.keyed_generators import GENERATORS
+from ddlp.sampling.keyed_generators import GENERATORS, states
 from ddlp.sampling.own_generators import own_generators
 from ddlp.transforms import CachePoint, told_at_points
 from ddlp.translate.datasets import PortableSet
@@ -298,7 +298,7 @@ class _OpenHere:
         With ``frozen_epochs`` what stands before the point draws from numbers of its own, those of the first of these epochs.
         What stands behind draws as ever.
         """
-        before = {name: one.state() for name, one in GENERATORS.items()}
+        before = states()
         if self._frozen:
             key = int(KeyedRows(self.seed, self.window, np.array([source], np.uint64), np.zeros(1, np.int64)).u64()[0])
             for one in GENERATORS.values():

@@ -18,7 +18,7 @@ from csd_engine.prepare.cached_batch import RowReader
 from csd_engine.prepare.sample import prepare_any_size, prepare_sample
 from csd_engine.transforms.prefix import CachePoint
 from csd_engine.transforms.primitives import CHANNELS
-from ddlp.planning.cache_point import between_requests_s
+from ddlp.caching.cache_point import between_requests_s
 from ddlp.translate.portable import Portable
 
 __all__ = ["FileSizes", "PixelTimes", "brought", "file_sizes", "pixel_times"]

@@ -23,14 +23,13 @@ from pathlib import Path
 from csd_engine.cache.place import cache_directory
 from csd_engine.data.objects.environment import environment_file
 from csd_engine.data.objects.urls import check_url, is_url
-from ddlp.deploy.deployment import deploy
+from ddlp.deploy.deployment import Wanted, deploy
 from ddlp.deploy.findings import Level
 from ddlp.deploy.install import make_bundle
 from ddlp.deploy.kernel import CHOICES as KERNEL_CHOICES
 from ddlp.deploy.removal import uninstall
 from ddlp.deploy.steps import Steps
 from ddlp.deploy.survey import modules
-from ddlp.deploy.wanted import Wanted
 from ddlp.devices import address_book as book
 from ddlp.devices.address_book import DeviceRecord
 from ddlp.errors import DDLPError

@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Mapping
+from pathlib import Path
 
 from csd_engine.data.objects.environment import environment_file
 from csd_engine.errors import EngineError, EngineRefused
 from csd_engine.machine.build import build
 from ddlp.deploy import address, checks, diagnosis, kernel, place, settings, spooldir
-from ddlp.deploy.advice import other_root, upgrade
+from ddlp.deploy.advice import upgrade
 from ddlp.deploy.findings import DeviceNotReady, Finding, Level, bad, ok, warn
 from ddlp.deploy.install import install_apt, install_bundle, install_pip
-from ddlp.deploy.prove import Trial, check_port, seen_by_both, some_images
+from ddlp.deploy.prove import Trial, check_port, of_spool, of_storage, some_images
 from ddlp.deploy.service import Service
 from ddlp.deploy.shell import CommandFailed, Shell, ShellError
 from ddlp.deploy.steps import Step, Steps
-from ddlp.deploy.storage import of_storage
 from ddlp.deploy.survey import Python, Survey, survey
-from ddlp.deploy.wanted import Wanted
 from ddlp.devices import address_book as book
 from ddlp.devices.address_book import DeviceRecord
 from ddlp.devices.device import Device
@@ -29,10 +29,38 @@ from ddlp.errors import DDLPError
 from ddlp.sources.engine.device_link import link_to
 from ddlp.sources.engine.link import EngineLink
 
-__all__ = ["deploy"]
+__all__ = ["Wanted", "deploy"]
 
 _GREET_TIMEOUT_S = 20.0
 _RATE_S = 4.0  # how long a device's images/s are measured
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """What is to be deployed.
+
+    Attributes:
+        record: name, destination, ssh_options, roots, spools, home, engine_options and the given values, as wanted. Values
+            that are found out later are those of the run before, if there was one.
+        given_options: those of engine_options that were given now, with their values.
+        changes: the options given now that would change the engine's settings.
+        reserve_bytes: what the engine leaves free on the spool's disk.
+        install: ``apt``, ``pip`` or ``no``.
+        bundle: directory of .whl and .deb files to install from; None.
+        operators: files of the user's operators.
+        upgrade: replace another build by this host's.
+        measure: measure again though nothing has changed.
+    """
+
+    record: DeviceRecord
+    given_options: Mapping[str, str]
+    changes: tuple[str, ...]
+    reserve_bytes: int
+    install: str
+    bundle: Path | None
+    operators: tuple[Path, ...]
+    upgrade: bool
+    measure: bool
 
 
 def deploy(wanted: Wanted, steps: Steps) -> tuple[DeviceRecord, list[Finding]]:
@@ -124,7 +152,7 @@ class _Deployment:
     def _stop_if_bad(self, findings: list[Finding]) -> None:
         wrong = [one for one in findings if one.level is Level.BAD]
         if wrong:
-            raise DeviceNotReady(self._record.name, wrong)
+            raise DeviceNotReady(self._record.name, *wrong)
 
     @property
     def _another_build(self) -> str | None:
@@ -333,7 +361,7 @@ class _Deployment:
             link = self._link()
             try:
                 if reached.level is not Level.OK:
-                    raise DeviceNotReady(self._record.name, [reached])
+                    raise DeviceNotReady(self._record.name, reached)
                 versions = dict(link.open().versions)
             except (EngineError, DeviceNotReady) as error:
                 link.close()
@@ -357,7 +385,7 @@ class _Deployment:
 
     def _prove(self, link: EngineLink) -> None:
         with self._steps.step("spool") as step:
-            self._check_spool(step)
+            self._tell(step, of_spool(self._shell, self._record))
         for host, device in self._record.directories:
             with self._steps.step("data") as step:
                 self._tell(step, self._try(link, host, device, step))
@@ -372,40 +400,18 @@ class _Deployment:
                 )
         self._save()
 
-    def _check_spool(self, step: Step) -> None:
-        record = self._record
-        if record.host_spool is None:
-            step.say("not shared: batches travel over the network")
-            return
-        self._tell(step, seen_by_both(self._shell, record.host_spool, record.device_spool))
-
     def _try(self, link: EngineLink, host: str, device: str, step: Step) -> Finding:
         """Compare some of the user's images bit by bit on both sides. Measure their rate if it is unknown or asked for."""
         if not os.path.isdir(host):
-            return bad(
-                f"data {host} is not there on this host",
-                "a loader reads it here as well",
-                f"Mount it; or {other_root(self._record, (host, device), 'DIR', device)}",
-            )
+            return diagnosis.of_no_root(self._record, host, device)
         paths = some_images(host)
         if not paths:
             return ok(f"data {host}: no image files to compare")
         with Trial(link, host, paths) as trial:
-            found = trial.parity()
-            if found.unreadable:
-                return bad(
-                    f"data {host}: {len(found.unreadable)} of the images tried can't be read there", found.unreadable[0],
-                    f"Is {device} on the device the same directory? Correct --root or --host-root.",
-                )  # fmt: skip
-            if found.different:
-                versions = ", ".join(f"{name} {version}" for name, version in sorted(self._record.versions.items()))
-                return bad(
-                    f"data {host}: {found.different[0]} gives other pixels there ({len(found.different)} of those tried)",
-                    f"other files, or versions that decode otherwise ({versions})",
-                    f"ddlp doctor {self._record.name} compares the files, ddlp parity {self._record.name} the operators; "
-                    "allow_different_bits=True takes the difference.",
-                )
-            text = f"data {host}: {found.compared} images give the same bits there"
+            finding = trial.compare(self._record, device)
+            if finding.level is not Level.OK:
+                return finding
+            text = finding.what
             if self._record.images_per_s is None or self._wanted.measure:
                 rate = trial.images_per_s(lambda seconds, made: setattr(step, "doing", f"{made} images"), _RATE_S)
                 self._record = dataclasses.replace(self._record, images_per_s=None if rate is None else round(rate, 1))

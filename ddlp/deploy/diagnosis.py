@@ -12,17 +12,19 @@ from csd_engine.protocol.codec import Status
 from csd_engine.protocol.keys import load_pair, load_public
 from ddlp.deploy import checks
 from ddlp.deploy.advice import other_root, upgrade
-from ddlp.deploy.archive import code_bytes
 from ddlp.deploy.census import CensusResult, Few
 from ddlp.deploy.checks import MIB
 from ddlp.deploy.findings import Finding, bad, ok, warn
 from ddlp.deploy.parity import Parity
+from ddlp.deploy.place import code_bytes
 from ddlp.deploy.survey import Python, Survey
 from ddlp.devices import address_book as book
 from ddlp.devices.address_book import DeviceRecord
+from ddlp.transfer.gds.probe import Probe
 
 __all__ = [
-    "of_census", "of_files", "of_kernel", "of_keys", "of_leftovers", "of_lingering", "of_no_boot", "of_parity", "of_service",
+    "of_census", "of_files", "of_kernel", "of_keys", "of_leftovers", "of_lingering", "of_no_boot", "of_no_root",
+    "of_parity", "of_probe", "of_service",
     "of_status", "of_versions",
 ]  # fmt: skip
 
@@ -174,6 +176,12 @@ def of_leftovers(record: DeviceRecord, directories: int, jobs: int | None) -> It
         )
 
 
+def of_no_root(record: DeviceRecord, host: str, device: str) -> Finding:
+    """A data set that is not there on this host."""
+    way_out = f"Mount it; or {other_root(record, (host, device), 'DIR', device)}"
+    return bad(f"data {host} is not there on this host", "a loader reads it here as well", way_out)
+
+
 def of_census(record: DeviceRecord, host: str, device: str, found: CensusResult) -> Iterator[Finding]:
     """What a comparison of a data set has found."""
     ssh = f" -e {shlex.quote(shlex.join(['ssh', *record.ssh_options]))}" if record.ssh_options else ""
@@ -214,10 +222,25 @@ def of_parity(record: DeviceRecord, parity: Parity) -> Iterator[Finding]:
         for name in ("pillow", "libjpeg", "numpy", "kernel")
         if parity.here.get(name) != parity.there.get(name)
     )
-    count = sum(row.ours for row in parity.rows)
+    count = len(parity.rows)
     for row in parity.differing:
         yield bad(str(row), f"the device makes other pixels ({versions or 'same versions of Pillow and numpy'})",
                   f"Bring Pillow there and here to one version (pip install Pillow==..., ddlp deploy --name {record.name}); "
                   "or do without this in pipelines; or take the difference: allow_different_bits=True")  # fmt: skip
     if not parity.differing:
         yield ok(f"{count} operators and decoders make the same pixels" + (f" ({versions})" if versions else ""))
+
+
+def of_probe(spool: str, found: Probe) -> Iterator[Finding]:
+    """Say how batch files of a spool get into GPU memory."""
+    if not found.gpu:
+        yield ok("no NVIDIA GPU here: batches stay in the host's memory")
+        return
+    speed = "" if found.gb_per_s is None else f", {found.gb_per_s:g} GB/s in one read"
+    if found.kind == "gds":
+        yield ok(f"gds: {spool} is read straight into GPU memory ({found.reason}{speed})")
+        return
+    how = "cuFile copies through" if found.kind == "cufile-compat" else "files are read into"
+    way_out = "; and ".join(found.ways_out)
+    what = f"{found.kind}: no GPUDirect Storage from {spool}; {how} the host's memory{speed}"
+    yield warn(what, found.reason, way_out[:1].upper() + way_out[1:])

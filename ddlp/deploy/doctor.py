@@ -28,21 +28,19 @@ from csd_engine.kernels.report import report
 from csd_engine.service.spool import JOB
 from ddlp.deploy import checks, diagnosis
 from ddlp.deploy.address import engine_address
-from ddlp.deploy.advice import other_root, upgrade
+from ddlp.deploy.advice import upgrade
 from ddlp.deploy.census import CensusResult, take_census
 from ddlp.deploy.command import reserve_bytes
-from ddlp.deploy.direct import of_probe
-from ddlp.deploy.findings import Finding, Level, bad, ok, warn
+from ddlp.deploy.findings import Finding, Level, bad, ok
 from ddlp.deploy.kernel import look
 from ddlp.deploy.options import add_device, add_json
 from ddlp.deploy.parity import compare_device
 from ddlp.deploy.place import engine_module
-from ddlp.deploy.prove import Trial, check_port, seen_by_both, some_images
+from ddlp.deploy.prove import Trial, check_port, of_spool, of_storage, some_images
 from ddlp.deploy.service import Service, state_of
 from ddlp.deploy.settings import Settings
 from ddlp.deploy.shell import CommandFailed, Shell, number_in
 from ddlp.deploy.steps import Step, Steps
-from ddlp.deploy.storage import of_storage
 from ddlp.deploy.survey import Survey, survey
 from ddlp.devices import address_book as book
 from ddlp.devices.address_book import DeviceRecord
@@ -263,15 +261,7 @@ class _Examination:
 
     def _spool(self, _: Step) -> Iterator[Finding]:
         record = self._record
-        if record.host_spool is None:
-            yield ok(f"spool {record.device_spool} is not shared: batches travel over the network")
-        elif not os.path.isdir(record.host_spool):
-            yield warn(
-                f"spool {record.host_spool} is not there on this host", "it should be the device's " + record.device_spool,
-                f"Mount it; or give its right path: ddlp deploy --name {record.name} --host-spool DIR",
-            )  # fmt: skip
-        else:
-            yield seen_by_both(self._shell, record.host_spool, record.device_spool)
+        yield of_spool(self._shell, record)
         done = self._shell.run(f"ls -A {shlex.quote(record.device_spool)} 2> /dev/null | grep -cxE '{JOB}'", timeout_s=60)
         yield from diagnosis.of_leftovers(record, number_in(done.out) or 0, self._jobs)
 
@@ -281,17 +271,12 @@ class _Examination:
             yield of_storage(self._shell, self._record, url, there.environment if there else "", self._versions)
         for host, device in self._record.directories:
             if not os.path.isdir(host):
-                yield bad(f"data {host} is not there on this host", "a loader reads it here as well",
-                          f"Mount it; or {other_root(self._record, (host, device), 'DIR', device)}")  # fmt: skip
+                yield diagnosis.of_no_root(self._record, host, device)
                 continue
             try:
                 yield from diagnosis.of_census(self._record, host, device, self._compare(host, device, step))
             except CommandFailed as error:
-                yield bad(
-                    f"the data set in {device} can't be compared",
-                    str(error),
-                    upgrade(self._record.name),
-                )
+                yield bad(f"the data set in {device} can't be compared", str(error), upgrade(self._record.name))
 
     def _compare(self, host: str, device: str, step: Step) -> CensusResult:
         record = self._record
@@ -327,18 +312,9 @@ class _Examination:
         if not self._record.directories:
             yield ok("no --root is a directory: there are no images to compare")
         for host, device in self._record.directories:
-            paths = some_images(host)
-            if not paths:
-                continue
-            with Trial(self._link, host, paths) as trial:
-                found = trial.parity()
-            for where in found.different:
-                yield bad(f"{where} gives other pixels there", "though its operators don't: another file, or another decoder",
-                          f"Compare all files: ddlp doctor {self._record.name} --verify")  # fmt: skip
-            for why in found.unreadable:
-                yield bad(f"an image in {device} can't be read there", why, "See that its user can read it, and Pillow too.")
-            if found.compared and not found.different:
-                yield ok(f"{found.compared} images of {host} give the same bits there")
+            if paths := some_images(host):
+                with Trial(self._link, host, paths) as trial:
+                    yield trial.compare(self._record, device)
 
 
 def _host(_: Step) -> Iterator[Finding]:
@@ -351,7 +327,7 @@ def examine_host(steps: Steps, spool: str | None = None) -> Checkup:
     checkup = Checkup("this host")
 
     def gpu(_: Step) -> Iterator[Finding]:
-        yield from of_probe(spool, probe(spool))
+        yield from diagnosis.of_probe(spool, probe(spool))
 
     for title, ask in (("kernel", _host), ("gpu", gpu)):
         with steps.step(title) as step:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from csd_engine.protocol.printable import printable_lines
@@ -69,6 +68,6 @@ class DeviceNotReady(DDLPError):
         findings: the bad ones.
     """
 
-    def __init__(self, name: str, findings: Iterable[Finding]) -> None:
-        self.findings = tuple(findings)
+    def __init__(self, name: str, *findings: Finding) -> None:
+        self.findings = findings
         super().__init__(f"{name} is not ready:\n" + "\n".join(map(str, self.findings)))

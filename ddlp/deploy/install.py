@@ -51,12 +51,12 @@ def install_apt(shell: Shell, survey: Survey, waiting: Waiting) -> None:
     if not packages:
         raise DeviceNotReady(
             shell.destination,
-            [bad("--install apt", "Debian has no package of obstore", "Use --install pip, or --bundle DIR with its wheel.")],
+            bad("--install apt", "Debian has no package of obstore", "Use --install pip, or --bundle DIR with its wheel."),
         )
     if not survey.apt:
         raise DeviceNotReady(
             shell.destination,
-            [bad("--install apt", "there is no apt-get on the device", "Use --install pip, or --bundle DIR.")],
+            bad("--install apt", "there is no apt-get on the device", "Use --install pip, or --bundle DIR."),
         )
     root = _root(shell, survey, f"apt-get install -y {packages}")
     apt = f"{root}env DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o Dpkg::Use-Pty=0"
@@ -76,13 +76,11 @@ def _root(shell: Shell, survey: Survey, command: str) -> str:
     if survey.root is None:
         raise DeviceNotReady(
             shell.destination,
-            [
-                bad(
-                    f"{survey.user} may not install packages there",
-                    "it is not root, and sudo asks for a password",
-                    f"Type it there yourself: sudo {command}; or deploy as root@...; or use --install pip.",
-                )
-            ],
+            bad(
+                f"{survey.user} may not install packages there",
+                "it is not root, and sudo asks for a password",
+                f"Type it there yourself: sudo {command}; or deploy as root@...; or use --install pip.",
+            ),
         )
     return survey.root
 
@@ -93,7 +91,7 @@ def _modules(survey: Survey) -> tuple[str, ...]:
     if "python" in names:
         raise DeviceNotReady(
             "the device",
-            [bad("no Python 3.8", "pip needs one", "Use --install apt, or --bundle DIR with .deb files.")],
+            bad("no Python 3.8", "pip needs one", "Use --install apt, or --bundle DIR with .deb files."),
         )
     return tuple(PIP_NAMES[name] for name in names)
 
@@ -131,13 +129,11 @@ def install_pip(shell: Shell, survey: Survey, waiting: Waiting) -> None:
     else:
         raise DeviceNotReady(
             shell.destination,
-            [
-                bad(
-                    f"{python.path} has neither pip nor ensurepip",
-                    "--install pip needs one of them",
-                    "apt-get install python3-venv there; or use --install apt; or --bundle DIR (it brings pip along).",
-                )  # fmt: skip
-            ],
+            bad(
+                f"{python.path} has neither pip nor ensurepip",
+                "--install pip needs one of them",
+                "apt-get install python3-venv there; or use --install apt; or --bundle DIR (it brings pip along).",
+            ),
         )
     _run(shell, f"umask 022; {script} < /dev/null", doing, way_out, waiting)
 

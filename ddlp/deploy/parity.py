@@ -11,9 +11,8 @@ import argparse
 import datetime
 import io
 import json
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
@@ -37,11 +36,10 @@ from ddlp.errors import DDLPError
 
 __all__ = ["Parity", "Row", "compare_device", "table"]
 
-_DRAW_TIMEOUT_S = 200.0  # for each draw on each image; a slow board takes ten seconds for three
+_TIMEOUT_S = 600.0  # a slow board takes ten seconds
 _BY_KERNEL = (*(f"{op} {name}" for op in ("Resize", "RandomResizedCrop") for name in RESAMPLED), "CenterCrop",
               "RandomHorizontalFlip", "RandomVerticalFlip", "RandAugment v1", "timm's RandAugment (")  # fmt: skip
 DRAWS = 3  # of each random operator on each image
-_AT_ONCE = 20  # draws, which take a slow board some minutes and this host's memory some hundred MB
 
 Data = dict[str, object]
 
@@ -56,7 +54,6 @@ class Row:
         differ: how many of them differ.
         largest: the largest difference.
         error: where it failed on one side only, or gave another shape.
-        ours: whether ddlp relies on it. False: the row only shows why ddlp works in another way.
     """
 
     name: str
@@ -64,7 +61,6 @@ class Row:
     differ: int
     largest: int
     error: str = ""
-    ours: bool = True
 
     @property
     def same(self) -> bool:
@@ -86,8 +82,8 @@ class Parity:
 
     @property
     def differing(self) -> tuple[Row, ...]:
-        """The rows that matter and differ."""
-        return tuple(row for row in self.rows if row.ours and not row.same)
+        """The rows that differ."""
+        return tuple(row for row in self.rows if not row.same)
 
 
 def pixel_sources() -> dict[str, np.ndarray]:
@@ -282,58 +278,38 @@ def _pipeline(ops: list[Data], mode: str, order: str) -> Data:
     return {"format": 1, "order": order, "mode": mode, "ops": ops}
 
 
-def all_cases(draws: range = range(DRAWS)) -> tuple[dict[str, np.ndarray], list[tuple[str, bool, Case]]]:
-    """The sources by name; and (row, whether ddlp relies on it, case).
-
-    Args:
-        draws: the numbers of the random operators' draws. What is not random is a case of draw 0.
-    """
+def all_cases() -> tuple[dict[str, np.ndarray], list[tuple[str, Case]]]:
+    """The sources by name; and (row, case)."""
     pixels = pixel_sources()
     files = file_sources(pixels)
     order = native_order()
-    cases: list[tuple[str, bool, Case]] = []
-    fixed = range(1) if 0 in draws else range(0)
+    cases: list[tuple[str, Case]] = []
     for name in files:
-        cases += [(f"decode {name}", True, Case(name, key, _pipeline([], "RGB", order))) for key in fixed]
+        cases.append((f"decode {name}", Case(name, 0, _pipeline([], "RGB", order))))
     for name, ops in operator_rows().items():
-        keys = draws if "Random" in name or "Cutout" in name else fixed
+        keys = range(DRAWS if "Random" in name or "Cutout" in name else 1)
         for source in pixels:
             mode = "L" if source == "grey" else "RGB"
-            cases += [(name, True, Case(source, key, _pipeline(ops, mode, order))) for key in keys]
+            cases += [(name, Case(source, key, _pipeline(ops, mode, order))) for key in keys]
     for name, ops in operator_rows().items():  # from a file, a kernel does a pipeline's first operators in one call
         if name.startswith(_BY_KERNEL):
-            keys = draws if "Random" in name else fixed
+            keys = range(DRAWS if "Random" in name else 1)
             for source, mode in (("JPEG 4:2:0", "RGB"), ("JPEG greyscale", "L")):
-                cases += [(f"{name}, from a JPEG", True, Case(source, key, _pipeline(ops, mode, order))) for key in keys]
-    for filter_name in FILTERS:
-        ops = [_op("Resize", size=[96, 32], max_size=None, interpolation=filter_name)]
-        for source in pixels:
-            mode = "L" if source == "grey" else "RGB"
-            name = f"Resize {filter_name}, each Pillow's own order of passes"
-            cases += [(name, False, Case(source, key, _pipeline(ops, mode, "native"))) for key in fixed]
+                cases += [(f"{name}, from a JPEG", Case(source, key, _pipeline(ops, mode, order))) for key in keys]
     return {**pixels, **files}, cases
 
 
-def compare(here: Result, there: Result, cases: Sequence[tuple[str, bool, Case]]) -> Parity:
+def compare(here: Result, there: Result, cases: Sequence[tuple[str, Case]]) -> Parity:
     """The rows of two results of the same cases."""
     rows: dict[str, Row] = {}
-    for number, (name, ours, case) in enumerate(cases):
-        one = _compare_case(number, here, there)
+    for number, (name, case) in enumerate(cases):
+        one, before = _compare_case(number, here, there), rows.get(name, Row(name, 0, 0, 0))
         error = f"{one.error} (on {case.source}, draw {case.index})" if one.error else ""
-        _add(rows, replace(one, name=name, error=error, ours=ours))
+        rows[name] = Row(
+            name, before.values + one.values, before.differ + one.differ, max(before.largest, one.largest),
+            before.error or error,
+        )  # fmt: skip
     return Parity(here.versions, there.versions, tuple(rows.values()))
-
-
-def _add(rows: dict[str, Row], one: Row) -> None:
-    before = rows.get(one.name, Row(one.name, 0, 0, 0))
-    rows[one.name] = Row(
-        one.name,
-        before.values + one.values,
-        before.differ + one.differ,
-        max(before.largest, one.largest),
-        before.error or one.error,
-        one.ours,
-    )
 
 
 def _compare_case(number: int, here: Result, there: Result) -> Row:
@@ -358,39 +334,19 @@ def _compare_case(number: int, here: Result, there: Result) -> Row:
     return Row("", values, differ, largest)
 
 
-def compare_device(
-    shell: Shell, record: DeviceRecord, draws: int = DRAWS, *, done: Callable[[int], object] | None = None
-) -> Parity:
+def compare_device(shell: Shell, record: DeviceRecord) -> Parity:
     """Run all cases on the device and here.
-
-    Args:
-        shell: to the device.
-        record: of the device.
-        draws: how many each random operator makes on each image.
-        done: is called with the number of draws that are compared.
 
     Raises:
         ShellError: the device can't be asked, or its engine's Python fails.
         DDLPError: what it answered makes no sense.
     """
-    rows: dict[str, Row] = {}
-    for first in range(0, draws, _AT_ONCE):
-        some = range(first, min(first + _AT_ONCE, draws))
-        parity = _compare_draws(shell, record, some)
-        for row in parity.rows:
-            _add(rows, row)
-        if done is not None:
-            done(some.stop)
-    return Parity(parity.here, parity.there, tuple(rows.values()))
-
-
-def _compare_draws(shell: Shell, record: DeviceRecord, draws: range) -> Parity:
-    sources, cases = all_cases(draws)
-    plain = [case for _, _, case in cases]
+    sources, cases = all_cases()
+    plain = [case for _, case in cases]
     here = run_cases(sources, plain)
     request = pack_cases(sources, plain, [here.digest(number) for number in range(len(plain))])
     command = engine_module(record.python, record.home, "csd_engine.parity")
-    with shell.stream(command, "comparing operators", input=request, timeout_s=_DRAW_TIMEOUT_S * len(draws)) as read:
+    with shell.stream(command, "comparing operators", input=request, timeout_s=_TIMEOUT_S) as read:
         reply = b"".join(iter(lambda: read(1 << 16), b""))
     try:
         there = read_results(reply)
@@ -426,25 +382,16 @@ def table(parity: Parity) -> str:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_device(parser)
-    parser.add_argument("--draws", type=int, default=DRAWS, metavar="N",
-                        help="how many draws each random operator makes on each image (default: %(default)s)")  # fmt: skip
     parser.add_argument("--table", action="store_true", help="print all operators as a table in Markdown")
     add_json(parser, "all operators")
 
 
 def run(options: argparse.Namespace) -> int:
     """Compare and print; the exit status is 1 where an operator differs."""
-    if options.draws < 1:
-        raise DDLPError(f"--draws {options.draws}: a random operator makes one draw or more.")
-
-    def tell(done: int) -> None:
-        if options.draws > _AT_ONCE:
-            print(f"{done} of {options.draws} draws on each image", file=sys.stderr)
-
     record = book.load(options.name)
     with Shell(record.destination, record.ssh_options) as shell:
         try:
-            parity = compare_device(shell, record, options.draws, done=tell)
+            parity = compare_device(shell, record)
         except EngineError as error:
             raise DDLPError(str(error)) from error
     if options.json:
@@ -455,6 +402,6 @@ def run(options: argparse.Namespace) -> int:
     else:
         for row in parity.differing:
             print(row)
-        print(f"{sum(row.ours for row in parity.rows) - len(parity.differing)} operators and decoders make the same pixels, "
+        print(f"{len(parity.rows) - len(parity.differing)} operators and decoders make the same pixels, "
               f"{len(parity.differing)} differ.")  # fmt: skip
     return 1 if parity.differing else 0

@@ -13,26 +13,28 @@ HOME/lingering-is-ours           the user's lingering was switched on by us
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import io
 import re
 import shlex
+import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from csd_engine.machine.build import build
+import csd_engine
+from csd_engine.machine.build import build, source_files
 from csd_engine.prepare.operator_file import SUFFIX, content_hash
 from csd_engine.protocol.keys import load_public, make_pair
 from ddlp.deploy import homedir, spooldir
-from ddlp.deploy.archive import archive, code_bytes
 from ddlp.deploy.shell import CommandFailed, Shell
 from ddlp.deploy.survey import Survey
 from ddlp.devices import address_book as book
 from ddlp.errors import DDLPError
 
 __all__ = [
-    "check_home", "claim", "client_file", "drop_old_builds", "engine_module", "exchange_keys", "make_cache", "make_operators",
-    "make_spool",
-    "own_build_is_there", "put_engine", "put_operators", "remove_all", "switch",
+    "archive", "check_home", "claim", "client_file", "code_bytes", "drop_old_builds", "engine_module", "exchange_keys",
+    "make_cache", "make_operators", "make_spool", "own_build_is_there", "put_engine", "put_operators", "remove_all", "switch",
 ]  # fmt: skip
 
 _HOME_NAMES = (
@@ -75,6 +77,24 @@ def engine_module(python: str, home: str, *words: str, code: str = "current", be
     path = f"PYTHONPATH={shlex.quote(f'{home}/{code}')}"
     # numpy's threads do nothing here, and take a fifth of its import.
     return f"cd / && {before}{path} PYTHONSAFEPATH=1 OPENBLAS_NUM_THREADS=1 {shlex.quote(python)} -m {shlex.join(words)}"
+
+
+def code_bytes() -> int:
+    """Bytes of all the files together, to see whether an unpacked copy is whole."""
+    return sum(path.stat().st_size for path in source_files())
+
+
+def archive() -> bytes:
+    """A .tar.gz of the package's sources, including the kernel's C code, without owners, times and caches."""
+    above = Path(csd_engine.__file__).resolve().parent.parent
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for path in source_files():
+            content = path.read_bytes()
+            entry = tarfile.TarInfo(path.relative_to(above).as_posix())
+            entry.size, entry.mode = len(content), 0o644
+            tar.addfile(entry, io.BytesIO(content))
+    return gzip.compress(raw.getvalue(), mtime=0)
 
 
 def own_build_is_there(survey: Survey) -> bool:

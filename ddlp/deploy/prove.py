@@ -1,4 +1,4 @@
-"""Checks of a running engine: that it answers, makes the host's bits and sees the host's spool, and how fast it is."""
+"""Checks of a running engine: it answers, makes the host's bits, sees its spool and storages; and how fast it is."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import shlex
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,10 +24,12 @@ from csd_engine.protocol import codec as say
 from csd_engine.transforms import resample
 from csd_engine.transforms.pipeline import Pipeline
 from ddlp.deploy.findings import Finding, bad, ok, warn
+from ddlp.deploy.place import engine_module
 from ddlp.deploy.shell import Shell
+from ddlp.devices.address_book import DeviceRecord
 from ddlp.sources.engine.link import EngineLink, JobHandle
 
-__all__ = ["Compared", "Trial", "check_port", "seen_by_both", "some_images"]
+__all__ = ["Trial", "check_port", "of_spool", "of_storage", "some_images"]
 
 PROBES = 6
 _IMAGES = 256
@@ -37,6 +38,7 @@ _RATE_TIMEOUT_S = 120.0  # a slow device may take this long for its first batche
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 _LOOK_AT = 20_000  # directory entries: a root may hold millions
 _SEED = 1
+_STORAGE_TIMEOUT_S = 120.0  # the interpreter's start on a board, the machine's role, and one request
 
 
 def standard_pipeline() -> Pipeline:
@@ -70,8 +72,16 @@ def some_images(root: str, limit: int = _IMAGES) -> list[str]:
     return [path for path, _ in zip(rounds, range(limit), strict=False)]
 
 
-def seen_by_both(shell: Shell, host_spool: str, device_spool: str) -> Finding:
+def of_spool(shell: Shell, record: DeviceRecord) -> Finding:
     """Whether the host's spool and the device's are the same directory: what either writes there, the other reads."""
+    host_spool, device_spool = record.host_spool, record.device_spool
+    if host_spool is None:
+        return ok(f"spool {device_spool} is not shared: batches travel over the network")
+    if not os.path.isdir(host_spool):
+        return warn(
+            f"spool {host_spool} is not there on this host", f"it should be the device's {device_spool}",
+            f"Mount it; or give its right path: ddlp deploy --name {record.name} --host-spool DIR",
+        )  # fmt: skip
     name = f".ddlp-{secrets.token_hex(8)}"  # csd_engine.service.spool knows a left file of this form as ours
     words = (secrets.token_hex(16), secrets.token_hex(16))
     here, there = Path(host_spool) / name, shlex.quote(f"{device_spool}/{name}")
@@ -126,15 +136,6 @@ def check_port(address: str) -> Finding:
     return bad(f"no engine at {address}", why, way_out)
 
 
-@dataclass(frozen=True)
-class Compared:
-    """What the parity probe found: samples compared, and a line for each that differs or can't be read there."""
-
-    compared: int
-    different: tuple[str, ...]
-    unreadable: tuple[str, ...]
-
-
 class Trial:
     """A job on the engine over some of the user's images: compares bits, and measures. Use with ``with``.
 
@@ -148,6 +149,7 @@ class Trial:
     """
 
     def __init__(self, link: EngineLink, root: str, paths: Sequence[str]) -> None:
+        self._root = root
         self._temporary = tempfile.TemporaryDirectory(prefix="ddlp-deploy-")
         self._events: queue.SimpleQueue[object] = queue.SimpleQueue()
         try:
@@ -174,8 +176,8 @@ class Trial:
         self._reader.close()
         self._temporary.cleanup()
 
-    def parity(self) -> Compared:
-        """Have both sides make a few samples and compare their digests."""
+    def compare(self, record: DeviceRecord, device: str) -> Finding:
+        """Have both sides make a few samples, and say whether their bits are the same. ``device``: the root as it is there."""
         count = len(self._dataset)
         items = [(k * count // min(PROBES, count), 0) for k in range(min(PROBES, count))]
         different, unreadable, compared = [], [], 0
@@ -191,7 +193,21 @@ class Trial:
             compared += 1
             if theirs.digest != sample_digest(out, None):
                 different.append(self._reader.where(item[0]))
-        return Compared(compared, tuple(different), tuple(unreadable))
+        data, name = f"data {self._root}", record.name
+        if unreadable:
+            return bad(
+                f"{data}: {len(unreadable)} of the images tried can't be read there", unreadable[0],
+                f"Is {device} on the device the same directory, and may its user read it? Correct --root or --host-root.",
+            )  # fmt: skip
+        if different:
+            versions = ", ".join(f"{package} {version}" for package, version in sorted(record.versions.items()))
+            return bad(
+                f"{data}: {different[0]} gives other pixels there ({len(different)} of those tried)",
+                f"other files, or versions that decode otherwise ({versions})",
+                f"ddlp doctor {name} compares the files (with --verify all of them), ddlp parity {name} the operators; "
+                "allow_different_bits=True takes the difference.",
+            )
+        return ok(f"{data}: {compared} images give the same bits there")
 
     def images_per_s(self, waiting: Callable[[float, int], None], seconds: float) -> float | None:
         """Images a second of all workers together, from files that were just read; None: it failed, or was too slow to tell.
@@ -229,3 +245,30 @@ class Trial:
             if now - first >= seconds and made >= 3 * self._workers * _BATCH:
                 return made / (now - first)
         return None
+
+
+def of_storage(shell: Shell, record: DeviceRecord, url: str, environment: str, versions: Mapping[str, str] | None) -> Finding:
+    """Whether the engine may request objects below a URL for this host, and whether the storage answers on the device.
+
+    Args:
+        shell: to the device.
+        record: of it.
+        url: one of its roots.
+        environment: the file there with settings and credentials of storages; empty: none.
+        versions: what the engine tells to this host; None: it could not be asked.
+    """
+    if versions is not None and url not in versions.get("urls", "").split():
+        return bad(f"data {url}: the engine does not request it for this host", "it runs with other settings",
+                   f"ddlp deploy --name {record.name}")  # fmt: skip
+    words = ("csd_engine", "--environment", environment or "none", "--reach", url)
+    done = shell.run(engine_module(record.python, record.home, *words), timeout_s=_STORAGE_TIMEOUT_S)
+    if done.status == 0:
+        return ok(f"data {done.out.strip()}")
+    told = (done.err.strip().splitlines() or [f"exit status {done.status}"])[-1]
+    return warn(
+        f"data {told.removeprefix('csd_engine: ').partition('. Check the URL')[0]}",
+        "the engine can request nothing there, so this host makes these batches itself; unless its credentials may read "
+        "objects and list none",
+        f"Correct the URL, or endpoint, region and credentials in {environment or '--environment FILE'} on the device; then: "
+        f"ddlp stop {record.name} && ddlp start {record.name}",
+    )

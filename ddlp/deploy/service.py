@@ -10,8 +10,7 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ddlp.deploy import account
-from ddlp.deploy.sandbox import quoted, sandbox
+from ddlp.deploy.sandbox import DROP, TAKE, quoted, sandbox
 from ddlp.deploy.shell import CommandFailed, Shell
 from ddlp.devices.address_book import DeviceRecord
 
@@ -131,7 +130,7 @@ class Service:
         script = (
             f'{_SYSTEMD}unit="$units/{self._unit}"; home={shlex.quote(self.home)}; spool={shlex.quote(self.spool)}; '
             f'cache={shlex.quote(cache)}; stopped=\n'
-            f'{account.TAKE}if [ "$ctl" = systemctl ]; then text={root}\n'
+            f'{TAKE}if [ "$ctl" = systemctl ]; then text={root}\n'
             f"take_account {self._unit} > /dev/null 2>&1 && text={own}\n"
             f"else text={user}\n"
             f"{_LINGERS} || {{ {_LINGER}; if {_LINGERS}; then : > {self._lingering_is_ours}; fi; }}; fi\n"
@@ -218,7 +217,7 @@ class Service:
         """Stop it, and have nothing start it any more."""
         self.stop()
         self.shell.run(
-            f'{_SYSTEMD}{account.DROP}unit="$units/{self._unit}"; [ -e "$unit" ] || exit 0; $ctl disable {self._unit}; '
+            f'{_SYSTEMD}{DROP}unit="$units/{self._unit}"; [ -e "$unit" ] || exit 0; $ctl disable {self._unit}; '
             'rm -f "$unit"; $ctl daemon-reload; [ "$ctl" != systemctl ] || drop_account "$units"',
             timeout_s=60,
         )

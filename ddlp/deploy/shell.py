@@ -12,7 +12,6 @@ import contextlib
 import os
 import re
 import select
-import selectors
 import shlex
 import shutil
 import subprocess
@@ -232,49 +231,49 @@ class Shell:
         if isinstance(input, bytes):  # into a file: after a timeout, communicate() loses the bytes that it has not sent
             with _file_of(input) as file:
                 return self.run(command, input=file, timeout_s=timeout_s, waiting=waiting)
-        self.connect()
-        began = time.monotonic()
-        process = subprocess.Popen(
-            self._command(f"echo {_READY}; {command}"),
-            stdin=input,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        assert process.stdout is not None
-        words, out, ended = _Tail(process.stderr), bytearray(), False
-        try:
-            with selectors.DefaultSelector() as selector:
-                selector.register(process.stdout, selectors.EVENT_READ)
-                while not ended:
-                    left_s = timeout_s - (time.monotonic() - began)
-                    if selector.select(max(0.0, min(_TICK_S, left_s))):
-                        piece = os.read(process.stdout.fileno(), 1 << 16)
-                        out += piece
-                        ended = not piece
-                        if len(out) > _MOST_BYTES:
-                            raise TooMuch(
-                                f"{self.destination} has printed more than {_MOST_BYTES >> 20} MiB: {command.strip():.80}. "
-                                "Run a command there by ssh, and see what its login shell prints."
-                            )
-                        continue
-                    if time.monotonic() - began >= timeout_s:
-                        raise Slow(
-                            f"{self.destination} has not finished within {timeout_s:g} s: {command.strip():.80}. Is it "
-                            "overloaded, or its disk or network file system stuck? Try again."
+        began, out = time.monotonic(), bytearray()
+        with self._process(command, input) as (process, words):
+            assert process.stdout is not None
+            while True:
+                left_s = timeout_s - (time.monotonic() - began)
+                if select.select([process.stdout], [], [], max(0.0, min(_TICK_S, left_s)))[0]:
+                    piece = os.read(process.stdout.fileno(), 1 << 16)
+                    out += piece
+                    if not piece:
+                        break
+                    if len(out) > _MOST_BYTES:
+                        raise TooMuch(
+                            f"{self.destination} has printed more than {_MOST_BYTES >> 20} MiB: {command.strip():.80}. "
+                            "Run a command there by ssh, and see what its login shell prints."
                         )
-                    if waiting is not None:
-                        waiting(time.monotonic() - began, os.lseek(input.fileno(), 0, os.SEEK_CUR))  # ssh shares the position
+                elif time.monotonic() - began >= timeout_s:
+                    raise Slow(
+                        f"{self.destination} has not finished within {timeout_s:g} s: {command.strip():.80}. Is it "
+                        "overloaded, or its disk or network file system stuck? Try again."
+                    )
+                elif waiting is not None:
+                    waiting(time.monotonic() - began, os.lseek(input.fileno(), 0, os.SEEK_CUR))  # ssh shares the position
             process.wait()
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-            # Not read to its end: the master has the pipe open as well, while the command runs on the device.
-            process.stdout.close()
         whole = bytes(out)
         done = Done(process.returncode, _text(whole.partition(_MARK)[2] if _MARK in whole else whole), words.text())
         self._check_connected(done)
         return done
+
+    @contextlib.contextmanager
+    def _process(self, command: str, input: IO[bytes]) -> Iterator[tuple[subprocess.Popen[bytes], _Tail]]:
+        """Start a command; gives its ssh, and what that says on its standard error. At the end of the block it is ended."""
+        self.connect()
+        process = subprocess.Popen(
+            self._command(f"echo {_READY}; {command}"), stdin=input, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        assert process.stdout is not None
+        try:
+            yield process, _Tail(process.stderr)
+        finally:
+            process.kill()
+            process.wait()
+            # Not read to its end: the master has the pipe open as well, while the command runs on the device.
+            process.stdout.close()
 
     def must(self, command: str, doing: str, *, input: bytes | IO[bytes] = b"", timeout_s: float) -> str:
         """Run a command that has to succeed; return what it printed.
@@ -312,17 +311,9 @@ class Shell:
             CommandFailed: it ended with an error; the message quotes it.
             ShellError: as `run`.
         """
-        self.connect()
         until = None if timeout_s is None else time.monotonic() + timeout_s
-        with _file_of(input) as stdin:
-            process = subprocess.Popen(
-                self._command(f"echo {_READY}; {command}"),
-                stdin=stdin,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-            )
+        with _file_of(input) as stdin, self._process(command, stdin) as (process, words):
             assert process.stdout is not None
-            words = _Tail(process.stderr)
             out = process.stdout.fileno()
 
             def read(count: int) -> bytes:
@@ -336,19 +327,14 @@ class Shell:
                         )
                 return os.read(out, count)
 
-            try:
-                before = b""
-                while not before.endswith(_MARK) and (one := read(1)):  # the caller reads what follows the mark
-                    before = (before + one)[-_LAST_BYTES:]
-                yield read
-                while read(1 << 16):
-                    pass
-                process.wait()
-            finally:
-                process.stdout.close()
-                process.kill()
-                process.wait()
-            said = " ".join(words.text().split())[-600:]
+            before = b""
+            while not before.endswith(_MARK) and (one := read(1)):  # the caller reads what follows the mark
+                before = (before + one)[-_LAST_BYTES:]
+            yield read
+            while read(1 << 16):
+                pass
+            process.wait()
+        said = " ".join(words.text().split())[-600:]
         done = Done(process.returncode, "", said)
         self._check_connected(done)
         if done.status:

@@ -288,7 +288,7 @@ def survey(
         said = " ".join((done.err or done.out or "nothing").split())[-300:]
         raise DeviceNotReady(
             shell.destination,
-            [bad(f"its shell said {said}", "the check needs a Linux with POSIX tools", "Install busybox or coreutils there.")],
+            bad(f"its shell said {said}", "the check needs a Linux with POSIX tools", "Install busybox or coreutils there."),
         )
     values: dict[str, list[str]] = {}
     for line in done.out.splitlines():
@@ -300,7 +300,7 @@ def survey(
     except (ValueError, LookupError) as error:
         raise DeviceNotReady(
             shell.destination,
-            [bad(f"its answers make no sense ({error!s:.99})", "our script prints others", "See what its shell prints.")],
+            bad(f"its answers make no sense ({error!s:.99})", "our script prints others", "See what its shell prints."),
         ) from None
 
 

@@ -11,10 +11,10 @@ import torch
 from torch.utils.data import DataLoader, _utils
 
 from csd_engine.prepare.cached_batch import SampleCache
+from ddlp.auto.controller import Controller
 from ddlp.epoch.executor import EpochExecutor
 from ddlp.epoch.hooks import EpochHooks
 from ddlp.epoch.sampler_reader import SamplerReader
-from ddlp.planning.controller import Controller
 from ddlp.sampling.epoch_plan import EpochPlan
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.rates import Rates

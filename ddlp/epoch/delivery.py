@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable
 
 from csd_engine.cache.shelf import Shelf
+from ddlp.auto.controller import Controller
 from ddlp.epoch.gpu_prefetch import PendingTransfer
 from ddlp.epoch.monitor import Monitor
 from ddlp.epoch.step_clock import EventClock
-from ddlp.planning.controller import Controller
 from ddlp.schedule.ledger import Side
 from ddlp.sources.base import BatchState, PreparedBatch, Resources
 

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ddlp.auto.controller import Controller
 from ddlp.epoch.monitor import Monitor
-from ddlp.planning.controller import Controller
 from ddlp.schedule.ledger import RETIRED
 from ddlp.sources.base import AttachedSource, Capacity, Resources
 

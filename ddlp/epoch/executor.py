@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 
+from ddlp.auto.controller import Controller
 from ddlp.epoch.delivery import Delivery
 from ddlp.epoch.devices import Devices
 from ddlp.epoch.fetchers import Fetchers
@@ -22,7 +23,6 @@ from ddlp.epoch.host_workers import HostWorkers
 from ddlp.epoch.monitor import Monitor
 from ddlp.epoch.step_clock import cuda_clock
 from ddlp.epoch.threads import Threads
-from ddlp.planning.controller import Controller
 from ddlp.process.user_warnings import warn_user
 from ddlp.schedule.strategies import STALLED_AT_LEAST_S, Strategy
 from ddlp.sources.base import HostSource, Resources

@@ -45,10 +45,10 @@ class EpochMemory:
     # Held while no batch may be forgotten. Reentrant, since a signal's handler may ask for the state at any moment.
     keeping: threading.RLock = field(default_factory=threading.RLock)
 
-    def state(self) -> dict[str, Any] | None:
-        """Return the epoch's state. None once it is over: all was delivered, and the iterator has told its end or is closed."""
+    def state(self, by_count: bool) -> dict[str, Any] | None:
+        """As `ddlp.sources.host.memories.UserCodeMemory.state`."""
         epoch, finished = self.executor.resources.epoch, self.executor.ledger.done and self.executor.delivery.handing is None
-        if finished and self.executor.counts.ended_s is not None:
+        if finished and (by_count or self.executor.counts.ended_s is not None):
             return None
         with self.keeping:
             delivered, handing = RangeSet(self.executor.delivered()), self.executor.delivery.handing
@@ -65,6 +65,10 @@ class EpochMemory:
                 finished=finished,
                 replaced=self.executor.counts.replaced.without(handing),
             )
+
+    def between(self) -> dict[str, Any] | None:
+        """As `ddlp.sources.host.memories.UserCodeMemory.between`."""
+        return None
 
     def forget_delivered(self) -> None:
         """Drop delivered batches from the plan, if the plan would grow without end."""
@@ -203,7 +207,7 @@ class EpochIterator(_BaseDataLoaderIter):
         self._keyed_targets.dataset.sources = sources.tolist()
         items, epoch = self._resources.plan.items(position), self._resources.epoch
         batch = KeyedBatch(range(len(items)), items, epoch.seed, epoch.number)
-        targets: list[Any] = self._keyed_targets.__getitems__(batch)
+        targets: list[Any] = self._keyed_targets.fetch(batch)
         return targets
 
     def _shutdown_workers(self) -> None:

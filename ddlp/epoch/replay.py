@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ddlp.errors import DDLPError
-from ddlp.sampling.keyed_generators import GENERATORS
+from ddlp.sampling.keyed_generators import put_back, states
 from ddlp.stats.live import Life
 from ddlp.stats.waiting import Ceiling
 from ddlp.transfer.to_device import each_tensor
@@ -101,16 +101,15 @@ def _one_batch(aside: Any) -> Any:
 
 def _generators() -> Callable[[], None]:
     """Return a function that puts the global generators back into the states that they have now."""
-    states = {name: generator.state() for name, generator in GENERATORS.items()}
+    before = states()
     on_gpu = torch.cuda.get_rng_state() if _uses_gpu() else None  # of this rank's GPU; others' are left alone
 
-    def put_back() -> None:
-        for name, state in states.items():
-            GENERATORS[name].put_back(state)
+    def back() -> None:
+        put_back(before)
         if on_gpu is not None:
             torch.cuda.set_rng_state(on_gpu)
 
-    return put_back
+    return back
 
 
 def _uses_gpu() -> bool:

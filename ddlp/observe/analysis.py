@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from ddlp.observe.engine_time import DeviceTime, device_times
-from ddlp.observe.profile import Profile
 from ddlp.observe.run import EpochTrace, training_spans
 from ddlp.observe.spans import Span, both, clip, length, less, union, within
+from ddlp.observe.words import aligned, number, percent, seconds
 from ddlp.recording.events import (
+    EpochBegan,
     Exhausted,
     Fetched,
+    GpuUse,
     HostBatch,
+    Joined,
     LeaseCancelled,
     LeaseGiven,
     Lost,
@@ -25,13 +30,14 @@ from ddlp.recording.events import (
 from ddlp.schedule.ledger import RETIRED
 from ddlp.stats.waiting import WaitingVerdict, judge
 
-__all__ = ["ADVICE", "Analysis", "Resource", "StageRates", "analyse", "by_size"]
+__all__ = ["ADVICE", "Analysis", "Resource", "StageRates", "analyse"]
 
 READ, CPU, CSD, TRANSFER, TRAINING, WAITING = (
-    "read", "CPU preprocessing", "CSD preprocessing", "transfer", "training", "waiting",
+    "read", "host", "csd", "transfer", "training", "waiting",
 )  # fmt: skip
-SPOOL, START = "spool space", "start"
+SPOOL, START = "spool", "start"
 OUTSIDE = "before and after"
+COMPLETE = "complete"  # the state of an epoch that ran to its end
 LIMIT = 0.05  # part of the epoch: if training waits less than this for batches, training limits
 
 ADVICE = {
@@ -82,23 +88,29 @@ class StageRates:
 
 @dataclass(frozen=True)
 class Analysis:
-    """An epoch's seconds.
+    """An epoch's seconds. As a string it is the report for people.
 
     Attributes:
+        path: the file that it was read from.
+        began: what ran.
+        state: complete; broken off; end not recorded.
         stages: work of each stage in seconds, over all workers together; more than the wall's where they work side by side.
         seconds: each second of the wall once, from training's point of view: training, transfer (targets joined, copies begun),
             waiting for a stage, and the time before it asked for the first batch and after the last one.
-        resources: host workers, engine, transfer, accelerator, training thread.
+        resources: host workers, engine, transfer, training thread.
         overlap: seconds in which two stages were at work at once; a stage with itself: all its seconds at work.
         limit: the stage that limits the epoch; ``advice`` says how to make it faster.
         rates: each stage's, in images a second.
         bound_s: the least time for these samples at the measured rates: n / (r_cpu + r_csd), or training alone if that is more.
-        training_parts: forward, backward, optimizer, where a profile of torch on the CPU is given.
+        host_cpu_s: processor seconds of the host's workers.
+        gpus: of each GPU that NVML was asked about the part (0 to 1) of the epoch in which it was busy, and the most bytes of
+            its memory in use and all of them (0: not known).
         verdict: whether training waits for data, by the training thread's time between two batches.
     """
 
-    epoch: int
-    strategy: str
+    path: Path
+    began: EpochBegan
+    state: str
     wall_s: float
     batches: dict[str, int]
     samples: int
@@ -110,40 +122,95 @@ class Analysis:
     advice: str
     rates: StageRates
     bound_s: float | None
-    training_parts: dict[str, float]
+    host_cpu_s: float
+    gpus: dict[str, tuple[float, int, int]]
     counts: dict[str, int]
     notes: tuple[str, ...]
     verdict: WaitingVerdict
+
+    @property
+    def epoch(self) -> int:
+        """Its number."""
+        return self.began.epoch
+
+    @property
+    def strategy(self) -> str:
+        """Its strategy's name."""
+        return self.began.strategy
 
     @property
     def images_per_s(self) -> float:
         """Samples delivered a second."""
         return self.samples / self.wall_s if self.wall_s else 0.0
 
+    @property
+    def of_bound(self) -> float | None:
+        """The part of the bound that was reached, at most 1; None: no bound is known."""
+        return None if self.bound_s is None or not self.wall_s else min(self.bound_s / self.wall_s, 1.0)
+
     def to_data(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        data = asdict(self)
-        data["images_per_s"] = self.images_per_s
+        data = asdict(self) | {"path": str(self.path), "began": self.began._asdict()}
+        data |= {"epoch": self.epoch, "strategy": self.strategy, "images_per_s": self.images_per_s}
         for given, resource in zip(data["resources"], self.resources, strict=True):
             given["unaccounted_s"] = resource.unaccounted_s
         data["verdict"]["text"] = str(self.verdict)
         return data
 
+    def __str__(self) -> str:
+        return "\n".join([*self._head(), "", *self._tables(), *(f"note: {note}" for note in self.notes)])
 
-def analyse(trace: EpochTrace, profile: Profile | None = None) -> Analysis:
-    """Where the time of an epoch went. The accelerator's part comes from the profile of torch, if there is one."""
-    return _Epoch(trace, profile).analysis()
+    def _head(self) -> Iterable[str]:
+        began, cpu, csd = self.began, self.batches["cpu"], self.batches["csd"]
+        bound = "" if self.bound_s is None else f", at best {seconds(self.bound_s)} at these rates"
+        yield (
+            f"epoch {began.epoch}, {began.strategy}: {seconds(self.wall_s)}, {self.samples} images, "
+            f"{number(self.images_per_s)} images/s; {cpu} batches by the host, {csd} by the device{bound}"
+        )
+        workers = "the training thread prepares" if began.itself else f"host workers: {began.workers}"
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(began.clock))
+        yield (
+            f"setting: {began.batches or 'an unknown number of'} batches of {began.batch_size}, {workers}, "
+            f"devices: {', '.join(began.devices) or 'none'}, to {began.target}; {when}, ddlp {began.ddlp}, {self.state}"
+        )
+        alone = self.rates
+        named = {"host": alone.host, **alone.devices, "transfer": alone.transfer, "training": alone.training}
+        rates = ", ".join(f"{name} {number(rate)}" for name, rate in named.items() if rate is not None)
+        yield f"rates: {f'{rates} images/s, each alone' if rates else 'none: nothing was made'}"
+        yield f"limit: {self.limit}. What would move it: {self.advice}."
+        yield f"verdict: {self.verdict}"
+        for gpu, (busy, used, whole) in self.gpus.items():
+            memory = f", at most {number(used / 1e9)} of {number(whole / 1e9)} GB in use" if whole else ""
+            yield f"{gpu}: busy {percent(busy)} of the time, by NVML{memory}"
+
+    def _tables(self) -> Iterable[str]:
+        # Most first; waiting comes after the work.
+        by_size = sorted(self.seconds.items(), key=lambda item: (item[0].startswith(WAITING), -item[1]))
+        rows = [["where each second went", "time", "part"]]
+        rows += [[f"  {name}", seconds(spent), percent(spent, self.wall_s)] for name, spent in by_size]
+        yield from aligned(rows)
+        rows = [["of its time", "busy", "waiting", "idle", "unaccounted"]]
+        for one in self.resources:
+            name = f"  {one.name} x {one.lanes}" if one.lanes > 1 else f"  {one.name}"
+            rows.append([name, *(percent(s, one.wall_s) for s in (one.busy_s, one.waiting_s, one.idle_s, one.unaccounted_s))])
+        yield from ("", *aligned(rows), "")
+        yield "work of each stage, all its workers: " + ", ".join(f"{name} {seconds(s)}" for name, s in self.stages.items())
+        rows = [["at work at once", *self.overlap]]
+        rows += [[f"  {name}", *map(seconds, beside.values())] for name, beside in self.overlap.items()]
+        yield from ("", *aligned(rows))
+        if counts := ", ".join(f"{count} {name}" for name, count in self.counts.items() if count):
+            yield from ("", counts)
 
 
-def by_size(seconds: dict[str, float]) -> list[tuple[str, float]]:
-    """An analysis' seconds, most first; waiting comes after the work."""
-    return sorted(seconds.items(), key=lambda item: (item[0].startswith(WAITING), -item[1]))
+def analyse(trace: EpochTrace) -> Analysis:
+    """Where the time of an epoch went."""
+    return _Epoch(trace).analysis()
 
 
 class _Epoch:
     """One epoch's spans by stage."""
 
-    def __init__(self, trace: EpochTrace, profile: Profile | None) -> None:
+    def __init__(self, trace: EpochTrace) -> None:
         self.trace, self.wall_s = trace, trace.wall_s
         self.host, self.steps, self.fetched = trace.of(HostBatch), trace.of(Step), trace.of(Fetched)
         self.devices: list[DeviceTime] = device_times(trace)
@@ -156,16 +223,6 @@ class _Epoch:
         self.read_part = min(1.0, sum(b.read_s for b in self.host) / took) if took else 0.0
         self.waits: dict[str, float] = {}  # what training waited for
         self.first_waits: dict[str, float] = {}  # what training waited for before its first batch
-        self.profile = profile
-        self.busy: list[Span] | None = None
-        self.copies: list[Span] | None = None
-        if profile is not None and (busy := self._here(profile.busy)):
-            self.busy, self.copies = busy, self._here(profile.copies)
-
-    def _here(self, spans: list[Span]) -> list[Span]:
-        """Spans in Unix seconds as moments of this epoch."""
-        clock = self.trace.began.clock
-        return clip([(begin - clock, end - clock) for begin, end in spans], 0.0, self.wall_s)
 
     def analysis(self) -> Analysis:
         trace, seconds, rates = self.trace, self._seconds(), self._rates()
@@ -174,8 +231,9 @@ class _Epoch:
         for step in self.steps:
             sides[step.side] += 1
         return Analysis(
-            epoch=trace.began.epoch,
-            strategy=trace.began.strategy,
+            path=trace.path,
+            began=trace.began,
+            state="end not recorded" if not trace.whole else COMPLETE if trace.of(Exhausted) else "broken off",
             wall_s=self.wall_s,
             batches=sides,
             samples=sum(step.samples for step in self.steps),
@@ -187,7 +245,8 @@ class _Epoch:
             advice=ADVICE[limit],
             rates=rates,
             bound_s=self._bound_s(rates),
-            training_parts=self._training_parts(),
+            host_cpu_s=sum(batch.cpu_s for batch in self.host),
+            gpus=self._gpus(),
             counts=self._counts(),
             notes=tuple(self._notes()),
             verdict=self._verdict(rates),
@@ -208,19 +267,13 @@ class _Epoch:
 
     def _overlap(self) -> dict[str, dict[str, float]]:
         """How long each two stages ran side by side, as measured: the paper asks this. Reading counts as the host's."""
-        training = self.training if self.busy is None else self.busy
         stages = {
             CPU: self.host_spans,
             CSD: self.csd_spans,
-            TRANSFER: union([*self.fetch_spans, *self.handing, *(self.copies or ())]),
-            TRAINING: union(training),
+            TRANSFER: union([*self.fetch_spans, *self.handing]),
+            TRAINING: union(self.training),
         }
         return {a: {b: length(both(stages[a], stages[b])) for b in stages} for a in stages}
-
-    def _training_parts(self) -> dict[str, float]:
-        if self.profile is None or self.busy is None:
-            return {}
-        return {name: length(self._here(spans)) for name, spans in self.profile.parts.items()}
 
     # -- each second of the wall, as training saw it -------------------------------------------------------------
 
@@ -320,12 +373,6 @@ class _Epoch:
         handed, trained = length(self.handing), length(self.training)
         first, last = self._asking()
         idle = first + self.wall_s - last
-        if self.busy is None:
-            yield Resource("accelerator", 1, self.wall_s, trained, asked + handed, idle)
-        else:
-            without = less([(0.0, self.wall_s)], union(self.busy))
-            held_up = length(both(without, union([*((s.asked_at, s.got_at) for s in self.steps), *self.handing])))
-            yield Resource("accelerator", 1, self.wall_s, length(union(self.busy)), held_up, length(without) - held_up)
         prepared = sum(self.waits[name] for name in (READ, CPU)) if began.itself else 0.0
         yield Resource("training thread", 1, self.wall_s, trained + handed + prepared, asked - prepared, idle)
 
@@ -341,8 +388,8 @@ class _Epoch:
         rested = [e for e in self.trace.of(Rested) if e.who == who]
         done = list(work)
         first, last = [self.wall_s] * lanes, [0.0] * lanes
-        for number, began_at, ended_at in (*done, *((e.number, e.began_at, e.ended_at) for e in rested)):
-            first[number], last[number] = min(first[number], began_at), max(last[number], ended_at)
+        for lane, began_at, ended_at in (*done, *((e.number, e.began_at, e.ended_at) for e in rested)):
+            first[lane], last[lane] = min(first[lane], began_at), max(last[lane], ended_at)
         outside_s = sum(begin + max(0.0, self.wall_s - max(begin, end)) for begin, end in zip(first, last, strict=True))
         busy_s = sum(ended_at - began_at for _, began_at, ended_at in done)
         waiting_s = sum(e.ended_at - e.began_at for e in rested if not e.last)
@@ -388,6 +435,19 @@ class _Epoch:
             travels=self.trace.began.travels,
         )
 
+    def _gpus(self) -> dict[str, tuple[float, int, int]]:
+        """Each GPU's use: a sample counts for the time since the one before it."""
+        found: dict[str, list[GpuUse]] = {}
+        for sample in self.trace.of(GpuUse):
+            found.setdefault(sample.gpu, []).append(sample)
+        used = {}
+        for gpu, samples in found.items():
+            since = [0.0, *(one.at for one in samples)]
+            busy_s = sum((one.at - before) * one.busy_percent / 100 for one, before in zip(samples, since, strict=False))
+            most, whole = max((one.memory_used_bytes, one.memory_bytes) for one in samples)
+            used[gpu] = max(0.0, min(1.0, busy_s / self.wall_s)) if self.wall_s > 0 else 0.0, most, whole
+        return used
+
     @property
     def _lost(self) -> list[Lost]:
         return [event for event in self.trace.of(Lost) if event.reason != RETIRED]
@@ -411,7 +471,10 @@ class _Epoch:
             yield f"{one.device} retired after {one.at:.1f} s: {one.reason}"
         for lost in self._lost:
             yield f"{lost.device} was lost after {lost.at:.1f} s: {lost.reason}"
-        if self.profile is not None and self.busy is None:
-            yield f"{self.profile.path} is not of this epoch's time"
-        elif self.profile is None:
-            yield "the accelerator's time is the training thread's; a profile of torch in the run's directory tells its own"
+        delivered = len(self.steps)
+        if self.trace.whole and not self.trace.of(Exhausted):
+            yield f"the epoch was broken off after {delivered} of {self.trace.began.batches or 'its'} batches"
+        joined = {event.device for event in self.trace.of(Joined)}
+        for device in self.trace.began.devices:
+            if device not in joined:
+                yield f"{device} did not join while this epoch ran"

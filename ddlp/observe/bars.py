@@ -8,17 +8,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
 from ddlp.epoch.iterator import EpochIterator
-from ddlp.errors import DDLPError
 from ddlp.observe.pace import Pace, Window, overall
 from ddlp.process.finalizers import when_dropped
 from ddlp.process.ranks import here
@@ -30,7 +28,6 @@ from ddlp.stats.report import Counts
 
 __all__ = ["Progress", "figures", "progress"]
 
-STYLES = ("auto", "tqdm", "rich")
 _WINDOW_S = 10.0  # while the epoch runs, images/s and waiting are of the last so many seconds
 _WORTH_A_CAUSE = 0.05  # part of the time: if training waits longer, the cause is named
 
@@ -42,7 +39,6 @@ def progress(
     leave: bool = True,
     file: TextIO | None = None,
     disable: bool | None = None,
-    style: str = "auto",
 ) -> Progress:
     """The loader's batches, with a progress bar: iterate over it instead of the loader, in one epoch or in several.
 
@@ -54,26 +50,18 @@ def progress(
         loader: a DDLPLoader. Anything else that gives batches works too, but without rates of its sides and without the bound.
         desc, total, leave, file: as in tqdm; ``total`` is in batches. By default the loader's length, and standard error.
         disable: True: nothing is shown. False: every rank shows. None: of several ranks only the first one shows.
-        style: ``"tqdm"``; ``"rich"``, which has to be installed; ``"auto"`` is tqdm's.
-
-    Raises:
-        DDLPError: rich is wanted and not installed.
     """
-    if style not in STYLES:
-        raise ValueError(f"style={style!r}: expected one of {', '.join(STYLES)}")
-    if style == "rich" and importlib.util.find_spec("rich") is None:
-        raise DDLPError("progress(style='rich'): rich is not installed; pip install rich, or take style='tqdm'")
-    return Progress(loader, desc, total, leave, file, disable, style)
+    return Progress(loader, desc, total, leave, file, disable)
 
 
 class Progress:
     """What `progress` returns. ``loader``: the loader whose batches it gives."""
 
     def __init__(
-        self, loader: Any, desc: str, total: int | None, leave: bool, file: TextIO | None, disable: bool | None, style: str
+        self, loader: Any, desc: str, total: int | None, leave: bool, file: TextIO | None, disable: bool | None
     ) -> None:
         self.loader = loader
-        self._desc, self._total, self._leave, self._file, self._disable, self._style = desc, total, leave, file, disable, style
+        self._desc, self._total, self._leave, self._file, self._disable = desc, total, leave, file, disable
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -87,13 +75,10 @@ class Progress:
         inner, look = _live_of(self.loader, inner, total)
         rank = "" if ranks is None else f" (rank {ranks.rank} of {ranks.ranks})"
         file = sys.stderr if self._file is None else self._file
-        display = self._display(f"{self._desc}{rank}".strip(), total, look().delivered, file)
-        return _Shown(inner, _Bar(display, look))
-
-    def _display(self, desc: str, total: int | None, done: int, file: TextIO) -> _Display:
-        if not file.isatty() or os.environ.get("TERM") == "dumb":
-            return _Lines(desc, total, done, file)
-        return (_Rich if self._style == "rich" else _Tqdm)(desc, total, done, file, self._leave)
+        desc, display = f"{self._desc}{rank}".strip(), None
+        if file.isatty() and os.environ.get("TERM") != "dumb":
+            display = _Tqdm(desc, total, look().delivered, file, self._leave)
+        return _Shown(inner, _Bar(display or _Lines(desc, total, file), look))
 
 
 def _live_of(loader: Any, inner: Iterator[Any], total: int | None) -> tuple[Iterator[Any], Callable[[], Live]]:
@@ -147,20 +132,10 @@ class _Shown:
             raise
 
 
-class _Display(Protocol):
-    pause_s: float  # between two displays
-
-    def show(self, done: int, live: Live, pace: Pace) -> None:
-        """Show the numbers after ``done`` batches."""
-
-    def close(self, done: int, live: Live, pace: Pace) -> None:
-        """Show the last numbers, and end."""
-
-
 class _Bar:
     """What is shown of one epoch. It holds no iterator, so that an unused one can be freed."""
 
-    def __init__(self, display: _Display, look: Callable[[], Live]) -> None:
+    def __init__(self, display: _Tqdm | _Lines, look: Callable[[], Live]) -> None:
         self.steps = -1  # batches asked for; training is done with all but the last
         self._before = look().delivered  # batches delivered before a resume
         self._display, self._look = display, look
@@ -222,39 +197,10 @@ class _Tqdm:
         self._bar.close()
 
 
-class _Rich:
-    """rich's bar. It draws when it is told to, not from a thread of its own."""
-
-    pause_s = 0.25
-
-    def __init__(self, desc: str, total: int | None, done: int, file: TextIO, leave: bool) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-        self._bars = Progress(
-            TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-            TimeRemainingColumn(), TextColumn("{task.fields[figures]}", markup=False),
-            console=Console(file=file), auto_refresh=False, transient=not leave,
-            # Prints onto the same terminal go above the bar; other prints stay where they are redirected to.
-            redirect_stdout=sys.stdout.isatty(), redirect_stderr=file is sys.stderr,
-        )  # fmt: skip
-        self._bars.start()
-        self._task = self._bars.add_task(desc, total=total, completed=done, figures="")
-
-    def show(self, done: int, live: Live, pace: Pace) -> None:
-        self._bars.update(self._task, completed=done, figures=figures(live, pace), refresh=True)
-
-    def close(self, done: int, live: Live, pace: Pace) -> None:
-        try:
-            self.show(done, live, pace)
-        finally:
-            self._bars.stop()  # shows the cursor again
-
-
 class _Lines:
     """Lines for a file: the first ones come soon, later ones more rarely."""
 
-    def __init__(self, desc: str, total: int | None, done: int, file: TextIO) -> None:
+    def __init__(self, desc: str, total: int | None, file: TextIO) -> None:
         self._desc, self._total, self._file = desc, total, file
         self.pause_s = 5.0
 

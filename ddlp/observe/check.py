@@ -26,7 +26,7 @@ from ddlp.loader import DDLPLoader
 from ddlp.observe.reference import Header, checksum, digest, expected_images, expected_targets, own_target, read_header
 from ddlp.observe.verdict import BITS, COMPLETE, LABELS, ONCE, ORDER, UNCHANGED, Claim, Refuted, Verdict
 from ddlp.recording.events import Event, HostBatch, LeaseGiven, Published
-from ddlp.recording.watch import Observer
+from ddlp.recording.watch import Watch
 from ddlp.sampling.torch_loader import collates, index_sampler_of
 from ddlp.schedule.ledger import Side
 from ddlp.schedule.ranges import RangeSet
@@ -87,11 +87,11 @@ class Checked:
 
     def __iter__(self) -> Iterator[Any]:
         check = EpochCheck(self.loader, self._every, self._rows)
-        self.loader._observers = (check,)
+        self.loader._hooks = check
         try:
             iterator = iter(self.loader)
         finally:
-            self.loader._observers = ()
+            self.loader._hooks = None
         if not isinstance(iterator, EpochIterator):
             raise DDLPError("checked(): torch's own workers prepare this loader's batches; loader.explain() says why")
         self.verdicts.append(check.verdict)
@@ -132,7 +132,7 @@ class _CheckedIterator:
                     raise Refuted(f"{claim.name}: {claim.against[0]}")
 
 
-class EpochCheck(Observer):
+class EpochCheck(Watch):
     """The checker's books on one epoch. Threads of the epoch write into sets of their own; the training thread judges."""
 
     wants_whole = True
@@ -141,6 +141,7 @@ class EpochCheck(Observer):
     _portable: Portable
 
     def __init__(self, loader: DDLPLoader, every: int, rows: int | None) -> None:
+        super().__init__()
         self._dataset: Any = loader.dataset
         self._sampler, self._batched = index_sampler_of(loader), collates(loader)
         self._every, self._rows = every, rows
@@ -161,8 +162,9 @@ class EpochCheck(Observer):
 
     # -- what the epoch's threads do -----------------------------------------------------------------------------
 
-    def begins(self, resources: Resources, strategy: Strategy) -> None:
-        """As `Observer.begins`."""
+    def began(self, resources: Resources, strategy: Strategy) -> None:
+        """As `EpochHooks.began`."""
+        super().began(resources, strategy)
         self._resources, self._portable = resources, resources.epoch.portable
         self._delivered = RangeSet(strategy.ledger.delivered.ranges())
         self._before = len(self._delivered)
@@ -170,7 +172,7 @@ class EpochCheck(Observer):
         self._order = strategy.order
 
     def saw(self, event: Event) -> None:
-        """As `Observer.saw`."""
+        """As `Watch.saw`."""
         if isinstance(event, HostBatch) and event.outcome == "made":
             self._made.add(event.position)
         elif isinstance(event, LeaseGiven):
@@ -178,8 +180,9 @@ class EpochCheck(Observer):
         elif isinstance(event, Published):
             self._published.add(event.lease)
 
-    def reading(self, lease: int, position: int, handle: Any) -> None:
-        """As `Observer.reading`."""
+    def fetch_began(self, fetcher: int, device: str, lease: int, position: int, handle: Any) -> None:
+        """As `EpochHooks.fetch_began`."""
+        super().fetch_began(fetcher, device, lease, position, handle)
         if lease not in self._published:
             self._refute(COMPLETE, f"batch {position} was fetched before its source said that it is published")
         if self._leased.get(lease) != position:
@@ -187,8 +190,9 @@ class EpochCheck(Observer):
         if isinstance(handle, Path):  # else the source has no files
             self._headers[lease] = read_header(handle)
 
-    def read(self, lease: int, position: int, batch: PreparedBatch) -> None:
-        """As `Observer.read`."""
+    def fetch_read(self, lease: int, position: int, batch: PreparedBatch) -> None:
+        """As `EpochHooks.fetch_read`."""
+        super().fetch_read(lease, position, batch)
         claim = self.verdict.claims[COMPLETE]
         has_file, header = lease in self._headers, self._headers.pop(lease, None)
         if not has_file:
@@ -208,7 +212,7 @@ class EpochCheck(Observer):
     # -- the training thread -------------------------------------------------------------------------------------
 
     def assembled(self, position: int, side: Side, prepared: PreparedBatch, batch: Any) -> None:
-        """As `Observer.assembled`."""
+        """As `EpochHooks.assembled`."""
         self._arrived(position)
         claim = self.verdict.claims[COMPLETE]
         claim.looked_at += 1

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 
+from ddlp.auto.decide import TYPICAL_OCYCLE
 from ddlp.errors import DDLPError
 from ddlp.observe.analysis import analyse
 from ddlp.observe.engine_time import DeviceTime, DeviceWork, device_times, on_workers
+from ddlp.observe.play import Played
 from ddlp.observe.run import EpochTrace
+from ddlp.observe.setup import Fields
 from ddlp.observe.spans import length, union
-from ddlp.planning.decide import TYPICAL_OCYCLE
-from ddlp.planning.described import Fields
-from ddlp.planning.plan import Recorded
-from ddlp.planning.play import Played
 from ddlp.recording.events import Exhausted, Fetched, HostBatch, LeaseGiven, Rested, Step
 from ddlp.schedule.strategies import DATALOADER
 
@@ -30,14 +29,16 @@ class MeasuredRun:
     """What a recorded epoch tells.
 
     Attributes:
-        fields: as `ddlp.planning.described` has them.
+        fields: as `ddlp.observe.setup` has them.
         assumed: what has been assumed of others.
-        recorded: the epoch as it was, from its first request for a batch to its last.
+        strategy: of the epoch, or "dataloader".
+        played: the epoch as it was, from its first request for a batch to its last.
     """
 
     fields: Fields
     assumed: tuple[str, ...]
-    recorded: Recorded
+    strategy: str
+    played: Played
 
 
 def measured_run(trace: EpochTrace, batch_bytes: float | None = None) -> MeasuredRun:
@@ -94,21 +95,17 @@ def measured_run(trace: EpochTrace, batch_bytes: float | None = None) -> Measure
         period_s = _period_s(trace, device)
         rate = max(1, device.workers) / period_s if period_s else rates.devices[device.device] / full
         engines.append(_engine(trace, device, rate, fields, assumed))
-    return MeasuredRun(fields | {"engine": engines}, tuple(assumed), _recorded(trace, trained, engines))
+    return MeasuredRun(fields | {"engine": engines}, tuple(assumed), began.strategy, _played(trace, trained, engines))
 
 
-def _recorded(trace: EpochTrace, trained: list[tuple[Step, float]], engines: list[Fields]) -> Recorded:
+def _played(trace: EpochTrace, trained: list[tuple[Step, float]], engines: list[Fields]) -> Played:
     """The epoch as it was. ``trained``: each step, and when training asked for the next batch."""
     taken = Counter(fetched.device for fetched in trace.of(Fetched) if not fetched.trouble)
-    return Recorded(
-        trace.began.strategy,
-        Played(
-            batches=len(trained),
-            seconds=max(trained[-1][1] - trained[0][0].asked_at, 1e-9),
-            waiting_s=sum(step.got_at - step.asked_at for step, _ in trained),
-            host_made=sum(batch.outcome == "made" for batch in trace.of(HostBatch)),
-            taken={engine["name"]: taken[engine["name"]] for engine in engines},
-        ),
+    return Played(
+        batches=len(trained),
+        seconds=max(trained[-1][1] - trained[0][0].asked_at, 1e-9),
+        waiting_s=sum(step.got_at - step.asked_at for step, _ in trained),
+        taken={engine["name"]: taken[engine["name"]] for engine in engines},
     )
 
 

@@ -12,9 +12,9 @@ import contextlib
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, NamedTuple
+from typing import Any
 
 from ddlp.errors import DDLPError
 from ddlp.loader import DDLPLoader
@@ -32,85 +32,46 @@ Labels = dict[str, str]
 Samples = Iterable[tuple[Labels, float | None]]
 
 
-class _Metric(NamedTuple):
-    name: str
-    kind: str  # counter, gauge
-    help: str
-    samples: Callable[[Live], Samples]  # None: not known
+def _metrics(now: Live) -> Iterator[tuple[str, str, str, Samples]]:
+    """All numbers: name, kind, help, and samples: labels and values; None: not known."""
+    total, report, devices = now.total, now.report, now.devices
+    yield "info", "gauge", "What runs; always 1.", [({"version": __version__, "strategy": report.strategy}, 1)]
+    yield "epochs_total", "counter", "Epochs begun.", [({}, total.epochs)]
+    made = _sides(total.batches_host, total.batches_csd)
+    yield "batches_total", "counter", "Batches delivered, by the side that prepared them.", made
+    yield "samples_total", "counter", "Samples delivered.", [({}, total.samples)]
+    yield "epoch_seconds_total", "counter", "Time within epochs.", [({}, total.seconds)]
+    text = "Time that training waited for a batch: an epoch's first one (start), one that the host or a device (csd) was at, "
+    text += "one of a device on its way into memory (transfer)."
+    yield "waiting_seconds_total", "counter", text, [({"cause": cause}, seconds) for cause, seconds in total.waiting.items()]
+    yield "host_cpu_seconds_total", "counter", "Processor time of the host's preparation.", [({}, total.host_cpu_s)]
+    text = "Batches taken back from a device: the host had them first, or it retired before it began them."
+    yield "leases_taken_back_total", "counter", text, [({}, total.leases_taken_back)]
+    text = "Batches that a device failed to make, lost or damaged: the host makes them."
+    yield "leases_lost_total", "counter", text, [({}, total.leases_lost)]
+    yield "epoch", "gauge", "Number of the epoch under way, or of the last one.", [({}, report.epoch)]
+    yield "epoch_batches", "gauge", "Batches of this epoch.", [({}, now.batches)]
+    yield "epoch_delivered_batches", "gauge", "Batches of this epoch delivered.", [({}, now.delivered)]
+    text = "Since training asked for the batch that it waits for; 0 while it has one."
+    yield "waiting_now_seconds", "gauge", text, [({}, now.waiting_now_s)]
+    text = "What a side can prepare, as seen so far; both together bound the epoch."
+    yield "side_samples_per_second", "gauge", text, _sides(report.rate_cpu, report.rate_csd)
+    text = "Batches ready in memory, by the side that prepared them."
+    yield "ready_batches", "gauge", text, _sides(now.ready_host, now.ready_csd)
+    up = [({"device": one.name}, int(one.alive)) for one in devices]
+    yield "device_up", "gauge", "1 while the device is at work for the epoch, else 0.", up
+    states = Counter(one.state for one in devices)
+    by_state = [({"state": state}, states[state]) for state in STATES] if states else []
+    yield "engines", "gauge", "Devices and engines of pools, by what they do.", by_state
+    rates = [({"device": one.name, "node": one.node}, one.rate) for one in devices]
+    yield "device_samples_per_second", "gauge", "What the device can prepare, as seen so far.", rates
+    held = [({"device": one.name}, one.held) for one in devices]
+    yield "spool_batches", "gauge", "Batches in the device's spool, those being written included.", held
+    yield "spool_quota_batches", "gauge", "Batches that may be there.", [({"device": one.name}, one.quota) for one in devices]
 
 
 def _sides(host: float | None, csd: float | None) -> Samples:
     return [({"side": "host"}, host), ({"side": "csd"}, csd)]
-
-
-def _each_device(value: Callable[[Any], float]) -> Callable[[Live], Samples]:
-    return lambda now: [({"device": device.name}, value(device)) for device in now.devices]
-
-
-def _one(value: Callable[[Live], float | None]) -> Callable[[Live], Samples]:
-    return lambda now: [({}, value(now))]
-
-
-def _by_state(now: Live) -> Samples:
-    states = Counter(one.state for one in now.devices)
-    return [({"state": state}, states[state]) for state in STATES] if states else []
-
-
-_METRICS = (
-    _Metric("epochs_total", "counter", "Epochs begun.", _one(lambda now: now.total.epochs)),
-    _Metric(
-        "batches_total", "counter", "Batches delivered, by the side that prepared them.",
-        lambda now: _sides(now.total.batches_host, now.total.batches_csd),
-    ),
-    _Metric("samples_total", "counter", "Samples delivered.", _one(lambda now: now.total.samples)),
-    _Metric("epoch_seconds_total", "counter", "Time within epochs.", _one(lambda now: now.total.seconds)),
-    _Metric(
-        "waiting_seconds_total", "counter",
-        "Time that training waited for a batch: an epoch's first one (start), one that the host or a device (csd) was at, one "
-        "of a device on its way into memory (transfer).",
-        lambda now: [({"cause": cause}, seconds) for cause, seconds in now.total.waiting.items()],
-    ),
-    _Metric(
-        "host_cpu_seconds_total", "counter", "Processor time of the host's preparation.", _one(lambda now: now.total.host_cpu_s)
-    ),
-    _Metric(
-        "leases_taken_back_total", "counter",
-        "Batches taken back from a device: the host had them first, or it retired before it began them.",
-        _one(lambda now: now.total.leases_taken_back),
-    ),
-    _Metric(
-        "leases_lost_total", "counter", "Batches that a device failed to make, lost or damaged: the host makes them.",
-        _one(lambda now: now.total.leases_lost),
-    ),
-    _Metric("epoch", "gauge", "Number of the epoch under way, or of the last one.", _one(lambda now: now.report.epoch)),
-    _Metric("epoch_batches", "gauge", "Batches of this epoch.", _one(lambda now: now.batches)),
-    _Metric("epoch_delivered_batches", "gauge", "Batches of this epoch delivered.", _one(lambda now: now.delivered)),
-    _Metric(
-        "waiting_now_seconds", "gauge", "Since training asked for the batch that it waits for; 0 while it has one.",
-        _one(lambda now: now.waiting_now_s),
-    ),
-    _Metric(
-        "side_samples_per_second", "gauge", "What a side can prepare, as seen so far; both together bound the epoch.",
-        lambda now: _sides(now.report.rate_cpu, now.report.rate_csd),
-    ),
-    _Metric(
-        "ready_batches", "gauge", "Batches ready in memory, by the side that prepared them.",
-        lambda now: _sides(now.ready_host, now.ready_csd),
-    ),
-    _Metric(
-        "device_up", "gauge", "1 while the device is at work for the epoch, else 0.", _each_device(lambda one: int(one.alive))
-    ),
-    _Metric("engines", "gauge", "Devices and engines of pools, by what they do.", _by_state),
-    _Metric(
-        "device_samples_per_second", "gauge", "What the device can prepare, as seen so far.",
-        lambda now: [({"device": one.name, "node": one.node}, one.rate) for one in now.devices],
-    ),
-    _Metric(
-        "spool_batches", "gauge", "Batches in the device's spool, those being written included.",
-        _each_device(lambda one: one.held),
-    ),
-    _Metric("spool_quota_batches", "gauge", "Batches that may be there.", _each_device(lambda one: one.quota)),
-)  # fmt: skip
 
 
 def prometheus_text(loaders: DDLPLoader | Mapping[str, DDLPLoader]) -> str:
@@ -120,30 +81,21 @@ def prometheus_text(loaders: DDLPLoader | Mapping[str, DDLPLoader]) -> str:
     numbers are of one moment, and its training goes on meanwhile.
     """
     named = loaders.items() if isinstance(loaders, Mapping) else [("", loaders)]
-    numbers = [({"loader": name} if isinstance(loaders, Mapping) else {}, live(loader)) for name, loader in named]
     ranks = here()
     rank: Labels = {} if ranks is None else {"rank": str(ranks.rank)}
-    info = [({**label, "version": __version__, "strategy": now.report.strategy, **rank}, 1.0) for label, now in numbers]
-    lines = _family("info", "gauge", "What runs; always 1.", info)
-    for metric in _METRICS:
-        samples = [
-            ({**label, **rank, **own}, float(value))
-            for label, now in numbers
-            for own, value in metric.samples(now)
-            if value is not None
-        ]
-        lines += _family(metric.name, metric.kind, metric.help, samples)
-    return "\n".join(lines) + "\n"
+    families: dict[str, list[str]] = {}
+    for name, loader in named:
+        label = {"loader": name} if isinstance(loaders, Mapping) else {}
+        for metric, kind, text, samples in _metrics(live(loader)):
+            head = [f"# HELP {_PREFIX}{metric} {text}", f"# TYPE {_PREFIX}{metric} {kind}"]
+            lines = families.setdefault(metric, head)
+            lines += [_line(metric, {**label, **rank, **own}, value) for own, value in samples if value is not None]
+    return "\n".join(line for lines in families.values() if len(lines) > 2 for line in lines) + "\n"
 
 
-def _family(name: str, kind: str, text: str, samples: Iterable[tuple[Labels, float]]) -> list[str]:
-    name = _PREFIX + name
-    text = text.replace("\\", r"\\").replace("\n", r"\n")
-    lines = [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
-    for labels, value in samples:
-        inner = ",".join(f'{label}="{_escaped(content)}"' for label, content in labels.items())
-        lines.append(f"{name}{{{inner}}} {value!r}" if inner else f"{name} {value!r}")
-    return lines if len(lines) > 2 else []
+def _line(metric: str, labels: Labels, value: float) -> str:
+    inner = ",".join(f'{label}="{_escaped(content)}"' for label, content in labels.items())
+    return f"{_PREFIX}{metric}{{{inner}}} {float(value)!r}" if inner else f"{_PREFIX}{metric} {float(value)!r}"
 
 
 def _escaped(text: str) -> str:

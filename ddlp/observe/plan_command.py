@@ -18,8 +18,6 @@ From a run that was recorded (`DDLPLoader(..., record=RUN)`), or from a set-up t
 An epoch is played in simulated time by the ledger and the strategies that a loader uses. What is neither recorded nor given is
 assumed, and said below the table. docs/plan.md has all fields, and explains the columns.
 
-`--show` lists what was measured in earlier runs and is stored; `--forget` removes it.
-
 Status 0: all is well; 1: a recording can't be read; 2: what was given is wrong.
 """
 
@@ -28,13 +26,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from ddlp.observe.measured_run import measured_run
+from ddlp.observe.plan import rows, text
 from ddlp.observe.run import epoch_files, read_epoch
-from ddlp.planning import store_command
-from ddlp.planning.described import Fields, checked, engine_of, merged, read_file, setup_of
-from ddlp.planning.plan import Plan, make_plan, text
+from ddlp.observe.setup import Fields, checked, engine_of, merged, read_file, setup_of
 
 __all__ = ["add_arguments", "run"]
 
@@ -50,31 +48,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--engine", action="append", default=[], metavar="NAME=RATE",
         help="an engine and its batches a second; may be repeated")  # fmt: skip
     add("--json", action="store_true", help="print the figures as JSON")
-    store_command.add_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Predict and print. Returns the exit status."""
-    if (status := store_command.run(options)) is not None:
-        return status
+    """Predict and print. Returns the exit status. Raises DDLPError for a recording that can't be read."""
     try:
-        plan = _plan(options)
+        given: Fields = {} if options.setup is None else read_file(options.setup)
+        given = merged(given, checked({"engine": [engine_of(one) for one in options.engine]}, "the options"))
+        sources = [*([] if options.setup is None else [str(options.setup)]), *(["the options"] if options.engine else [])]
+        if options.from_run is not None:
+            file = epoch_files(options.from_run)[-1]
+            found = measured_run(read_epoch(file), given.get("batch_bytes"))
+            sources = [str(file), *sources]
+            setup = setup_of(merged(found.fields, given), found.assumed)
+            epochs = rows(setup, found.played, found.strategy)
+        elif options.setup is not None:
+            setup = setup_of(given)
+            epochs = rows(setup)
+        else:
+            raise ValueError(_NOTHING)
     except ValueError as error:
         print(f"ddlp plan: {error}", file=sys.stderr)
         return 2
-    print(json.dumps(plan.to_data(), indent=2) if options.json else text(plan))
+    if options.json:
+        print(json.dumps({"source": ", ".join(sources), "setup": asdict(setup), "rows": list(map(asdict, epochs))}, indent=2))
+    else:
+        print(text(setup, ", ".join(sources), epochs))
     return 0
-
-
-def _plan(options: argparse.Namespace) -> Plan:
-    """Return the plan. Raises ValueError for what is wrong, DDLPError for a recording that can't be read."""
-    given: Fields = {} if options.setup is None else read_file(options.setup)
-    given = merged(given, checked({"engine": [engine_of(one) for one in options.engine]}, "the options"))
-    sources = [*([] if options.setup is None else [str(options.setup)]), *(["the options"] if options.engine else [])]
-    if options.from_run is None:
-        if options.setup is None:
-            raise ValueError(_NOTHING)
-        return make_plan(setup_of(given), ", ".join(sources))
-    file = epoch_files(options.from_run)[-1]
-    found = measured_run(read_epoch(file), given.get("batch_bytes"))
-    return make_plan(setup_of(merged(found.fields, given), found.assumed), ", ".join([str(file), *sources]), found.recorded)

@@ -34,12 +34,12 @@ from ddlp.process.user_warnings import warn_user
 from ddlp.sources.engine.connections import EngineAt
 from ddlp.sources.engine.device_link import CardedEngine, own_pair
 from ddlp.sources.engine.embedded import EmbeddedOptions
-from ddlp.sources.usercode.relayed import RelayedNode
-from ddlp.sources.usercode.wire import NodeGone, Starter
+from ddlp.sources.usercode.wire import NodeGone, Starter, WireNode
 
 __all__ = ["RayPool"]
 
 _END_TIMEOUT_S = 5.0
+_ENDED = "the process that speaks to Ray has ended its connection"
 
 
 class RayPool:
@@ -146,7 +146,7 @@ class RayPool:
             DDLPError: Ray can't be reached, or no actor starts there; says why.
         """
         link, told = self._told(user_code=True)
-        return {name: partial(RelayedNode, partial(link.reach, name)) for name in told}
+        return {name: partial(WireNode, partial(link.reach, name), _ENDED) for name in told}
 
     def close(self) -> None:
         """End the engines now. If a loader uses the pool later, they start again."""

@@ -24,7 +24,7 @@ from typing import Any
 
 from csd_engine.kernels.build import LIBRARY
 from csd_engine.kernels.report import MADE
-from ddlp.deploy.archive import archive
+from ddlp.deploy.place import archive
 from ddlp.pools import ray_actor
 from ddlp.process.pauses import next_pause_s
 from ddlp.sources.usercode.ray_node import MAKE, UserCodeOnNode, relay

@@ -12,7 +12,7 @@ from csd_engine.machine.computer import cpus
 from ddlp.errors import DDLPError
 from ddlp.process.ranks import here
 from ddlp.recording.recorder import Recorder
-from ddlp.recording.user_code import recording_of
+from ddlp.recording.user_code import user_code_recording
 from ddlp.schedule.strategies import DATALOADER
 from ddlp.sources.host.plain import PlainIterator, iterate_plain
 from ddlp.stats.live import Life, counted, length
@@ -37,7 +37,7 @@ def measured_epoch(
     epoch = life.total().epochs
     if kept is not None:
         kept.watch(None)  # its epoch may have been broken off
-    recording = recording_of(record, loader, epoch, DATALOADER)
+    recording = user_code_recording(record, loader, epoch, DATALOADER)
     try:
         iterator = iterate_plain(loader, life.rates, epoch, kept)
     except BaseException:

@@ -7,7 +7,7 @@ written or read. Names that end in ``_s`` are durations in seconds.
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 from csd_engine.protocol.fields import MAX_INT, Check, count, integer, list_of, number, truth
 from ddlp.schema import checked_fields, one_of, text_of
@@ -225,13 +225,7 @@ Event = (
     EpochBegan | HostBatch | Rested | Joined | LeaseGiven | LeaseCancelled | LeaseFailed | Published | Retires | Lost | Decided
     | Fetched | Step | Exhausted | GpuUse | EpochEnded
 )  # fmt: skip
-_KINDS: dict[str, Any] = {
-    kind.__name__: kind
-    for kind in (
-        EpochBegan, HostBatch, Rested, Joined, LeaseGiven, LeaseCancelled, LeaseFailed, Published, Retires, Lost, Decided,
-        Fetched, Step, Exhausted, GpuUse, EpochEnded,
-    )
-}  # fmt: skip
+_KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Event)}
 _MOMENTS = {name: [field == "at" or field.endswith("_at") for field in kind._fields] for name, kind in _KINDS.items()}
 
 

@@ -8,14 +8,18 @@ import time
 import warnings
 from collections import deque
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
-from ddlp.epoch.hooks import EpochHooks
-from ddlp.recording.events import EpochBegan, EpochEnded, Event, to_line
+from csd_engine.machine.computer import processors
+from ddlp.process.ranks import here
+from ddlp.process.version import __version__
+from ddlp.recording.events import FORMAT, EpochBegan, EpochEnded, Event, to_line
 from ddlp.recording.gpus import SampledGpus
-from ddlp.recording.watch import Observer, Watch
+from ddlp.recording.watch import Watch
+from ddlp.schedule.strategies import Strategy
+from ddlp.sources.base import Resources
 
-__all__ = ["Recorder", "Recording", "hooks_of"]
+__all__ = ["Recorder", "Recording", "recording_of"]
 
 LIMIT = 1 << 16  # events that wait to be written: some 10 MB
 _LOOK_S = 1.0  # a killed process loses at most this much
@@ -50,33 +54,44 @@ class Recorder:
                 return Recording(file, self.limit)
 
 
-def hooks_of(record: str | os.PathLike[str] | Recorder | None, observers: tuple[Observer, ...]) -> EpochHooks:
-    """The hooks of the epoch that begins now: they do nothing where nobody watches.
-
-    Raises OSError where nothing can be recorded.
-    """
-    if record is not None:
-        recorder = record if isinstance(record, Recorder) else Recorder(record)
-        observers = (recorder.begin(), *observers)
-    return Watch(observers) if observers else EpochHooks()
+def recording_of(record: str | os.PathLike[str] | Recorder | None) -> Recording | None:
+    """A recording of the epoch that begins now; None: nothing is to be recorded. Raises OSError if nothing can be recorded."""
+    if record is None:
+        return None
+    return (record if isinstance(record, Recorder) else Recorder(record)).begin()
 
 
-class Recording(Observer):
+class Recording(Watch):
     """One epoch's file. Any thread may tell it what it saw."""
 
     def __init__(self, file: TextIO, limit: int = LIMIT) -> None:
+        super().__init__()
         self._file = file
         self._limit = limit
         self._origin = time.monotonic()
-        self.clock = time.time()
+        self._clock = time.time()
         self._events: deque[Event] = deque()
         self._left_out = 0
         self._wake = threading.Event()
         self._end: EpochEnded | None = None
         self._writer: threading.Thread | None = None
 
-    def began(self, event: EpochBegan) -> None:
-        """Write this event first, although the epoch's threads are at work already."""
+    def began(self, resources: Resources, strategy: Strategy) -> None:
+        """As `EpochHooks.began`."""
+        super().began(resources, strategy)
+        epoch, ledger = resources.epoch, strategy.ledger
+        self.start(
+            epoch=epoch.number, strategy=strategy.name, batches=ledger.length, batch_size=max(1, strategy.rates.full_batch),
+            workers=epoch.host_threads, fetchers=epoch.fetchers, devices=list(ledger.devices),
+            target="cpu" if epoch.target is None else str(epoch.target),
+        )  # fmt: skip
+
+    def start(self, **fields: Any) -> None:
+        """Write these fields of `EpochBegan` first, although the epoch's threads are at work already."""
+        ranks = here()
+        event = EpochBegan(
+            FORMAT, __version__, self._clock, os.getpid(), 0 if ranks is None else ranks.rank, processors=processors(), **fields
+        )
         self._events.appendleft(event)
         self._writer = threading.Thread(target=self._write, name="ddlp-record", daemon=True)
         self._writer.start()

@@ -7,61 +7,44 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any
 
 from torch.utils.data import DataLoader
 
-from csd_engine.machine.computer import processors
-from ddlp.process.ranks import here
-from ddlp.process.version import __version__
-from ddlp.recording.events import FORMAT, EpochBegan, Exhausted, HostBatch, Rested, Step
-from ddlp.recording.recorder import Recorder, Recording
-from ddlp.sources.workers.timed_fetch import FetchHooks, Took
+from ddlp.recording.events import Exhausted, HostBatch, Rested, Step
+from ddlp.recording.recorder import Recorder, Recording, recording_of
+from ddlp.sources.workers.fetching import FetchHooks, Took
 from ddlp.stats.live import length
 
-__all__ = ["UserCodeRecording", "recording_of"]
+__all__ = ["UserCodeRecording", "user_code_recording"]
 
 
-def recording_of(
+def user_code_recording(
     record: str | os.PathLike[str] | Recorder | None, loader: DataLoader, epoch: int, strategy: str = "cpu", target: str = "cpu"
 ) -> UserCodeRecording | None:
     """Begin to record an epoch of user code; None: nothing is to be recorded. Raises OSError if nothing can be recorded."""
-    if record is None:
+    recording = recording_of(record)
+    if recording is None:
         return None
-    recorder, ranks = record if isinstance(record, Recorder) else Recorder(record), here()
-    recording = recorder.begin()
-    return UserCodeRecording(
-        recording,
-        EpochBegan(
-            FORMAT,
-            __version__,
-            clock=recording.clock or time.time(),
-            pid=os.getpid(),
-            rank=0 if ranks is None else ranks.rank,
-            epoch=epoch,
-            strategy=strategy,
-            batches=length(loader) or 0,
-            batch_size=loader.batch_size or 0,
-            workers=max(1, loader.num_workers),
-            fetchers=0,
-            devices=[],
-            target=target,
-            processors=processors(),
-            prepared_by="torch's workers" if loader.num_workers else "training thread",
-        ),
-    )
+    first = {
+        "epoch": epoch, "strategy": strategy, "batches": length(loader) or 0, "batch_size": loader.batch_size or 0,
+        "workers": max(1, loader.num_workers), "fetchers": 0, "devices": [], "target": target,
+        "prepared_by": "torch's workers" if loader.num_workers else "training thread",
+    }  # fmt: skip
+    return UserCodeRecording(recording, first)
 
 
 class UserCodeRecording(FetchHooks):
-    """Writes an epoch's events, ``first`` the first one."""
+    """Writes an epoch's events, ``first`` the first one's fields."""
 
-    def __init__(self, recording: Recording, first: EpochBegan) -> None:
+    def __init__(self, recording: Recording, first: dict[str, Any]) -> None:
         self._recording, self._first = recording, first
         self._ended_at: dict[int, float] = {}  # of each worker's last batch
         self._closed = False
 
     def began(self) -> None:
         """As `FetchHooks.began`."""
-        self._recording.began(self._first)
+        self._recording.start(**self._first)
 
     def delivered(self, took: Took, position: int, samples: int, asked_at: float, got_at: float, ready: int) -> None:
         """As `FetchHooks.delivered`."""
@@ -86,5 +69,5 @@ class UserCodeRecording(FetchHooks):
 
     def _rested(self, worker: int, until: float, over: bool) -> None:
         since = self._ended_at.get(worker)
-        if since is not None and not self._first.itself:
+        if since is not None and self._first["prepared_by"] != "training thread":
             self._recording.saw(Rested("host", worker, since, max(since, until), over))

@@ -7,13 +7,12 @@ base of its errors, and the loader never imports this.
 """
 
 from ddlp.sampledata.cifar import cifar10_checksums, make_cifar10
-from ddlp.sampledata.imagefolder import DatasetInfo, make_imagefolder
+from ddlp.sampledata.imagefolder import make_imagefolder
 from ddlp.sampledata.photos import CLASSES, SampleDataError, photograph
 from ddlp.sampledata.thumbnails import make_thumbnails
 
 __all__ = [
     "CLASSES",
-    "DatasetInfo",
     "SampleDataError",
     "cifar10_checksums",
     "make_cifar10",

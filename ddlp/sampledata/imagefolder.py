@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import dataclasses
 import fcntl
 import functools
 import itertools
@@ -12,7 +11,6 @@ import json
 import os
 import sys
 import threading
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,36 +22,9 @@ from ddlp.sampledata.photos import CLASSES, SampleDataError, draw_box, draws_for
 from ddlp.sampledata.plan import LARGEST, ImagePlan, plan_image
 
 _VERSION = 1
-_DESCRIPTION = "dataset.json"
+_DESCRIPTION = "dataset.json"  # of a set that is finished
 _UNFINISHED = "dataset.unfinished.json"
 _PARALLEL_LARGE = threading.Semaphore(2)  # an image of 12 megapixels takes 150 MB while it is made
-
-
-@dataclasses.dataclass(frozen=True)
-class DatasetInfo:
-    """Description of a finished set: what was asked for, and what was measured on the files."""
-
-    directory: Path
-    seed: int
-    train_images: int
-    val_images: int
-    mean_kb: float  # kB of 1000 bytes, over all files
-    total_mb: float  # MB of 1e6 bytes
-    mean_width: float
-    mean_height: float
-    smallest: tuple[int, int]  # width, height
-    largest: tuple[int, int]
-    kinds: dict[str, int]  # number of files of each kind
-
-    def __str__(self) -> str:
-        """Two lines for people."""
-        kinds = ", ".join(f"{count} {kind}" for kind, count in self.kinds.items())
-        return (
-            f"{self.directory}: {self.train_images} train and {self.val_images} val images, {len(CLASSES)} classes, "
-            f"{self.total_mb:.0f} MB, {self.mean_kb:.1f} kB a file\n"
-            f"sizes: mean {self.mean_width:.0f}x{self.mean_height:.0f}, {self.smallest[0]}x{self.smallest[1]} to "
-            f"{self.largest[0]}x{self.largest[1]}; kinds: {kinds}"
-        )
 
 
 def make_imagefolder(
@@ -65,11 +36,11 @@ def make_imagefolder(
     seed: int = 0,
     threads: int | None = None,
     progress: bool = True,
-) -> DatasetInfo:
-    """Make train/<class>/*.jpg and val/<class>/*.jpg below `directory`, or return what is there if it is finished.
+) -> None:
+    """Make train/<class>/*.jpg and val/<class>/*.jpg below `directory`: those that are not there yet.
 
     The same arguments give the same images (the same bytes with the same Pillow and libjpeg). A set that was broken
-    off is completed; a finished one is described from its dataset.json, and files missing from it are made again.
+    off is completed; dataset.json says which set it is, once it is finished.
 
     Args:
         directory: made if need be. Nothing but this data set may be in it.
@@ -102,18 +73,17 @@ def make_imagefolder(
             )
         plans = [plan_image(seed, True, position) for position in range(images)]
         plans += [plan_image(seed, False, position) for position in range(val_images)]
+        workers = threads or len(os.sched_getaffinity(0))
+        if described is None:
+            described = {"asked": asked, "detail": _calibrate(seed, plans, mean_kb * 1000, workers)}
+            part = root / f"{_UNFINISHED}.part"
+            part.write_text(json.dumps(described, indent=1) + "\n")
+            part.replace(root / _UNFINISHED)
         present = {str(path.relative_to(root)) for path in root.glob("*/*/*.jpg")}
-        missing = [plan for plan in plans if plan.path not in present]
-        if missing or described is None or "measured" not in described:
-            workers = threads or len(os.sched_getaffinity(0))
-            if described is None:
-                described = {"asked": asked, "detail": _calibrate(seed, plans, mean_kb * 1000, workers)}
-                _write(root / _UNFINISHED, described)
+        if missing := [plan for plan in plans if plan.path not in present]:
             _make(root, seed, missing, float(described["detail"]), workers, progress)
-            described["measured"] = _measure(root, plans)
-            _write(root / _DESCRIPTION, described)
-            (root / _UNFINISHED).unlink(missing_ok=True)
-    return _info(root, described)
+        if (root / _UNFINISHED).exists():
+            (root / _UNFINISHED).replace(root / _DESCRIPTION)
 
 
 def encode(seed: int, plan: ImagePlan, detail: float, path: Path) -> None:
@@ -272,31 +242,6 @@ def _make(root: Path, seed: int, plans: list[ImagePlan], detail: float, workers:
             raise
 
 
-def _measure(root: Path, plans: list[ImagePlan]) -> dict[str, object]:
-    sizes, total = [], 0
-    for plan in plans:
-        path = root / plan.path
-        total += path.stat().st_size
-        with Image.open(path) as image:
-            sizes.append(image.size)
-    by_area = sorted(sizes, key=lambda size: size[0] * size[1])
-    return {
-        "mean_kb": total / len(plans) / 1e3,
-        "total_mb": total / 1e6,
-        "mean_width": sum(width for width, _ in sizes) / len(sizes),
-        "mean_height": sum(height for _, height in sizes) / len(sizes),
-        "smallest": by_area[0],
-        "largest": by_area[-1],
-        "kinds": dict(Counter(plan.kind for plan in plans).most_common()),
-    }
-
-
-def _info(root: Path, described: dict) -> DatasetInfo:
-    asked, measured = described["asked"], dict(described["measured"])
-    measured["smallest"], measured["largest"] = tuple(measured["smallest"]), tuple(measured["largest"])
-    return DatasetInfo(root, asked["seed"], asked["train"], asked["val"], **measured)
-
-
 def _read(path: Path) -> dict | None:
     try:
         return json.loads(path.read_text())
@@ -304,12 +249,6 @@ def _read(path: Path) -> dict | None:
         return None
     except ValueError as error:
         raise SampleDataError(f"{path} is damaged ({error}). Remove the directory and make the set again") from error
-
-
-def _write(path: Path, described: dict) -> None:
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(described, indent=1) + "\n")
-    part.replace(path)
 
 
 @contextlib.contextmanager

@@ -515,21 +515,10 @@ def load(state: dict[str, Any]) -> tuple[Resume, int]:
             f"not a state of DDLPLoader: {error}. Pass what state_dict() gave, unchanged; if its file is damaged, take an "
             "older one, or leave the state out and begin the epoch again with set_epoch()"
         ) from None
-    resume = Resume(
-        RangeSet(found["delivered"]),
-        state["order"],
-        found["seed_drawn"],
-        found["drawn"],
-        found["pending"],
-        found["seen"],
-        found["seed"],
-        found["finished"],
-        found.get("cut", {}),  # a state between two epochs has none
-        found["workers"],
-        found["sampler"],
-        Deals.of_data(found["merged"]) if "merged" in found else None,
-        found.get("replaced", 0),
-        found.get("base_seed", found["seed"]),  # the first versions had no other base seed
-        found.get("generators"),
-    )
+    renamed = {"seen": "times_drawn", "merged": "deals"}
+    fields = {renamed.get(name, name): value for name, value in found.items() if name not in ("format", "epoch", "rank")}
+    fields["delivered"] = RangeSet(fields["delivered"])
+    if "deals" in fields:
+        fields["deals"] = Deals.of_data(fields["deals"])
+    resume = Resume(**{"base_seed": found["seed"], **fields})  # the first versions had no other base seed
     return resume, found["epoch"]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-__all__ = ["GENERATORS", "GlobalGenerator", "keyed_globals", "places"]
+__all__ = ["GENERATORS", "GlobalGenerator", "keyed_globals", "places", "put_back", "restored_globals", "states"]
 
 _MASK32 = (1 << 32) - 1
 _MT19937_BYTES = 625 * 4  # numpy's mt19937_state: 624 words and the position
@@ -236,14 +236,31 @@ def _part(memory: Any, first: int, size: int) -> Any:
     return (ctypes.c_char * size).from_buffer(memory, first)
 
 
+def states() -> dict[str, Any]:
+    """Return the states of the three generators."""
+    return {name: generator.state() for name, generator in GENERATORS.items()}
+
+
+def put_back(states: Mapping[str, Any]) -> None:
+    """Put generators back into these states."""
+    for name, state in states.items():
+        GENERATORS[name].put_back(state)
+
+
 @contextlib.contextmanager
-def keyed_globals(key: int) -> Iterator[None]:
-    """Seed the global generators for a while, then put them back."""
-    before = {name: generator.state() for name, generator in GENERATORS.items()}
-    for generator in GENERATORS.values():
-        generator.seed(key)
+def restored_globals() -> Iterator[None]:
+    """Put the global generators back after a while."""
+    before = states()
     try:
         yield
     finally:
-        for name, generator in GENERATORS.items():
-            generator.put_back(before[name])
+        put_back(before)
+
+
+@contextlib.contextmanager
+def keyed_globals(key: int) -> Iterator[None]:
+    """Seed the global generators for a while, then put them back."""
+    with restored_globals():
+        for generator in GENERATORS.values():
+            generator.seed(key)
+        yield

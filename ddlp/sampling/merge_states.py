@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data.distributed import DistributedSampler
 
 from ddlp.sampling.checkpoint import load, save
-from ddlp.sampling.merged import Deals, RestSampler, deal_of, with_deal
+from ddlp.sampling.merged import Deal, Deals, RestSampler
 from ddlp.schedule.ranges import RangeSet
 
 __all__ = ["merge_states"]
@@ -63,7 +63,7 @@ def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         delivered[state["rank"] if "cut" in state else next(others)] = whole if over else resume.delivered
     before = None if first.get("merged") is None else Deals.of_data(first["merged"])
     sampler_epoch = before.sampler_epoch if before is not None else first["order"]["sampler_epoch"]
-    deal = deal_of(cut["batch_size"], cut["drop_last"], [delivered[rank] for rank in range(len(states))])
-    deals = with_deal(before, sampler_epoch, cut["len(dataset)"], deal)
+    deal = Deal(cut["batch_size"] or 1, bool(cut["drop_last"]), tuple(delivered[rank] for rank in range(len(states))))
+    deals = Deals(sampler_epoch, cut["len(dataset)"], (*(() if before is None else before.deals), deal))
     seed, base_seed = next(((r.seed, r.base_seed) for _, r, _ in begun if r.seed is not None), (None, None))
     return {**save(RangeSet(), None, seed=seed, base_seed=base_seed, epoch=epoch), "merged": deals.to_data()}

@@ -7,7 +7,7 @@ in one epoch. So a merged state has a list of deals, each with the batches that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from ddlp.schedule.ranges import RangeSet
 
-__all__ = ["Deal", "Deals", "RestSampler", "deal_of", "rest_of", "with_deal"]
+__all__ = ["Deal", "Deals", "RestSampler", "rest_of"]
 
 
 @dataclass(frozen=True)
@@ -76,16 +76,6 @@ class RestSampler(Sampler):
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.indices.tolist())
-
-
-def deal_of(batch_size: int | None, drop_last: bool | None, delivered: Sequence[RangeSet]) -> Deal:
-    """Return the deal of an epoch whose loaders had these arguments. ``delivered``: for each rank."""
-    return Deal(batch_size or 1, bool(drop_last), tuple(delivered))
-
-
-def with_deal(before: Deals | None, sampler_epoch: int, samples: int, deal: Deal) -> Deals:
-    """Return the deals of an epoch, one more than before."""
-    return Deals(sampler_epoch, samples, (*(before.deals if before is not None else ()), deal))
 
 
 def rest_of(deals: Deals, index_sampler: Any) -> Any:

@@ -21,7 +21,7 @@ import torch
 from csd_engine.data.base import Reader
 from csd_engine.prepare.batch_maker import BatchMaker
 from csd_engine.prepare.cached_batch import SampleCache
-from ddlp.planning.measured import Transport
+from ddlp.auto.measured import Transport
 from ddlp.sampling.checkpoint import Resume
 from ddlp.sampling.epoch_plan import EpochPlan
 from ddlp.schedule.slots import FETCHERS

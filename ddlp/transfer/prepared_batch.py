@@ -60,3 +60,8 @@ class PreparedBatch:
     def failed(cls, error: BaseException) -> PreparedBatch:
         """Return a batch that replaces one with a sample that can't be prepared."""
         return cls(torch.empty(0), None, BatchState.FAILED, error=error)
+
+    @classmethod
+    def made_whole(cls, batch: Any, replaced: tuple[Replaced, ...] = ()) -> PreparedBatch:
+        """Return a batch of the user's code, as the training loop gets it."""
+        return cls(torch.empty(0), None, BatchState.WHOLE, whole=batch, replaced=replaced)

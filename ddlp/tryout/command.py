@@ -2,8 +2,8 @@
 
 torch's DataLoader and ddlp's strategies prepare the same images in turn, each on one core, an engine on another one: at most
 2,000 of them, drawn from all over the folder, through the usual pipeline for ImageNet (RandomResizedCrop(224), flip, ToTensor,
-Normalize). A stand-in takes the part of training. You get the figures as bars, a plot (PNG), the page of `ddlp report`, and
-what they mean for a job of yours. Nothing is written into the folder, no GPU and no device is needed.
+Normalize). A stand-in takes the part of training. You get a table, what it means for a job of yours, and the page of
+`ddlp report`. Nothing is written into the folder, no GPU and no device is needed.
 
 FOLDER holds a directory for each class, as for ImageFolder, or images only; subfolders of any depth are looked through. Files
 that can't be read as images are counted and passed over.
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import sys
 import tempfile
 import warnings
 from pathlib import Path
@@ -35,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=int, default=32, metavar="N", help="images a batch (%(default)s)")
     parser.add_argument("--seconds", type=float, default=_SECONDS, help="of measuring, about (%(default)g)")
     parser.add_argument("--csd", metavar="NAME", help="measure with this device in place of an engine on this machine")
-    parser.add_argument("-o", "--out", type=Path, metavar="DIR", help="for the plot and the page (default: runs/try-DATE)")
+    parser.add_argument("-o", "--out", type=Path, metavar="DIR", help="for the page (default: runs/try-DATE)")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -51,8 +50,7 @@ def run(options: argparse.Namespace) -> int:
 
     from ddlp.datasets import ImageFiles
     from ddlp.tryout.compare import compare
-    from ddlp.tryout.results import write
-    from ddlp.tryout.terminal import text
+    from ddlp.tryout.text import text, write_page
 
     pipeline = transforms.Compose([
         transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(), transforms.ToTensor(),
@@ -64,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
             ImageFiles(images.paths, images.classes, pipeline), batch_size=options.batch_size, seconds=options.seconds,
             csd=options.csd, record=out / "wrr",
         )  # fmt: skip
-        print(f"\n{text(found, sys.stdout)}\n", *write(found, out), sep="\n")
+        print(f"\n{text(found)}\n", write_page(found, out), sep="\n")
     except OSError as error:
         raise DDLPError(f"{options.folder}: {error}. Did its files change meanwhile? Then try again.") from error
     finally:
@@ -81,5 +79,5 @@ def _out(options: argparse.Namespace) -> Path:
         if options.out is not None:
             raise DDLPError(f"--out {out} lies in {options.folder}, where nothing is to be written; name another directory.")
         out = new_directory("try", Path(tempfile.gettempdir()) / "ddlp-runs")
-    try_file(out / "comparison.png", "--out")
+    try_file(out / "report.html", "--out")
     return out

@@ -15,21 +15,19 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, SubsetRandomSampler
-from tqdm import tqdm
 
 from csd_engine.errors import EngineError
 from csd_engine.kernels import why_not
 from ddlp import decode
 from ddlp.errors import DDLPError
 from ddlp.loader import DDLPLoader
-from ddlp.process.cores import ProcessUse, pinned
+from ddlp.process.cores import pinned
 from ddlp.schedule.strategies import called
 from ddlp.sources.host.torch_workers import samples_in
-from ddlp.tryout.comparison import Comparison, Row
-from ddlp.tryout.cores import Cores, choose_cores
+from ddlp.tryout.comparison import Comparison, Cores, Row
 from ddlp.tryout.rounds import rotated
 
 __all__ = ["compare"]
@@ -41,7 +39,7 @@ _LATE = 1.2  # after so many times the given seconds, no turn of a further round
 _UNSTEADY = 1.5  # a ratio: on a machine without other work the figures differ by less
 _LEAST_BATCHES = 8  # in an epoch: every loader has to wait for the first one
 _STUCK_S = 30.0  # after waiting so long for a batch: DataLoader's workers will never deliver it
-_SILENCE_S = 5.0  # without a terminal, a line is printed this often
+_SILENCE_S = 5.0  # between two lines that say how far it is
 _STRATEGIES = ("cpu", "csd", "mte", "wrr")
 
 
@@ -60,9 +58,25 @@ def compare(
     Raises:
         DDLPError: one image takes longer than there is time for.
     """
-    with _Progress() as progress, warnings.catch_warnings(), _engine_on((cores := choose_cores()).engine):
+    with warnings.catch_warnings(), _engine_on((cores := choose_cores()).engine):
         warnings.filterwarnings("ignore", message="This DataLoader will create")  # DataLoader only counts cores; we measure
-        return _Comparing(dataset, batch_size, seconds, csd, cores, progress).run(record)
+        return _Comparing(dataset, batch_size, seconds, csd, cores).run(record)
+
+
+def choose_cores() -> Cores:
+    """The first CPU that this process may use, and the next one that is no hyperthread of it, if there is one."""
+    host, *others = sorted(os.sched_getaffinity(0))
+    apart = [cpu for cpu in others if _physical(cpu) != _physical(host)]
+    return Cores(host, (apart or others or [host])[0])
+
+
+def _physical(cpu: int) -> tuple[str, ...]:
+    """An id that only the hyperthreads of one core share."""
+    topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+    try:
+        return tuple((topology / name).read_text() for name in ("physical_package_id", "core_id"))
+    except OSError:
+        return (str(cpu),)
 
 
 @contextlib.contextmanager
@@ -101,50 +115,11 @@ def _ctrl_c_waits() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-class _Progress:
-    """A bar on a terminal, else a line now and then. A context."""
-
-    def __init__(self) -> None:
-        self._bar: Any = None
-        self._due_s = 0.0
-
-    def __enter__(self) -> _Progress:
-        if sys.stderr.isatty():
-            self._bar = tqdm(
-                total=1.0, leave=False, dynamic_ncols=True, bar_format="{desc:34}{percentage:3.0f}%|{bar}| {elapsed}"
-            )
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def show(self, doing: str, done: float) -> None:
-        """``done``: the part of it all, 0 to 1."""
-        if self._bar is None:
-            if time.monotonic() >= self._due_s:
-                self._due_s = time.monotonic() + _SILENCE_S
-                print(f"comparing: {doing}", file=sys.stderr, flush=True)
-            return
-        self._bar.set_description_str(doing, refresh=False)
-        self._bar.update(done - self._bar.n)
-
-
-class _Epoch(NamedTuple):
-    """An epoch as it was measured: images a second, the part of the time that training waited, and what ran on which CPUs."""
-
-    rate: float
-    waited: float
-    used: list[ProcessUse]
-
-
 class _Comparing:
     """One comparison under way."""
 
-    def __init__(
-        self, dataset: Any, batch_size: int, seconds: float, csd: str | None, cores: Cores, progress: _Progress
-    ) -> None:
-        self._dataset, self._csd, self._cores, self._progress = dataset, csd, cores, progress
+    def __init__(self, dataset: Any, batch_size: int, seconds: float, csd: str | None, cores: Cores) -> None:
+        self._dataset, self._csd, self._cores, self._silent_until = dataset, csd, cores, 0.0
         self._seconds, self._began = seconds, time.monotonic()
         self._turn_s = seconds / ((len(_STRATEGIES) + len(cores.both)) * _ROUNDS + _OTHER_TURNS)
         self._ring = self._chosen()
@@ -189,7 +164,11 @@ class _Comparing:
         return found
 
     def _doing(self, what: str) -> None:
-        self._progress.show(what, min(1.0, (time.monotonic() - self._began) / self._seconds))
+        """Say it on standard error, unless something was said a moment ago."""
+        now = time.monotonic()
+        if now >= self._silent_until:
+            self._silent_until = now + _SILENCE_S
+            print(f"comparing: {what}, {now - self._began:.0f} of about {self._seconds:.0f} s", file=sys.stderr, flush=True)
 
     # -- the images ----------------------------------------------------------------------------------------------------
 
@@ -197,7 +176,7 @@ class _Comparing:
         """Indices from all over the set, as many as DataLoader prepares in a turn. Raises DDLPError if one takes too long."""
         self._doing("how long an image takes")
         total = len(self._dataset)
-        with self._pinned((self._cores.host,)):
+        with pinned(self._cores.host, engine=(self._cores.engine,)):
             self._dataset[0]  # the first image takes longer, so it is not measured
             began, done = time.monotonic(), 0
             while done < 3 or (done < total and time.monotonic() - began < self._turn_s / 2):
@@ -226,9 +205,9 @@ class _Comparing:
     def _rate(self, doing: str, loader: DDLPLoader) -> float:
         """Images a second without a training step, after an epoch that reads the files and starts the engine."""
         self._doing(doing)
-        rate = self._epoch(loader, (self._cores.host,), self._ring, 0.0).rate
+        rate, _ = self._epoch(loader, (self._cores.host,), self._ring, 0.0)
         for _ in range(2):
-            rate = self._epoch(loader, (self._cores.host,), self._ring * self._times(rate), 0.0).rate
+            rate, _ = self._epoch(loader, (self._cores.host,), self._ring * self._times(rate), 0.0)
         return rate
 
     def _dataloader(self, found: Comparison, cpus: Sequence[int], workers: Sequence[int]) -> Callable[[], None]:
@@ -243,10 +222,10 @@ class _Comparing:
             )  # fmt: skip
             try:
                 self._order.clear()
-                with self._pinned(cpus), _ctrl_c_waits():
+                with pinned(*cpus, engine=(self._cores.engine,)), _ctrl_c_waits():
                     iter(loader)  # starts the workers; they stay, on these CPUs
                 self._epoch(loader, cpus, self._ring[: 2 * self._batch_size], 0.0)
-                rates[number] = self._epoch(loader, cpus, self._ring, found.step_s).rate
+                rates[number], _ = self._epoch(loader, cpus, self._ring, found.step_s)
             except RuntimeError as error:  # /dev/shm is too small for its workers' batches, TMPDIR too long for their sockets
                 if not number:
                     raise
@@ -270,18 +249,21 @@ class _Comparing:
 
     def _turn(self, row: Row, loader: DataLoader, cpus: Sequence[int], rate: float, step_s: float) -> None:
         """An epoch of a turn's length; ``rate``: what is expected."""
-        measured = self._epoch(loader, cpus, self._ring * self._times(rate), step_s)
-        row.rates.append(measured.rate)
-        row.waited.append(measured.waited)
-        row.used = measured.used
+        measured, waited = self._epoch(loader, cpus, self._ring * self._times(rate), step_s)
+        row.rates.append(measured)
+        row.waited.append(waited)
         made = loader.report() if isinstance(loader, DDLPLoader) else None
         row.by_engine.append(0.0 if made is None else made.batches_csd / (made.batches_cpu + made.batches_csd))
 
-    def _epoch(self, loader: DataLoader, cpus: Sequence[int], order: Sequence[int], step_s: float) -> _Epoch:
-        """Train on these images. Raises WrongCores if anything else than these CPUs and the engine's was used."""
+    def _epoch(self, loader: DataLoader, cpus: Sequence[int], order: Sequence[int], step_s: float) -> tuple[float, float]:
+        """Train on these images. Returns images a second, and the part of the time that training waited.
+
+        Raises WrongCores if anything else than these CPUs and the engine's was used.
+        """
         self._order[:] = order
         samples, waited_s = 0, 0.0
-        with self._pinned(cpus) as used:
+        # This process and its workers run on these CPUs, the engine on its own.
+        with pinned(*cpus, engine=(self._cores.engine,)):
             began = asked = time.monotonic()
             for batch in loader:
                 waited_s += time.monotonic() - asked
@@ -289,8 +271,4 @@ class _Comparing:
                 time.sleep(step_s)
                 asked = time.monotonic()
             ended = time.monotonic()
-        return _Epoch(samples / (ended - began), (waited_s + ended - asked) / (ended - began), used)
-
-    def _pinned(self, cpus: Sequence[int]) -> contextlib.AbstractContextManager[list[ProcessUse]]:
-        """This process and its workers on these CPUs, the engine on its own; raises WrongCores if anything ran elsewhere."""
-        return pinned(*cpus, engine=(self._cores.engine,))
+        return samples / (ended - began), (waited_s + ended - asked) / (ended - began)

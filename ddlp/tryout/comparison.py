@@ -6,19 +6,29 @@ import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ddlp.process.cores import ProcessUse
-from ddlp.tryout.cores import Cores
 from ddlp.tryout.rounds import ratios
 
-__all__ = ["Comparison", "Row"]
+__all__ = ["Comparison", "Cores", "Row"]
+
+
+@dataclass(frozen=True)
+class Cores:
+    """CPUs by number, which stand for the host and for the computer beside the storage; the same one twice if there is one."""
+
+    host: int
+    engine: int
+
+    @property
+    def both(self) -> tuple[int, ...]:
+        """Both CPUs, each once."""
+        return (self.host,) if self.engine == self.host else (self.host, self.engine)
 
 
 @dataclass
 class Row:
     """One loader. For each of its turns: images a second, and parts (0 to 1) of the time and of the batches.
 
-    ``cores``: how many it has; ``workers``: DataLoader's best number of them, None for ours; ``used``: the processes that used
-    processor time in its last turn.
+    ``cores``: how many it has; ``workers``: DataLoader's best number of them, None for ours.
     """
 
     name: str
@@ -27,7 +37,6 @@ class Row:
     rates: list[float] = field(default_factory=list)
     waited: list[float] = field(default_factory=list)  # training had no batch
     by_engine: list[float] = field(default_factory=list)
-    used: list[ProcessUse] = field(default_factory=list)
 
     @property
     def rate(self) -> float:

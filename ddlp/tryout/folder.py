@@ -6,8 +6,7 @@ import os
 import random
 import time
 import warnings
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -119,35 +118,16 @@ def _walk(folder: Path, enough: int, draws: random.Random) -> tuple[list[str], i
 def _readable(paths: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
     """The files that can be decoded, and what is wrong with each of the others; as many as there is time for."""
     until = time.monotonic() + _SECONDS
-
-    def look(path: str) -> str | None:
-        """What is wrong; None if nothing. Raises TimeoutError where there is no time left."""
-        if time.monotonic() > until:
-            raise TimeoutError
-        try:
-            with pillow_open(path) as image:
-                image.convert("RGB")
-        except Exception as error:  # Pillow's decoders raise errors of all kinds
-            return (str(error) or type(error).__name__).splitlines()[0]
-        return None
-
     good, broken = [], []
-    with warnings.catch_warnings(), ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow warns of palettes and EXIF, for each file
-        try:
-            for path, wrong in _until_timeout(paths, pool.map(look, paths)):
-                if wrong is None:
-                    good.append(path)
-                else:
-                    broken.append((path, wrong))
-        finally:
-            until = 0.0  # after Ctrl-C, the other files are not waited for
+        for path in tqdm(paths, "reading images", unit="image", leave=False, disable=None):
+            if time.monotonic() > until:
+                break
+            try:
+                with pillow_open(path) as image:
+                    image.convert("RGB")
+                good.append(path)
+            except Exception as error:  # Pillow's decoders raise errors of all kinds
+                broken.append((path, (str(error) or type(error).__name__).splitlines()[0]))
     return good, broken
-
-
-def _until_timeout(paths: Sequence[str], answers: Iterator[str | None]) -> Iterator[tuple[str, str | None]]:
-    for path in tqdm(paths, "reading images", unit="image", leave=False, disable=None):
-        try:
-            yield path, next(answers)
-        except TimeoutError:
-            return

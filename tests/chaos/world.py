@@ -341,7 +341,7 @@ class World:
         self.cards = home / "cards"
         self.cards.mkdir(0o700)
         self.local_pool = OwnProcesses(self, LocalPool(2), "-m csd_engine ")
-        self.code_pool = OwnProcesses(self, LocalPool(2, user_code=True), "-m ddlp.sources.usercode.node ")
+        self.code_pool = OwnProcesses(self, LocalPool(2, user_code=True), "-m ddlp.sources.usercode.process ")
         self._before: dict[str, Any] | None = None
 
     def _make_others(self) -> None:

@@ -67,7 +67,6 @@ def test_a_stream_is_the_walk(tmp_path):
     reader = CensusReader(io.BytesIO(done.stdout).read)
     walked = list(walk(str(tmp_path)))
     assert list(reader) == [entry._replace(modified=0) for entry in walked] and len(walked) == 18
-    assert (reader.files, reader.bytes) == (18, sum(range(18)))
 
 
 def test_digests_of_contents(tmp_path):
@@ -141,7 +140,7 @@ def test_a_broken_stream_is_told(tmp_path):
         list(CensusReader(io.BytesIO(b"bash: python: command not found").read))
     import zlib
 
-    for record in (b"something else\0", b"ddlp census 1\0001  a\0=1 1 00\0", b"ddlp census 1\000nonsense\0"):
+    for record in (b"something else\0", b"ddlp census 2\0001  a\0=00\0", b"ddlp census 2\000nonsense\0"):
         with pytest.raises(CensusError, match="is no census"):
             list(CensusReader(io.BytesIO(zlib.compress(record)).read))
 

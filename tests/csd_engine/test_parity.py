@@ -27,7 +27,7 @@ CASES = [
     Case("a", 5, pipeline(ERASE)),
     Case("a", 0, pipeline({"op": "CenterCrop", "size": [0, 1]})),
     Case("nowhere", 0, pipeline()),
-    Case("a", 0, pipeline(RESIZE, order="native")),
+    Case("a", 0, pipeline(RESIZE)),
 ]
 
 

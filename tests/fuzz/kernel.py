@@ -33,7 +33,7 @@ from PIL import Image, _imaging
 from csd_engine import kernels
 from csd_engine.kernels.build import SOURCES, c_files
 from csd_engine.kernels.library import Context, Kernel
-from tests.fuzz.pixels import KINDS, decoded, random_size, region
+from tests.fuzz.pixels import KINDS, ON_PILLOW, random_size, region
 
 _DRIVER = Path(__file__).with_suffix(".c")
 FLAGS = ("-std=gnu11", "-O1", "-g", "-ffp-contract=off", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
@@ -285,7 +285,7 @@ def difference(context: Context, rng: random.Random, jpeg: bytes) -> str | None:
         return None
     where = f"{across}x{down} at ({left}, {top}) of {width}x{height}, reduced by {reduce}"
     try:
-        image = decoded(jpeg, reduce)
+        image = ON_PILLOW.decoded(jpeg, reduce)
     except Exception as error:  # noqa: BLE001 - a damaged file may raise anything
         return f"Pillow refuses {where}: {type(error).__name__}: {error}"
     if image is None:

@@ -1,7 +1,8 @@
-"""Compare the kernel with torchvision on Pillow, value by value, over every kind of JPEG.
+"""Compare the kernel with torchvision, value by value, over every kind of JPEG: on Pillow's images, or on tensors.
 
     python -m tests.fuzz.pixels                      # 20,000 samples, some minutes
     python -m tests.fuzz.pixels --samples 200000 --seed 7 --variant sse2
+    python -m tests.fuzz.pixels --tensors v2         # decode_image, then v2's functions; v1: the older functions
 
 Prints a line for each kind. Ends with status 1 if a single value differs, or if the kernel left a sample to Pillow.
 """
@@ -16,19 +17,24 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image, ImageFile
-from torchvision.transforms import InterpolationMode
-from torchvision.transforms import functional as F
+from torchvision.io import ImageReadMode, decode_jpeg
+from torchvision.transforms import InterpolationMode, functional
+from torchvision.transforms.v2 import functional as functional_v2
 
 from csd_engine.kernels import kernel, why_not
 from csd_engine.kernels.library import Context, Job
 from csd_engine.transforms.resample import RESAMPLED, native_order, vertical_first
+from ddlp.translate.torch_pixels import torch_filter
 from tests.progressive_jpeg import progressive_jpeg, segment
 
-FILTERS = {number: InterpolationMode(name) for name, number in RESAMPLED.items() if not name.startswith("torch-")}
+PILLOW = {number: InterpolationMode(name) for name, number in RESAMPLED.items() if name in ("bilinear", "bicubic")}
+GENERATIONS = {"v1": functional, "v2": functional_v2}
 
 
 def segments(jpeg: bytes) -> Iterator[tuple[int, int, int]]:
@@ -168,15 +174,59 @@ class Tally:
     refused: int = 0
 
 
-def random_job(rng: random.Random, width: int, height: int) -> tuple[Job, Callable[[Image.Image], Image.Image]]:
+@dataclass(frozen=True)
+class Reference:
+    """What the kernel is compared with.
+
+    Attributes:
+        functions: torchvision's, of v1 or v2.
+        tensors: they work on tensors, not on Pillow's images.
+        filters: the kernel's numbers, and the names of those that make the same.
+    """
+
+    functions: ModuleType
+    tensors: bool
+    filters: dict[int, InterpolationMode]
+
+    @classmethod
+    def on_tensors(cls, functions: ModuleType) -> Reference | None:
+        """Return torchvision on tensors; None where this processor's torch has other arithmetic than ddlp."""
+        names = {mode: torch_filter(functions, mode.value, True) for mode in PILLOW.values()}
+        if None in names.values():
+            return None
+        return cls(functions, True, {RESAMPLED[str(name)]: mode for mode, name in names.items()})
+
+    def decoded(self, jpeg: bytes, reduce: int) -> Any:
+        """Return the image or the tensor, scaled by 1 / reduce as draft() does; None: it chooses another scale."""
+        if self.tensors:
+            return decode_jpeg(torch.frombuffer(bytearray(jpeg), dtype=torch.uint8), mode=ImageReadMode.RGB)
+        image: Image.Image = Image.open(io.BytesIO(jpeg))
+        if reduce > 1:
+            image.draft(None, (max(image.width // reduce, 1), max(image.height // reduce, 1)))
+            if image.decoderconfig[0] != reduce:  # type: ignore[attr-defined]
+                return None
+        return image.convert("RGB")
+
+    def pixels(self, image: Any) -> np.ndarray:
+        """Return the (height, width, 3) values of an image or a tensor."""
+        return image.permute(1, 2, 0).numpy() if self.tensors else np.asarray(image)
+
+
+ON_PILLOW = Reference(functional, False, PILLOW)
+
+
+def random_job(
+    rng: random.Random, width: int, height: int, by: Reference = ON_PILLOW
+) -> tuple[Job, Callable[[Any], Any]]:
     """Return a job for an image of this size, and a function that does the same by torchvision."""
+    F = by.functions
     left, top = rng.randrange(width), rng.randrange(height)
     across, down = rng.randint(1, width - left), rng.randint(1, height - top)
     if rng.random() < 0.2:
         left, top, across, down = 0, 0, width, height
     resized = rng.random() < 0.75
     full_width, full_height = (rng.randint(1, 256), rng.randint(1, 256)) if resized else (across, down)
-    number = rng.choice((2, 3)) if resized else 0
+    number = rng.choice(list(by.filters)) if resized else 0
     # The whole resized image, or torchvision's centre crop of it.
     out_width, out_height = full_width, full_height
     if rng.random() < 0.4:
@@ -184,9 +234,10 @@ def random_job(rng: random.Random, width: int, height: int) -> tuple[Job, Callab
     out_left, out_top = int(round((full_width - out_width) / 2.0)), int(round((full_height - out_height) / 2.0))
     horizontal, vertical = rng.random() < 0.5, rng.random() < 0.2
 
-    def reference(image: Image.Image) -> Image.Image:
+    def reference(image: Any) -> Any:
         if resized:
-            image = F.resized_crop(image, top, left, down, across, [full_height, full_width], FILTERS[number])
+            size = [full_height, full_width]
+            image = F.resized_crop(image, top, left, down, across, size, by.filters[number], antialias=True)
         else:
             image = F.crop(image, top, left, down, across)
         image = F.center_crop(image, [out_height, out_width])
@@ -202,37 +253,30 @@ def random_job(rng: random.Random, width: int, height: int) -> tuple[Job, Callab
     return job, reference
 
 
-def decoded(jpeg: bytes, reduce: int) -> Image.Image | None:
-    """Return Pillow's image, scaled by 1 / reduce as its draft() does; None if draft() chooses another scale."""
-    image: Image.Image = Image.open(io.BytesIO(jpeg))
-    if reduce > 1:
-        image.draft(None, (max(image.width // reduce, 1), max(image.height // reduce, 1)))
-        if image.decoderconfig[0] != reduce:  # type: ignore[attr-defined]
-            return None
-    return image.convert("RGB")
-
-
 def region(left: int, top: int, width: int, height: int, reduce: int = 1, channels: int = 3) -> Job:
     """Return a job for a part of an image, at its size."""
     return Job(left=left, top=top, width=width, height=height, full_width=width, full_height=height, out_width=width,
                out_height=height, reduce=reduce, channels=channels)  # fmt: skip
 
 
-def check(context: Context, jpeg: bytes, rng: random.Random, jobs: int, tally: Tally) -> None:
+def check(
+    context: Context, jpeg: bytes, rng: random.Random, jobs: int, tally: Tally, by: Reference = ON_PILLOW
+) -> None:
     """Compare `jobs` random jobs on one file."""
-    reduce = rng.choice((1, 1, 1, 2, 4, 8))
-    image = decoded(jpeg, reduce)
+    reduce = 1 if by.tensors else rng.choice((1, 1, 1, 2, 4, 8))
+    image = by.decoded(jpeg, reduce)
     if image is None:
         return
     taken = context.take(jpeg) is not None
     for _ in range(jobs):
-        job, reference = random_job(rng, *image.size)
+        height, width = by.pixels(image).shape[:2]
+        job, reference = random_job(rng, width, height, by)
         job.reduce = reduce
         out = np.empty((job.out_height, job.out_width, 3), dtype=np.uint8)
         tally.samples += 1
         if not taken or not context.sample(job, out):
             tally.refused += 1
-        elif not np.array_equal(out, np.asarray(reference(image))):
+        elif not np.array_equal(out, by.pixels(reference(image))):
             tally.differ += 1
 
 
@@ -242,13 +286,13 @@ def random_size(rng: random.Random) -> tuple[int, int]:
     return rng.randint(1, most), rng.randint(1, most if rng.random() < 0.8 else 17)
 
 
-def run(context: Context, samples: int, seed: int) -> dict[str, Tally]:
+def run(context: Context, samples: int, seed: int, by: Reference = ON_PILLOW) -> dict[str, Tally]:
     """Compare at least so many samples, every kind in turn."""
     rng, generator = random.Random(seed), np.random.default_rng(seed)
     tallies: dict[str, Tally] = collections.defaultdict(Tally)
     while sum(tally.samples for tally in tallies.values()) < samples:
         for kind, make in KINDS.items():
-            check(context, make(generator, *random_size(rng)), rng, 8, tallies[kind])
+            check(context, make(generator, *random_size(rng)), rng, 8, tallies[kind], by)
     return tallies
 
 
@@ -258,6 +302,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--samples", type=int, default=20_000, metavar="N", help="samples at least (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of all draws (default %(default)s)")
     parser.add_argument("--variant", choices=("avx2", "sse2", "neon", "c"), help="kernel variant (default: the best here)")
+    parser.add_argument("--tensors", choices=GENERATIONS, help="compare with this generation's functions on tensors")
     options = parser.parse_args(arguments)
     found = kernel()
     if found is None:
@@ -266,7 +311,11 @@ def main(arguments: list[str] | None = None) -> int:
     if options.variant and not found.choose(options.variant):
         print(f"pixels: this processor has no {options.variant}", file=sys.stderr)
         return 1
-    tallies = run(found.context(), options.samples, options.seed)
+    by = Reference.on_tensors(GENERATIONS[options.tensors]) if options.tensors else ON_PILLOW
+    if by is None:
+        print(f"pixels: torch resamples otherwise by {torch.backends.cpu.get_cpu_capability()}", file=sys.stderr)
+        return 1
+    tallies = run(found.context(), options.samples, options.seed, by)
     for kind, tally in tallies.items():
         print(f"{kind:18} {tally.samples:6} samples, {tally.differ} differ, {tally.refused} left to Pillow")
     total = Tally(*(sum(getattr(t, name) for t in tallies.values()) for name in ("samples", "differ", "refused")))

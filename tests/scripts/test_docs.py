@@ -335,7 +335,7 @@ def test_commands_of_templates_are_as_written(options_of: dict[str, set[str]]) -
         text = path.read_text() if path.suffix == ".md" else ast.get_docstring(ast.parse(path.read_text())) or ""
         for line in lines_of_code(text):
             given += [(line, *found) for found in re.findall(r"(?:python|torchrun)\b.* templates/(\w+)\.py([^#]*)", " " + line)]
-    assert {name for _, name, _ in given} >= {"measure_energy", "train_ddp", "paper_tables"}
+    assert {name for _, name, _ in given} >= {"measure_energy", "train_ddp"}
     wrong = [
         f"{line}: no option {word}"
         for line, name, words in given

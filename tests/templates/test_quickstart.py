@@ -50,7 +50,7 @@ def table(printed: str) -> dict[str, str]:
 
 
 def compared(printed: str) -> list[str]:
-    return [line.split()[0] for line in printed.splitlines() if re.search(r"\d\.\dx +\d+%  ", line)]
+    return [line.split()[0] for line in printed.splitlines() if re.search(r"\d\.\dx .*\d%", line)]
 
 
 def test_it_compares_and_trains(given: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_it_compares_and_trains(given: list[str], capsys: pytest.CaptureFixture[
     assert list(lines) == ["dataloader", "wrr"] and "4 batches" in lines["dataloader"]
     assert "DDLP_ENGINE_CPUS" not in os.environ and len(os.sched_getaffinity(0)) == len(os.sched_getaffinity(1))
     (out,) = (tmp_path / "runs").iterdir()
-    assert (out / "report.html").exists() and (out / "comparison.png").exists()
+    assert (out / "report.html").exists()
 
 
 def test_a_transform_of_the_users_own(

@@ -12,7 +12,7 @@ table6: average time of preprocessing and training; cpu, mte and wrr with 0 and 
 and 16 extra processes; tv: torchvision, dali_c and dali_g: DALI on the CPU and on the GPU, mte_d and wrr_d: with a CSD. table8:
 energy (J) a batch, and cost (USD) of 100 epochs of ImageNet. table9: time in which the host's CPU and DRAM prepare. figure8:
 CIFAR-10, the percentage of time saved against the CPU alone and the CSD alone. wrong: those cells of table6, and the CPU's time
-where it is known. templates/paper_tables.py reads these files too.
+where it is known.
 """
 
 from __future__ import annotations

@@ -11,10 +11,9 @@ from ddlp.observe.energy.external import ExternalMeter
 from ddlp.observe.energy.meter import EnergyMeter
 from ddlp.observe.energy.model import PaperModel, Tariff
 from ddlp.observe.energy.result import EnergyResult, PartEnergy, load, save
-from ddlp.observe.energy.sources import Absent, Source
+from ddlp.observe.energy.sources import Source
 
 __all__ = [
-    "Absent",
     "EnergyMeter",
     "EnergyResult",
     "ExternalMeter",

@@ -1,9 +1,8 @@
-r"""What runs take in energy: see this computer's meters, measure a command, print and compare what was measured.
+r"""What runs take in energy: see this computer's meters, measure a command, compare what was measured.
 
     ddlp energy meters                                        # which there are, what they say, why others are missing
     ddlp energy run --out wrr.json -- python train.py         # measure a command; its exit status is passed on
     ddlp energy run --external 'machine=command:curl -s http://plug/watts' -- python train.py
-    ddlp energy show wrr.json
     ddlp energy compare cpu.json wrr.json                     # joules side by side, and their ratios
 
 A comparison calls a run as its file, cpu and wrr here, unless `run --label` says otherwise. Runs of one label, seeds say, are
@@ -37,28 +36,12 @@ from ddlp.observe.energy.model import PaperModel, Tariff
 from ddlp.observe.energy.result import EnergyResult, load, save
 from ddlp.process.output_file import try_file
 
-__all__ = ["add_arguments", "add_meter_arguments", "add_tariff_arguments", "model_of", "run", "tariff_of"]
-
-
-def add_tariff_arguments(parser: argparse.ArgumentParser) -> None:
-    """--price, --currency, --co2."""
-    tariff = Tariff()
-    group = parser.add_argument_group("price and emissions")
-    group.add_argument("--price", type=float, default=tariff.price_per_kwh, help="of a kWh (%(default)s, the paper's)")
-    group.add_argument("--currency", default=tariff.currency, help="(%(default)s)")
-    group.add_argument(
-        "--co2", type=float, default=tariff.co2_g_per_kwh, metavar="G", help="grams a kWh (%(default)s, the world's in 2023)"
-    )
-
-
-def tariff_of(options: argparse.Namespace) -> Tariff:
-    """What was given of them."""
-    return Tariff(options.price, options.currency, options.co2)
+__all__ = ["add_arguments", "add_meter_arguments", "meter_of", "run"]
 
 
 def add_meter_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which meters, and the model's watts; all but --csd."""
-    model = PaperModel()
+    """Which meters, the model's watts, price and emissions: what `meter_of` takes; all but --csd."""
+    model, tariff = PaperModel(), Tariff()
     group = parser.add_argument_group("meters")
     group.add_argument(
         "--external", action="append", default=[], metavar="[PART=]file:PATH|[PART=]command:TEXT",
@@ -75,11 +58,19 @@ def add_meter_arguments(parser: argparse.ArgumentParser) -> None:
     add = group.add_argument
     add("--watts-per-process", type=float, default=model.watts_per_process, metavar="W", help="(%(default)s, the paper's)")
     add("--watts-csd", type=float, default=model.watts_csd, metavar="W", help="(%(default)s, the paper's)")
+    add = parser.add_argument_group("price and emissions").add_argument
+    add("--price", type=float, default=tariff.price_per_kwh, help="of a kWh (%(default)s, the paper's)")
+    add("--currency", default=tariff.currency, help="(%(default)s)")
+    add("--co2", type=float, default=tariff.co2_g_per_kwh, metavar="G", help="grams a kWh (%(default)s, the world's in 2023)")
 
 
-def model_of(options: argparse.Namespace) -> PaperModel | None:
-    """The model as asked for."""
-    return None if options.no_model else PaperModel(options.watts_per_process, options.watts_csd)
+def meter_of(options: argparse.Namespace) -> EnergyMeter:
+    """The meter as asked for. Raises DDLPError as `EnergyMeter.auto`."""
+    return EnergyMeter.auto(
+        options.csd, options.external, csd_sensors=options.csd_sensor,
+        model=None if options.no_model else PaperModel(options.watts_per_process, options.watts_csd),
+        tariff=Tariff(options.price, options.currency, options.co2), sys=options.sys,
+    )  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,9 +86,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for one in (meters, measure):
         one.add_argument("--csd", action="append", default=[], metavar="NAME", help="a device, to ask its sensors; repeatable")
         add_meter_arguments(one)
-        add_tariff_arguments(one)
         add_json(one, "the result")
-    measure.add_argument("--out", type=Path, metavar="FILE", help="write the result there, for show and compare")
+    measure.add_argument("--out", type=Path, metavar="FILE", help="write the result there, for compare")
     measure.add_argument(
         "--label", default="",
         help="what comparisons call it; default: the name of --out's file, without one the command's first words",
@@ -108,9 +98,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--workers", type=int, default=0, metavar="N", help="its worker processes, for the model (%(default)s)",
     )  # fmt: skip
     measure.add_argument("command_line", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
-    show = action("show", "print what was measured")
-    show.add_argument("files", nargs="+", type=Path, metavar="FILE")
-    add_json(show, "the results")
     compare = action("compare", "what was measured side by side: means of each label, and ratios")
     compare.add_argument("files", nargs="+", type=Path, metavar="FILE")
     compare.add_argument("--baseline", metavar="LABEL", help="what the ratios are to; default: the first one")
@@ -119,19 +106,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Do what was asked for."""
-    actions = {"meters": _meters, "run": _run, "show": _show, "compare": _compare}
+    actions = {"meters": _meters, "run": _run, "compare": _compare}
     return actions[options.action](options)
 
 
-def _meter(options: argparse.Namespace) -> EnergyMeter:
-    return EnergyMeter.auto(
-        options.csd, options.external, csd_sensors=options.csd_sensor, model=model_of(options), tariff=tariff_of(options),
-        sys=options.sys,
-    )  # fmt: skip
-
-
 def _meters(options: argparse.Namespace) -> int:
-    with (meter := _meter(options)):
+    with (meter := meter_of(options)):
         time.sleep(options.seconds)
     result = meter.result(label="this computer now")
     print(json.dumps(result.to_data()) if options.json else result)
@@ -144,7 +124,7 @@ def _run(options: argparse.Namespace) -> int:
         raise DDLPError("energy run: no command. Write it after --, e.g. ddlp energy run -- python train.py")
     if options.out is not None:
         try_file(options.out, "--out")
-    meter = _meter(options)
+    meter = meter_of(options)
     started = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     with meter:
         status, cpu_s = _child(command)
@@ -186,15 +166,6 @@ def _child(command: list[str]) -> tuple[int, float]:
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     return (process.returncode if process.returncode >= 0 else 128 - process.returncode), used.ru_utime + used.ru_stime
-
-
-def _show(options: argparse.Namespace) -> int:
-    results = [result for file in options.files for result in load(file)]
-    if options.json:
-        print(json.dumps([one.to_data() for one in results]))
-    else:
-        print("\n\n".join(map(str, results)))
-    return 0
 
 
 def _compare(options: argparse.Namespace) -> int:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from ddlp.errors import DDLPError
 from ddlp.observe.energy.model import CSD
-from ddlp.observe.energy.result import MACHINE, EnergyResult, aligned
+from ddlp.observe.energy.result import MACHINE, EnergyResult
+from ddlp.observe.words import aligned
 
 __all__ = ["Summary", "comparison", "summaries"]
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from csd_engine.machine.sensors import Reading, whole
 from ddlp.errors import DDLPError
 from ddlp.observe.energy.model import CSD
+from ddlp.observe.energy.sources import Source
 from ddlp.observe.energy.tally import interval_s
 from ddlp.sources.engine.device_link import link_to
 
@@ -21,7 +22,7 @@ _LEAST_S = 0.1  # between two questions, whatever the range of a counter that th
 _POWER_INTERVAL_S = 1.0  # a message to and fro, and a few files to read on a small board
 
 
-class DeviceSensors:
+class DeviceSensors(Source):
     """The sensors of a device: the ``chosen`` ones, or those that together measure all of it. Each is of the part ``csd``."""
 
     prompt = False

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from csd_engine.machine.sensors import Reading
 from ddlp.errors import DDLPError
+from ddlp.observe.energy.sources import Source
 from ddlp.observe.energy.tally import interval_s
 
 __all__ = ["ExternalMeter"]
@@ -34,7 +35,7 @@ _SAID = re.compile(r"\s*([-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)\s*([A-Za-z]*)\s*")
 _SPEC = re.compile(r"(?:([A-Za-z][\w -]*)=)?(file|command):(.+)", re.DOTALL)
 
 
-class ExternalMeter:
+class ExternalMeter(Source):
     """One such meter.
 
     Raises:
@@ -96,6 +97,3 @@ class ExternalMeter:
             why = complaint.decode(errors="replace").strip()[-200:] or "it said nothing; type it into a shell to see why"
             raise DDLPError(f"{self.name} ended with status {process.returncode}: {why}")
         return said.decode(errors="replace")
-
-    def close(self) -> None:
-        """Nothing is open."""

@@ -15,10 +15,9 @@ from ddlp.observe.energy.external import ExternalMeter
 from ddlp.observe.energy.model import CSD, HOST, PaperModel, Tariff
 from ddlp.observe.energy.nvml import find_gpus
 from ddlp.observe.energy.result import MACHINE, EnergyResult, PartEnergy
-from ddlp.observe.energy.sources import YOURS, Absent, Source, local_sources
+from ddlp.observe.energy.sources import YOURS, Source, local_sources
 from ddlp.observe.energy.tally import Tally
 from ddlp.process.ranks import here
-from ddlp.process.user_warnings import warn_user
 
 if TYPE_CHECKING:
     from ddlp.devices.device import Device
@@ -30,7 +29,6 @@ _TROUBLE = (DDLPError, EngineError, OSError)
 _LAST_READING_S = 10.0
 _LONGEST_GAP_S = 5.0  # at least: a thread may be late on a busy machine
 _ENOUGH = 0.98  # if this part of the time was metered, it counts as all
-_warned: set[str] = set()
 
 
 class _Reader:
@@ -125,7 +123,7 @@ class EnergyMeter:
 
     Args:
         sources: what is read; `auto` finds them.
-        absent: meters that are not there, for the results.
+        absent: meters that are not there, and why, for the results.
         model: the model that stands in for missing meters of the host and the devices; None: no model.
         devices: how many devices the run uses, metered or not.
         tariff: price and emissions.
@@ -135,7 +133,7 @@ class EnergyMeter:
     def __init__(
         self,
         sources: Sequence[Source] = (),
-        absent: Sequence[Absent] = (),
+        absent: Sequence[str] = (),
         *,
         model: PaperModel | None = PaperModel(),  # noqa: B008  (immutable)
         devices: int = 0,
@@ -149,7 +147,7 @@ class EnergyMeter:
         self._tariff = tariff
         self._clock = clock
         self._readers: list[_Reader] = []
-        self._failed: list[Absent] = []
+        self._failed: list[str] = []
         self._began_s = 0.0
         self._running = False
         self._seconds: float | None = None
@@ -182,21 +180,17 @@ class EnergyMeter:
         local, absent = local_sources(sys, yours)
         gpus, no_gpus = find_gpus()
         if gpus is not None and "gpu" in yours:
-            no_gpus, gpus = Absent(gpus.name, YOURS), None
+            no_gpus, gpus = f"{gpus.name}: {YOURS}", None
         sources: list[Source] = [*local, *([gpus] if gpus is not None else [])]
-        absent += [no_gpus] if no_gpus is not None else []
+        absent += [no_gpus] if no_gpus else []
         devices = _devices(csd)
         if CSD in yours:
-            absent += [Absent(one.label, YOURS) for one in devices]
+            absent += [f"{one.label}: {YOURS}" for one in devices]
         else:
             sources += [DeviceSensors(one, tuple(csd_sensors)) for one in devices]
         for meter in meters:
             meter.open()
             sources.append(meter)
-        for one in absent:
-            if one.refused and str(one) not in _warned:
-                _warned.add(str(one))
-                warn_user(f"ddlp: {one}")
         return cls(sources, absent, model=model, devices=len(devices), tariff=tariff)
 
     def __enter__(self) -> EnergyMeter:
@@ -217,8 +211,7 @@ class EnergyMeter:
                     source.open()
                     self._readers.append(_Reader(source, self._clock))
                 except _TROUBLE as error:
-                    why, _, todo = str(error).partition("; ")
-                    self._failed.append(Absent(source.name, why, todo))
+                    self._failed.append(f"{source.name}: {error}")
             self._began_s = self._clock()
             for one in self._readers:
                 one.start()
@@ -300,7 +293,7 @@ class EnergyMeter:
             host_preparing_s=preparing_s,
             tariff=self._tariff,
             notes=tuple(dict.fromkeys(notes)),
-            absent=tuple(str(one) for one in (*self.absent, *self._failed)),
+            absent=(*self.absent, *self._failed),
         )
 
     def _measured(self, seconds: float, notes: list[str]) -> list[PartEnergy]:

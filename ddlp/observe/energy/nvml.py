@@ -8,7 +8,7 @@ from typing import Any
 
 from csd_engine.machine.sensors import Reading
 from ddlp.errors import DDLPError
-from ddlp.observe.energy.sources import Absent
+from ddlp.observe.energy.sources import Source
 from ddlp.observe.energy.tally import interval_s
 from ddlp.process.nvml import Nvml, visible_gpus
 
@@ -17,7 +17,7 @@ __all__ = ["Gpus", "find_gpus"]
 _POWER_INTERVAL_S = 0.1  # the driver averages over about as long
 
 
-class Gpus:
+class Gpus(Source):
     """The GPUs that this process may use, each a sensor ``gpuINDEX NAME``.
 
     Args:
@@ -25,7 +25,6 @@ class Gpus:
     """
 
     name = "NVML"
-    prompt = True
 
     def __init__(self, wanted: Sequence[str] | None) -> None:
         self._wanted = wanted
@@ -79,20 +78,21 @@ class Gpus:
             self._nvml, self._gpus = None, []
 
 
-def find_gpus() -> tuple[Gpus | None, Absent | None]:
-    """The GPUs, or why there are none. Both, if CUDA may use another GPU than the one that is measured."""
+def find_gpus() -> tuple[Gpus | None, str]:
+    """The GPUs, or why there are none; with them a remark if CUDA may use another one than is measured, else ""."""
     wanted = visible_gpus()
     gpus = Gpus(wanted)
     try:
         gpus.open()
     except DDLPError as error:
-        why, _, todo = str(error).partition("; ")
-        return None, Absent("NVML", why, todo)
+        return None, f"NVML: {error}"
     finally:
         gpus.close()
     numbers = [one for one in wanted or () if one.isdigit()]
     if numbers and gpus.one_of_several_kinds and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
-        why = "the GPUs here differ, CUDA counts them from the fastest on, the driver by their PCI bus, and so did the meter"
-        todo = "CUDA_DEVICE_ORDER=PCI_BUS_ID makes CUDA count as the meter does"
-        return gpus, Absent(f"NVML, of CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']}", why, todo)
-    return gpus, None
+        return gpus, (
+            f"NVML, of CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']}: the GPUs here differ, CUDA counts them from "
+            "the fastest on, the driver by their PCI bus, and so did the meter. CUDA_DEVICE_ORDER=PCI_BUS_ID makes CUDA count "
+            "as the meter does"
+        )
+    return gpus, ""

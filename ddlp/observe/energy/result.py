@@ -12,9 +12,10 @@ from typing import Any
 from csd_engine.protocol.fields import MAX_INT, Check, an_object, count, integer, list_of, number, optional, truth
 from ddlp.errors import DDLPError
 from ddlp.observe.energy.model import Tariff
+from ddlp.observe.words import aligned
 from ddlp.schema import checked_fields, text_of
 
-__all__ = ["FORMAT", "MACHINE", "EnergyResult", "PartEnergy", "aligned", "load", "save"]
+__all__ = ["FORMAT", "MACHINE", "EnergyResult", "PartEnergy", "find", "load", "save"]
 
 FORMAT = "ddlp energy 1"
 MACHINE = "machine"
@@ -97,20 +98,10 @@ class EnergyResult:
 
     def to_data(self) -> dict[str, Any]:
         """Plain data for JSON, with the derived figures."""
-        per_batch = None
-        if self.batches:
-            per_batch = {
-                "seconds": self.seconds / self.batches,
-                "joules": self.j_per_batch,
-                "joules_how": self.how,
-                "joules_by_part": {one.part: one.joules / self.batches for one in self.parts},
-                "host_cpu_s": None if self.host_cpu_s is None else self.host_cpu_s / self.batches,
-                "host_preparing_s": None if self.host_preparing_s is None else self.host_preparing_s / self.batches,
-            }
         parts = [{**asdict(one), "how": one.how} for one in self.parts]
         return {
             **asdict(self), "parts": parts, "total_j": self.total_j, "total_how": self.how, "cost": self.cost,
-            "co2_g": self.co2_g, "per_batch": per_batch,
+            "co2_g": self.co2_g, "j_per_batch": self.j_per_batch,
         }  # fmt: skip
 
     @staticmethod
@@ -181,16 +172,6 @@ _RESULT: dict[str, Check] = {
 }  # fmt: skip
 
 
-def aligned(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:
-    """Columns of equal width, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = zip(row, widths, strict=True)
-        lines.append("  ".join(cell.ljust(width) if n in left else cell.rjust(width) for n, (cell, width) in enumerate(cells)))
-    return [line.rstrip() for line in lines]
-
-
 def save(path: str | os.PathLike[str], results: Sequence[EnergyResult], about: Mapping[str, Any] | None = None) -> None:
     """Write results as JSON; ``about``: what else is worth knowing of the run."""
     path = Path(path)
@@ -214,3 +195,10 @@ def load(path: str | os.PathLike[str]) -> list[EnergyResult]:
         return [EnergyResult.from_data(one) for one in results]
     except DDLPError as error:
         raise DDLPError(f"{path}: {error}") from None
+
+
+def find(run: str | os.PathLike[str]) -> Path | None:
+    """The newest file of results in a run's directory: energy*.json or *.energy.json."""
+    found = {path for pattern in ("energy*.json", "*.energy.json") for path in Path(run).glob(pattern)}
+    ours = [path for path in found if FORMAT in path.read_text(errors="replace")[:200]]
+    return max(ours, key=lambda path: path.stat().st_mtime, default=None)

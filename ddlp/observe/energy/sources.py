@@ -8,68 +8,49 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from csd_engine.machine import sensors
 from csd_engine.machine.sensors import Reading, Sensor
 from ddlp.observe.energy.tally import interval_s
+from ddlp.process.user_warnings import warn_user
 
-__all__ = ["YOURS", "Absent", "LocalSensors", "Source", "local_sources"]
+__all__ = ["YOURS", "LocalSensors", "Source", "local_sources"]
 
 YOURS = "your meter counts it"
 _POWER_INTERVAL_S = 0.1  # a read of a file or two
+_warned: set[str] = set()
 
 
-class Source(Protocol):
-    """Some sensors that are read together."""
+class Source:
+    """Some sensors that are read together.
 
-    @property
-    def name(self) -> str:
-        """For people: what it is and where."""
-        ...
+    Attributes:
+        name: for people: what it is and where.
+        interval_s: seconds between two readings, at most.
+        prompt: a reading is so quick that the caller may wait for it.
+    """
 
-    @property
-    def interval_s(self) -> float:
-        """Seconds between two readings, at most."""
-        ...
-
-    @property
-    def prompt(self) -> bool:
-        """Whether a reading is so quick that the caller may wait for it."""
-        ...
+    name: str
+    interval_s: float
+    prompt: bool = True
 
     def open(self) -> None:
         """Make ready to be read. Raises DDLPError, EngineError or OSError where that can't be done."""
-        ...
 
     def read(self) -> Sequence[Reading]:
         """What the sensors say now. Those that can't be read now are left out, or have no value. Raises as `open`."""
-        ...
+        raise NotImplementedError
 
     def close(self) -> None:
         """Free what `open` took. May be called without `open`."""
-        ...
 
 
-@dataclass(frozen=True)
-class Absent:
-    """A meter that is not used: why, and what would bring it (empty: nothing)."""
+class LocalSensors(Source):
+    """Sensors of this computer; each one's name and part as `csd_engine.machine.sensors` tells.
 
-    name: str
-    why: str
-    what_to_do: str = ""
-    refused: bool = False  # it is there, and this user may not read it
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.why}" + (f". {self.what_to_do}" if self.what_to_do else "")
-
-
-class LocalSensors:
-    """Sensors of this computer; each one's name and part as `csd_engine.machine.sensors` tells."""
-
-    prompt = True
+    No file is kept open, since a domain has a new one after its driver was loaded again.
+    """
 
     def __init__(self, name: str, found: Sequence[Sensor]) -> None:
         self.name = name
@@ -77,24 +58,20 @@ class LocalSensors:
         gauges = any(not one.counts for one in found)
         self.interval_s = _POWER_INTERVAL_S if gauges else min(interval_s(one.range_j) for one in found)
 
-    def open(self) -> None:
-        """Nothing is kept open, since a domain has a new file after its driver was loaded again."""
-
     def read(self) -> list[Reading]:
         """Each that may be read."""
         return sensors.read_all(self.sensors)
 
-    def close(self) -> None:
-        """Nothing is open."""
 
-
-def local_sources(sys: str, yours: Collection[str] = ()) -> tuple[list[LocalSensors], list[Absent]]:
+def local_sources(sys: str, yours: Collection[str] = ()) -> tuple[list[LocalSensors], list[str]]:
     """The sensors of RAPL and hwmon that measure a part of their own and may be read, and why the others are not used.
+
+    Of those that this user may not read it warns, once.
 
     ``yours``: the parts that a meter of the user counts. With the sensors here they would count twice.
     """
     used: list[LocalSensors] = []
-    absent: list[Absent] = []
+    absent: list[str] = []
     _rapl(sys, yours, used, absent)
     monitors = sensors.hwmon(sys)
     # Of the rails of a board, count those that together measure all of it. A GPU's sensor stands for itself.
@@ -107,24 +84,24 @@ def local_sources(sys: str, yours: Collection[str] = ()) -> tuple[list[LocalSens
         used.append(LocalSensors("hwmon", found))
     left = [one.name for one in monitors if one.name not in counted]
     if left:
-        absent.append(Absent(f"hwmon {', '.join(left)}", "part of what is counted already, not readable, or of no known part"))
+        absent.append(f"hwmon {', '.join(left)}: part of what is counted already, not readable, or of no known part")
     elif not monitors:
-        absent.append(Absent("hwmon", f"no sensor of power or energy in {sys}/class/hwmon"))
+        absent.append(f"hwmon: no sensor of power or energy in {sys}/class/hwmon")
     return used, absent
 
 
-def _without_yours(name: str, found: list[Sensor], yours: Collection[str], absent: list[Absent]) -> list[Sensor]:
+def _without_yours(name: str, found: list[Sensor], yours: Collection[str], absent: list[str]) -> list[Sensor]:
     dropped = [one.name for one in found if one.part in yours]
     if dropped:
-        absent.append(Absent(f"{name} {', '.join(dropped)}", YOURS))
+        absent.append(f"{name} {', '.join(dropped)}: {YOURS}")
     return [one for one in found if one.part not in yours]
 
 
-def _rapl(sys: str, yours: Collection[str], used: list[LocalSensors], absent: list[Absent]) -> None:
+def _rapl(sys: str, yours: Collection[str], used: list[LocalSensors], absent: list[str]) -> None:
     domains = [one for one in sensors.rapl(sys) if one.part]
     if not domains:
         why = f"no processor package in {sys}/class/powercap"
-        absent.append(Absent("RAPL", why, "Virtual machines, containers and most ARM boards have none"))
+        absent.append(f"RAPL: {why}. Virtual machines, containers and most ARM boards have none")
         return
     counted = _without_yours("RAPL", domains, yours, absent)
     refused = [one for one in counted if _refused(one.files[0])]
@@ -132,11 +109,15 @@ def _rapl(sys: str, yours: Collection[str], used: list[LocalSensors], absent: li
     if refused:
         names = ", ".join(one.name for one in refused)
         files = f"{Path(sys) / 'class/powercap'}/intel-rapl:*/energy_uj"
-        absent.append(Absent(
-            f"RAPL {names}", "this user may not read it; since Linux 5.10 only root may",
-            f"sudo chmod a+r {files} {files.replace(':*', ':*:*')} allows it until the next boot; docs/energy.md says how to "
-            "make it last and what speaks against it", refused=True,
-        ))  # fmt: skip
+        text = (
+            f"RAPL {names}: this user may not read it; since Linux 5.10 only root may. sudo chmod a+r {files} "
+            f"{files.replace(':*', ':*:*')} allows it until the next boot; docs/energy.md says how to make it last and what "
+            "speaks against it"
+        )
+        absent.append(text)
+        if text not in _warned:
+            _warned.add(text)
+            warn_user(f"ddlp: {text}")
     if readable:
         used.append(LocalSensors("RAPL", readable))
 

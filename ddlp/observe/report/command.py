@@ -13,8 +13,7 @@ from __future__ import annotations
 import argparse
 
 from ddlp.observe.report.comparison import read_comparison
-from ddlp.observe.report.run import read_report
-from ddlp.observe.report.write import place, write_comparison, write_page
+from ddlp.observe.report.page import write_comparison, write_report
 
 __all__ = ["add_arguments", "run"]
 
@@ -33,12 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write them."""
+    """Write it."""
+    chosen = {"epoch": options.epoch, "every": options.all, "energy": options.energy}
     if len(options.run_directory) > 1:
-        found = read_comparison(options.run_directory, epoch=options.epoch, every=options.all, energy=options.energy)
-        print(f"report: {write_comparison(found, options.out)}")
-        return 0
-    (run_directory,) = options.run_directory
-    report = read_report(run_directory, epoch=options.epoch, every=options.all, energy=options.energy)
-    print(f"report: {write_page(report, place(run_directory, options.out))}")
+        page = write_comparison(read_comparison(options.run_directory, **chosen), options.out)
+    else:
+        page = write_report(options.run_directory[0], options.out, **chosen)
+    print(f"report: {page}")
     return 0

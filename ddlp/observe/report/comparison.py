@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from ddlp.errors import DDLPError
-from ddlp.observe.analysis import CPU, CSD, TRAINING, TRANSFER, Analysis
-from ddlp.observe.energy.result import EnergyResult, load
-from ddlp.observe.profile import Profile
-from ddlp.observe.report.run import COMPLETE, EpochSummary, find_energy, profile_of, read_epochs
-from ddlp.observe.run import EpochTrace
-from ddlp.recording.events import EpochBegan, HostBatch
+from ddlp.observe.analysis import COMPLETE, CPU, CSD, TRAINING, TRANSFER, WAITING, Analysis, analyse
+from ddlp.observe.energy.compare import comparison as energy_comparison
+from ddlp.observe.energy.result import EnergyResult, find, load
+from ddlp.observe.run import epoch_files, read_epoch
+from ddlp.observe.words import aligned, number, percent, seconds
 
-__all__ = ["BASELINES", "Comparison", "Group", "Kind", "OneRun", "read_comparison"]
+__all__ = ["BASELINES", "Comparison", "Group", "Kind", "read_comparison"]
 
 BASELINES = ("dataloader", "cpu")  # against which the others are held, if it was recorded; else the first group
+Figure = Callable[[Analysis], float | None]
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(NamedTuple):
     """What runs have in common that are held to be the same."""
 
     strategy: str
@@ -33,69 +33,50 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class OneRun:
-    """The epochs of one run that count, of one kind.
-
-    Attributes:
-        trace: the last of these epochs.
-        host_cpu_s: processor seconds of the host's workers, of each of them.
-        profile: torch's, if one lies there.
-    """
-
-    path: Path
-    epochs: tuple[EpochSummary, ...]
-    trace: EpochTrace
-    host_cpu_s: tuple[float, ...]
-    profile: Profile | None = None
-
-    def mean(self, of: Callable[[Analysis], float | None]) -> float | None:
-        """The mean over the epochs of what ``of`` gives; None if it gives None for each."""
-        found = [value for one in self.epochs if (value := of(one.analysis)) is not None]
-        return statistics.fmean(found) if found else None
-
-
-@dataclass(frozen=True)
 class Group:
-    """Runs of one kind. `label` names the strategy, and what else tells it from other groups."""
+    """Runs of one kind, each with the epochs that count. `label` names the strategy, and what else tells it from others."""
 
     label: str
     kind: Kind
-    runs: tuple[OneRun, ...]
+    runs: dict[Path, list[Analysis]]
     energy: tuple[EnergyResult, ...]
 
-    def values(self, of: Callable[[Analysis], float | None]) -> list[float]:
-        """One value for each run that has it."""
-        return [value for run in self.runs if (value := run.mean(of)) is not None]
+    def values(self, of: Figure) -> list[float]:
+        """One value for each run that has it: the mean of its epochs."""
+        found = ([value for one in epochs if (value := of(one)) is not None] for epochs in self.runs.values())
+        return [statistics.fmean(values) for values in found if values]
 
-    def mean(self, of: Callable[[Analysis], float | None]) -> float:
+    def mean(self, of: Figure) -> float:
         """The mean over the runs; 0.0 if none has a value."""
         found = self.values(of)
         return statistics.fmean(found) if found else 0.0
 
+    def spent(self, on: str) -> float:
+        """Seconds of an epoch, as training saw it."""
+        return self.mean(lambda one: one.seconds.get(on, 0.0))
+
     def beside(self) -> dict[str, tuple[float, float]]:
-        """The DDLP paper's Table II: by data and other work, the seconds an epoch in which both ran at once.
+        """The DDLP paper's Table II: by who prepares and other work, the seconds an epoch in which both ran at once.
 
         And the seconds in which these data were prepared at all; 0: this side made none.
         """
         found = {}
-        for data, stage, others in (("CPU", CPU, (TRAINING, TRANSFER, CSD)), ("CSD", CSD, (TRAINING, TRANSFER, CPU))):
+        for stage, others in ((CPU, (TRAINING, TRANSFER, CSD)), (CSD, (TRAINING, TRANSFER, CPU))):
             prepared_s = self.mean(_at_once(stage, stage))
             for other in others:
-                found[f"{data} data, prepared during {other}"] = self.mean(_at_once(stage, other)), prepared_s
+                found[f"{stage} beside {other}"] = self.mean(_at_once(stage, other)), prepared_s
         return found
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Groups in the order in which their first runs were named. ``left_out``: what was not counted, and why."""
+    """Groups in the order in which their first runs were named. ``left_out``: what was not counted, and why.
+
+    As a string it is the comparison for people: each figure is the mean of the runs of a strategy.
+    """
 
     groups: tuple[Group, ...]
     left_out: tuple[str, ...]
-
-    @property
-    def runs(self) -> list[OneRun]:
-        """All runs."""
-        return [run for group in self.groups for run in group.runs]
 
     @property
     def baseline(self) -> Group:
@@ -106,8 +87,96 @@ class Comparison:
                     return group
         return self.groups[0]
 
+    @property
+    def headline(self) -> str:
+        """Which strategy was the fastest, and whether the runs' spread allows to say so."""
+        best, base = max(self.groups, key=lambda group: group.mean(_rate)), self.baseline
+        if len(self.groups) == 1:
+            return f"{best.label}: {seconds(best.mean(_wall_s))} an epoch in {len(best.runs)} runs"
+        if best is base:
+            return f"{best.label} was the fastest, and nothing else paid"
+        told = f"{best.label} was the fastest: {best.mean(_rate) / base.mean(_rate):.2f} times {base.label}"
+        overlap = min(best.values(_rate)) <= max(base.values(_rate))
+        return f"{told}, but their runs overlap" if overlap else told
 
-def _at_once(stage: str, other: str) -> Callable[[Analysis], float]:
+    def __str__(self) -> str:
+        return "\n".join([
+            *aligned(list(self._times())), "", *aligned(list(self._seconds())), "", *aligned(list(self._beside())), "",
+            *self._energy(), *aligned(list(self._runs()), (0, 1)), *(f"left out: {one}" for one in self.left_out),
+        ])  # fmt: skip
+
+    def _times(self) -> Iterator[list[str]]:
+        yield ["an epoch", "runs", "time", "deviation", "least to most", "images/s", f"times {self.baseline.label}",
+               "of the bound", "by devices", "host's rate", "devices' rate", "processor s/batch", "GPU busy"]  # fmt: skip
+        for group in self.groups:
+            times, rate = group.values(_wall_s), group.mean(_rate)
+            bound, gpu = group.values(lambda one: one.of_bound), group.values(_gpu_busy)
+            alone = (group.mean(lambda one: one.rates.host), group.mean(lambda one: sum(one.rates.devices.values())))
+            yield [
+                group.label, str(len(times)), seconds(statistics.fmean(times)),
+                seconds(statistics.stdev(times)) if len(times) > 1 else "-", f"{seconds(min(times))} to {seconds(max(times))}",
+                number(rate), f"{rate / self.baseline.mean(_rate):.2f}", percent(statistics.fmean(bound)) if bound else "-",
+                percent(group.mean(_by_devices)), *(number(one or None) for one in alone),
+                number(group.mean(lambda one: one.host_cpu_s / max(1, sum(one.batches.values())))),
+                percent(statistics.fmean(gpu)) if gpu else "-",
+            ]  # fmt: skip
+
+    def _seconds(self) -> Iterator[list[str]]:
+        analyses = [one for group in self.groups for epochs in group.runs.values() for one in epochs]
+        names = list(dict.fromkeys(name for one in analyses for name in one.seconds))
+        wall_s = [group.mean(_wall_s) for group in self.groups]
+        waited_s = [group.mean(lambda one: one.stages[WAITING]) for group in self.groups]
+        yield ["where each second went", *(group.label for group in self.groups)]
+        yield ["waiting", *map(percent, waited_s, wall_s)]
+        for name in names:
+            yield [name, *map(percent, (group.spent(name) for group in self.groups), wall_s)]
+
+    def _beside(self) -> Iterator[list[str]]:
+        """The paper's Table II. ``dataloader`` is its column of PyTorch."""
+        yield ["part of the preparing that ran beside other work", *(group.label for group in self.groups)]
+        found = [group.beside() for group in self.groups]
+        for title in found[0]:
+            times = (one[title] for one in found)
+            yield [title, *(f"{percent(both_s, of_s)} of {seconds(of_s)}" if of_s else "-" for both_s, of_s in times)]
+
+    def _energy(self) -> Iterator[str]:
+        results = [replace(one, label=group.label) for group in self.groups for one in group.energy]
+        if results:
+            base = self.baseline.label
+            yield "energy; modelled is watts times time, not measured"
+            yield energy_comparison(results, base if any(one.label == base for one in results) else None)
+            yield ""
+
+    def _runs(self) -> Iterator[list[str]]:
+        yield ["run", "strategy", "epochs", "workers", "batches", "time", "images/s", "limit"]
+        for group in self.groups:
+            for path, epochs in group.runs.items():
+                numbers = ", ".join(str(one.epoch) for one in epochs)
+                wall_s, rate = (statistics.fmean(map(of, epochs)) for of in (_wall_s, _rate))
+                size = f"{group.kind.batches} of {group.kind.batch_size}"
+                yield [str(path), group.label, numbers, str(group.kind.workers), size, seconds(wall_s), number(rate),
+                       epochs[-1].limit]  # fmt: skip
+
+
+def _wall_s(analysis: Analysis) -> float:
+    return analysis.wall_s
+
+
+def _rate(analysis: Analysis) -> float:
+    return analysis.images_per_s
+
+
+def _by_devices(analysis: Analysis) -> float:
+    return analysis.batches["csd"] / max(1, sum(analysis.batches.values()))
+
+
+def _gpu_busy(analysis: Analysis) -> float | None:
+    """The mean of the GPUs that did anything; None: none was asked about."""
+    found = [busy for busy, *_ in analysis.gpus.values()]
+    return statistics.fmean([busy for busy in found if busy] or found) if found else None
+
+
+def _at_once(stage: str, other: str) -> Figure:
     return lambda analysis: analysis.overlap[stage][other]
 
 
@@ -131,7 +200,7 @@ def read_comparison(
     for k, path in enumerate(paths):
         if path.resolve() in [one.resolve() for one in paths[:k]]:
             raise DDLPError(f"{path} is named twice; name each run once.")
-    found: dict[Kind, list[OneRun]] = {}
+    found: dict[Kind, dict[Path, list[Analysis]]] = {}
     results: dict[Kind, list[EnergyResult]] = {}
     left_out: list[str] = []
     for path in paths:
@@ -139,9 +208,9 @@ def read_comparison(
         if not kinds:
             which = "no complete epoch" if epoch is None else f"no complete epoch {epoch}"
             raise DDLPError(f"{path}: {which} was recorded there, so nothing can be compared. Leave this run out.")
-        for kind, one in kinds.items():
-            found.setdefault(kind, []).append(one)
-        where = find_energy(path) if energy is None else None
+        for kind, epochs in kinds.items():
+            found.setdefault(kind, {})[path] = epochs
+        where = find(path) if energy is None else None
         for result in () if where is None else load(where):
             for kind in kinds:
                 if len(kinds) == 1 or _strategy(result, kinds) == kind.strategy:
@@ -151,35 +220,25 @@ def read_comparison(
             if _strategy(result, found) == kind.strategy:
                 results.setdefault(kind, []).append(result)
     labels = _labels(list(found))
-    groups = [Group(labels[kind], kind, tuple(those), tuple(results.get(kind, ()))) for kind, those in found.items()]
+    groups = [Group(labels[kind], kind, those, tuple(results.get(kind, ()))) for kind, those in found.items()]
     return Comparison(tuple(groups), tuple(left_out))
 
 
-def _read(path: Path, epoch: int | None, every: bool, left_out: list[str]) -> dict[Kind, OneRun]:
-    """Return the epochs of a run that count, by what they are epochs of. One trace of each kind stays in memory."""
-    found: dict[Kind, list[tuple[EpochSummary, float]]] = {}
-    last: dict[Kind, EpochTrace] = {}
-    profile = profile_of(path)
-    for summary, trace in read_epochs(path, profile):
-        if summary.state != COMPLETE:
-            left_out.append(f"{summary.path}: {summary.state}")
-        elif epoch in (None, trace.began.epoch):
-            kind = kind_of(trace.began)
-            found.setdefault(kind, []).append((summary, sum(batch.cpu_s for batch in trace.of(HostBatch))))
-            last[kind] = trace
-    runs = {}
-    for kind, epochs in found.items():
-        first = min(one.began.epoch for one, _ in epochs)
-        later = [] if every or epoch is not None else [pair for pair in epochs if pair[0].began.epoch > first]
-        counted, host_cpu_s = zip(*(later or epochs), strict=True)
-        runs[kind] = OneRun(path, counted, last[kind], host_cpu_s, profile)
-    return runs
-
-
-def kind_of(began: EpochBegan) -> Kind:
-    """Return what an epoch is an epoch of."""
-    workers = 0 if began.itself else began.workers
-    return Kind(began.strategy, workers, len(began.devices), began.batch_size, began.batches)
+def _read(path: Path, epoch: int | None, every: bool, left_out: list[str]) -> dict[Kind, list[Analysis]]:
+    """Return the epochs of a run that count, by what they are epochs of."""
+    found: dict[Kind, list[Analysis]] = {}
+    for file in epoch_files(path):
+        one = analyse(read_epoch(file))
+        if one.state != COMPLETE:
+            left_out.append(f"{file}: {one.state}")
+        elif epoch in (None, one.epoch):
+            workers = 0 if one.began.itself else one.began.workers
+            kind = Kind(one.strategy, workers, len(one.began.devices), one.began.batch_size, one.began.batches)
+            found.setdefault(kind, []).append(one)
+    if every or epoch is not None:
+        return found
+    first = {kind: min(one.epoch for one in epochs) for kind, epochs in found.items()}
+    return {kind: [one for one in epochs if one.epoch > first[kind]] or epochs for kind, epochs in found.items()}
 
 
 def _strategy(result: EnergyResult, kinds: Iterable[Kind]) -> str | None:
@@ -192,12 +251,8 @@ def _labels(kinds: Sequence[Kind]) -> dict[Kind, str]:
     labels = {}
     for kind in kinds:
         same = [one for one in kinds if one.strategy == kind.strategy]
-        more = [
-            f"{getattr(kind, name)} {text}"
-            for name, text in (
-                ("workers", "workers"), ("devices", "devices"), ("batch_size", "images a batch"), ("batches", "batches")
-            )
-            if len({getattr(one, name) for one in same}) > 1
-        ]  # fmt: skip
+        units = ("", "workers", "devices", "images a batch", "batches")
+        more = [f"{value} {unit}" for value, unit, all_values in zip(kind, units, zip(*same, strict=True), strict=True)
+                if len(set(all_values)) > 1]  # fmt: skip
         labels[kind] = ", ".join([kind.strategy, *more])
     return labels

@@ -1,181 +1,181 @@
-"""What matplotlib draws for the pages, and a drawing as an element of a page. Importing this needs matplotlib.
-
-Each function draws series that are computed already and returns the figure. An artist's gid names what it shows.
-"""
+"""What matplotlib draws for the pages. Importing this needs matplotlib. An artist's gid names what it shows."""
 
 from __future__ import annotations
 
-import base64
-import io
-from collections.abc import Mapping, Sequence
-from html import escape
-from typing import Any, NamedTuple
+from typing import Any
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from ddlp.observe.report.series import BINS, DEVICE, GPU, HOST, TRAINING, TRANSFER, UNUSED, Curve, Track
-from ddlp.observe.spans import Span
+from ddlp.observe.analysis import TRAINING, TRANSFER, WAITING, Analysis
+from ddlp.observe.engine_time import device_times, on_workers
+from ddlp.observe.happened import happened
+from ddlp.observe.report.comparison import Comparison
+from ddlp.observe.run import EpochTrace, training_spans
+from ddlp.observe.words import number
+from ddlp.recording.events import Fetched, GpuUse, HostBatch, Published, Step
 
-__all__ = ["COLOURS", "Level", "curves", "element", "epoch_times", "lanes", "prongs", "stacked", "timeline"]
+__all__ = ["comparison", "epoch"]
 
-COLOURS = {
-    HOST: "#0969da", DEVICE: "#bc4c00", TRANSFER: "#1a7f6b", GPU: "#1a7f6b", TRAINING: "#6e50b0", UNUSED: "#57606a",
-    "held": "#a0622a", "busy": "#44546a", "waiting": "#cf222e", "idle": "#8c959f",
-}  # fmt: skip
-_LINES = {HOST: "-", DEVICE: "--", TRAINING: "-.", GPU: ":", TRANSFER: "-.", "held": ":"}
-_TALL = {"waiting": 0.45, "idle": 0.15}  # of a bar: colours alone do not show what it is
-_SINCE = "seconds since the epoch began"
-_INK = "#1f2328"
-
-
-class Level(NamedTuple):
-    """A line straight across; ``value`` None: it lies above the picture, and is named alone."""
-
-    name: str
-    value: float | None
+HOST, DEVICE, FETCH, TRAIN, UNUSED, WAIT = "host", "device", "transfer", "training", "not used", "waiting"
+_COLOURS = {HOST: "#0969da", DEVICE: "#bc4c00", FETCH: "#1a7f6b", TRAIN: "#6e50b0", UNUSED: "#8c959f", WAIT: "#cf222e"}
+_BINS = 60  # of the rates
+_FAR = 3.0  # a bound is not drawn above so many times the highest rate
 
 
-def element(figure: Figure, label: str) -> str:
-    """Return the drawing as an element of a page. ``label`` tells in words what is to be seen."""
-    FigureCanvasAgg(figure)
-    written = io.BytesIO()
-    figure.savefig(written, format="png", metadata={"Software": None})
-    encoded = base64.b64encode(written.getvalue()).decode("ascii")
-    return f'<div class="scroll" tabindex="0"><img alt="{escape(label)}" src="data:image/png;base64,{encoded}"></div>'
+def epoch(trace: EpochTrace, analysis: Analysis) -> Figure:
+    """Draw an epoch, one plot below another over the same seconds.
+
+    Which batch was made when; who was at work when; images a second and their bounds; ready batches and the spool; the GPUs.
+    """
+    lanes = _lanes(trace)
+    heights = [4.0, 1.0 + min(0.25 * len(lanes), 12.0), 3.0, 3.0, *([2.0] if analysis.gpus else [])]
+    figure = Figure(figsize=(11, sum(heights)), dpi=110, layout="constrained")
+    plots = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
+    _made(plots[0], trace)
+    _work(plots[1], trace, lanes)
+    _rates(plots[2], trace, analysis)
+    _ready(plots[3], trace)
+    if analysis.gpus:
+        _gpus(plots[4], trace)
+    for axes in plots:
+        axes.spines[["top", "right"]].set_visible(False)
+        _legend(axes)
+    plots[-1].set_xlabel("seconds since the epoch began")
+    plots[-1].set_xlim(0, max(trace.wall_s, 1e-6))
+    return figure
 
 
-def _axes(height: float, x: str, y: str = "") -> tuple[Figure, Any]:
-    """Return a figure so many inches high, and its axes."""
-    figure = Figure(figsize=(10, height), dpi=120, layout="constrained")
-    axes = figure.add_subplot()
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
-
-
-def _rows(axes: Any, names: Sequence[str]) -> None:
-    axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.5, -0.5)
-
-
-def _legend(figure: Figure) -> Figure:
-    named = dict(zip(*reversed(figure.axes[0].get_legend_handles_labels()), strict=True))
+def _legend(axes: Any) -> None:
+    named = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     if named:
-        figure.legend(named.values(), named.keys(), loc="outside lower left", ncols=3, frameon=False, fontsize=9)
+        axes.legend(named.values(), named.keys(), loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
+
+
+def _made(axes: Any, trace: EpochTrace) -> None:
+    """A mark for each batch: the host comes from the head, the device from the tail."""
+    axes.set_title("Which batch was made when", loc="left")
+    axes.set_ylabel("batch of the epoch")
+    made = {HOST: [(b.ended_at, b.position) for b in trace.of(HostBatch) if b.outcome == "made"],
+            DEVICE: [(e.at, e.position) for e in trace.of(Published) if e.position >= 0]}  # fmt: skip
+    for side, marker in ((HOST, "o"), (DEVICE, "s")):
+        if made[side]:
+            times, positions = zip(*made[side], strict=True)
+            look = {"color": _COLOURS[side], "marker": marker, "s": 12, "linewidths": 0}
+            axes.scatter(times, positions, label=f"made by the {side}", gid=f"dots {side}", **look)
+
+
+def _lanes(trace: EpochTrace) -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """What each worker and thread did, from the top: by its name and by the kind of work, (begin, length) of each piece."""
+    lanes: dict[str, dict[str, list[tuple[float, float]]]] = {f"host worker {k}": {} for k in range(trace.began.workers)}
+
+    def add(lane: str, kind: str, begin: float, end: float) -> None:
+        lanes.setdefault(lane, {}).setdefault(kind, []).append((begin, max(0.0, end - begin)))
+
+    for batch in trace.of(HostBatch):
+        kind = HOST if batch.outcome == "made" else UNUSED
+        add(f"host worker {batch.worker}", kind, batch.began_at, batch.ended_at)
+    for device in device_times(trace):
+        lanes |= {f"{device.device} worker {k}": {} for k in range(device.workers)}
+        for number_, work in on_workers(device):
+            add(f"{device.device} worker {number_}", DEVICE if work.published else UNUSED, *work.span)
+    lanes |= {f"transfer {k}": {} for k in range(trace.began.fetchers)}
+    for fetch in trace.of(Fetched):
+        add(f"transfer {fetch.fetcher}", UNUSED if fetch.trouble else FETCH, fetch.began_at, fetch.ended_at)
+    for step, (begin, end) in zip(trace.of(Step), training_spans(trace), strict=False):
+        add("training thread", FETCH, step.got_at, step.handed_at)
+        add("training thread", TRAIN, begin, end)
+    return lanes
+
+
+def _work(axes: Any, trace: EpochTrace, lanes: dict[str, dict[str, list[tuple[float, float]]]]) -> None:
+    """A lane for each worker and thread, with a box for each piece of work, and a line where a device came or went."""
+    axes.set_title("Who was at work when", loc="left")
+    for row, pieces in enumerate(lanes.values()):
+        for kind, spans in pieces.items():
+            tall = 0.4 if kind == UNUSED else 0.8
+            place, look = (row + 0.4 - tall, tall), {"facecolor": _COLOURS[kind], "linewidth": 0}
+            axes.broken_barh(spans, place, label=kind, gid=f"box {kind}", **look)
+    for one in happened(trace):
+        if one.kind in ("joined", "retires", "lost", "decided"):
+            label = "a decision, or a device came or went"
+            axes.axvline(one.at, color="black", linestyle="--", linewidth=0.8, label=label, gid="moment")
+    axes.set_yticks(range(len(lanes)), lanes, fontsize=8 if len(lanes) <= 48 else 4)
+    axes.set_ylim(len(lanes) - 0.5, -0.5)
+
+
+def _rates(axes: Any, trace: EpochTrace, analysis: Analysis) -> None:
+    """What the sides made and training got, and the bounds."""
+    axes.set_title("Rates against their bounds", loc="left")
+    axes.set_ylabel("images/s")
+    steps, wall_s = trace.of(Step), max(trace.wall_s, 1e-6)
+    a_batch = analysis.samples / len(steps) if steps else 0.0
+    host = [(b.ended_at, a_batch) for b in trace.of(HostBatch) if b.outcome == "made"]
+    device = [(e.at, a_batch) for e in trace.of(Published) if e.position >= 0]
+    got = [(step.got_at, step.samples) for step in steps]
+    bins = min(_BINS, max(4, len(steps) // 2))
+    for kind, name, found in ((HOST, "host makes", host), (DEVICE, "device makes", device), (TRAIN, "training gets", got)):
+        if found:
+            times, samples = zip(*found, strict=True)
+            look = {"histtype": "step", "color": _COLOURS[kind], "label": name, "gid": f"curve {kind}"}
+            axes.hist(times, bins, range=(0, wall_s), weights=[count * bins / wall_s for count in samples], **look)
+    top = axes.get_ylim()[1]
+    for name, rate, line in (("both sides", analysis.rates.both_sides, ":"), ("training alone", analysis.rates.training, "-.")):
+        if rate and rate <= _FAR * top:
+            axes.axhline(rate, color="black", linestyle=line, linewidth=1, label=f"bound: {name}, {number(rate)}", gid="level")
+        elif rate:
+            axes.plot([], [], " ", label=f"bound, above this plot:\n{name}, {number(rate)}")
+
+
+def _ready(axes: Any, trace: EpochTrace) -> None:
+    """Batches that wait for training, at each step: where none is ready, training waits; with a full spool the device does."""
+    axes.set_title("Ready batches and spool" if trace.began.devices else "Ready batches", loc="left")
+    axes.set_ylabel("batches")
+    steps = trace.of(Step)
+    curves = [(HOST, "ready, made by the host", [step.ready_host for step in steps])]
+    if trace.began.devices:
+        curves.append((DEVICE, "ready, from the device", [step.ready_csd for step in steps]))
+        curves.append((FETCH, "published in the spool", [step.in_spool for step in steps]))
+        curves.append((UNUSED, "spool held, being written\nincluded", [max(step.held, step.in_spool) for step in steps]))
+    for kind, name, counts in curves:
+        at = [step.got_at for step in steps]
+        axes.step(at, counts, where="post", color=_COLOURS[kind], label=name, gid=f"ready {kind}")
+    quota = sum(device.quota for device in device_times(trace))
+    if quota:
+        axes.plot([], [], " ", label=f"the spool's quota: {quota}")
+
+
+def _gpus(axes: Any, trace: EpochTrace) -> None:
+    """How busy the GPUs were, by NVML."""
+    axes.set_title("GPUs: part of the time in which a kernel ran", loc="left")
+    axes.set_ylabel("%")
+    for gpu in dict.fromkeys(sample.gpu for sample in trace.of(GpuUse)):
+        samples = [sample for sample in trace.of(GpuUse) if sample.gpu == gpu]
+        # A sample is of the time since the one before it.
+        axes.step([one.at for one in samples], [one.busy_percent for one in samples], where="pre", label=gpu, gid=f"gpu {gpu}")
+    axes.set_ylim(0, 102)
+
+
+def comparison(found: Comparison) -> Figure:
+    """Draw for each group the time of an epoch, with a mark for each run, and below what training did in it."""
+    groups = found.groups
+    figure = Figure(figsize=(11, 3.0 + 0.8 * len(groups)), dpi=110, layout="constrained")
+    times, spent = figure.subplots(2, 1, sharex=True)
+    for row, group in enumerate(groups):
+        walls = group.values(lambda one: one.wall_s)
+        times.barh(row, sum(walls) / len(walls), height=0.4, color=_COLOURS[UNUSED], label="mean of the runs")
+        times.scatter(walls, [row] * len(walls), s=22, color=_COLOURS[HOST], zorder=3, label="a run", gid="dots run")
+    left = [0.0] * len(groups)
+    for kind, name in ((TRAIN, TRAINING), (FETCH, TRANSFER), (WAIT, WAITING)):
+        took = [group.spent(name) if name != WAITING else group.mean(lambda one: one.stages[WAITING]) for group in groups]
+        for bar in spent.barh(range(len(groups)), took, 0.6, left, color=_COLOURS[kind], label=kind):
+            bar.set_gid(f"box {kind}")
+        left = [a + b for a, b in zip(left, took, strict=True)]
+    for axes, title in ((times, "Time of an epoch"), (spent, "What training did in it")):
+        axes.set_title(title, loc="left")
+        axes.set_yticks(range(len(groups)), [group.label for group in groups])
+        axes.set_ylim(len(groups) - 0.5, -0.5)
+        axes.spines[["top", "right"]].set_visible(False)
+        _legend(axes)
+    spent.set_xlabel("seconds an epoch")
+    spent.set_xlim(left=0)
     return figure
-
-
-def prongs(made: Mapping[str, Sequence[tuple[float, int]]], names: Mapping[str, str], wall_s: float, batches: int) -> Figure:
-    """Draw a mark for each batch: when it was made, and which one it is. ``made``: (seconds, position) by side."""
-    figure, axes = _axes(4.0, _SINCE, "batch of the epoch")
-    for side, dots in made.items():
-        if dots:
-            times, positions = zip(*dots, strict=True)
-            style = {"marker": "s" if side == DEVICE else "o", "color": COLOURS[side]}
-            axes.scatter(times, positions, s=14, linewidths=0, label=names[side], gid=f"dots {side}", clip_on=False, **style)
-    axes.set_xlim(0, max(wall_s, 1e-6))
-    axes.set_ylim(0, max(1, batches))
-    return _legend(figure)
-
-
-def timeline(tracks: Sequence[Track], kinds: Mapping[str, str], wall_s: float, moments: Sequence[float]) -> Figure:
-    """Draw a lane for each track, with a box for each piece of work, or with the part of the time at work."""
-    figure, axes = _axes(1.6 + 0.3 * len(tracks), _SINCE)
-    times = [wall_s * k / BINS for k in range(BINS + 1)]
-    for row, track in enumerate(tracks):
-        below = [row + 0.4] * (BINS + 1)  # the axis points down
-        for kind, name in kinds.items():
-            style: dict[str, Any] = {"facecolor": COLOURS[kind], "linewidth": 0, "label": name, "gid": f"box {kind}"}
-            if kind in track.pieces:
-                tall = 0.4 if kind == UNUSED else 0.8
-                spans = [(begin, end - begin) for begin, end in track.pieces[kind]]
-                axes.broken_barh(spans, (row + 0.4 - tall, tall), **style)
-            elif kind in track.shares:
-                shares = [*track.shares[kind], track.shares[kind][-1]]
-                above = [y - 0.8 * share for y, share in zip(below, shares, strict=True)]
-                axes.fill_between(times, below, above, step="post", **style)
-                below = above
-    for at in moments:
-        axes.axvline(at, color=_INK, linestyle="--", linewidth=1, label="a device came or went: see Events", gid="moment")
-    _rows(axes, [track.name for track in tracks])
-    axes.set_xlim(0, max(wall_s, 1e-6))
-    return _legend(figure)
-
-
-def lanes(found: Mapping[str, Sequence[Span]], wall_s: float) -> Figure:
-    """Draw a lane for each name, with a box for each span; neighbours have two colours."""
-    figure, axes = _axes(1.2 + 0.3 * len(found), _SINCE)
-    for row, spans in enumerate(found.values()):
-        boxes = [(begin, end - begin) for begin, end in spans]
-        axes.broken_barh(boxes, (row - 0.4, 0.8), facecolor=(COLOURS["held"], COLOURS["idle"]), linewidth=0, gid="box decision")
-    _rows(axes, list(found))
-    axes.set_xlim(0, max(wall_s, 1e-6))
-    return figure
-
-
-def curves(
-    found: Sequence[Curve], styles: Sequence[str], wall_s: float, unit: str, levels: Sequence[Level] = (),
-    most: float | None = None,
-) -> Figure:  # fmt: skip
-    """Draw curves over the epoch, each with the shade from its least to its most, and levels.
-
-    Args:
-        found: the curves; their bins cover ``wall_s`` seconds.
-        styles: for each a name of `COLOURS`.
-        wall_s: seconds.
-        unit: of the values.
-        levels: to draw across.
-        most: the end of the axis; None: what the curves need.
-    """
-    figure, axes = _axes(3.6, _SINCE, unit)
-    for curve, style in zip(found, styles, strict=False):
-        times = [(k + 0.5) * wall_s / len(curve.mean) for k in range(len(curve.mean))]
-        look = {"color": COLOURS[style], "linestyle": _LINES[style], "linewidth": 1.6}
-        axes.plot(times, curve.mean, label=curve.name, gid=f"curve {style}", **look)
-        if curve.low != curve.high:
-            axes.fill_between(times, curve.low, curve.high, color=COLOURS[style], alpha=0.14, linewidth=0, gid=f"band {style}")
-    for number, level in enumerate(levels):
-        if level.value is None:
-            axes.plot([], [], " ", label=level.name)
-        else:
-            look = {"linestyle": ((0, (1, 2)), (0, (5, 1, 1, 1)))[number % 2], "linewidth": 1.3}
-            axes.axhline(level.value, color=_INK, label=level.name, gid="level", **look)
-    axes.set_xlim(0, max(wall_s, 1e-6))
-    axes.set_ylim(0, most)
-    return _legend(figure)
-
-
-def stacked(names: Sequence[str], parts: Mapping[str, tuple[str, Sequence[float]]], limit: float, x: str) -> Figure:
-    """Draw a bar for each name, whose parts lie one after another.
-
-    Args:
-        names: of the bars.
-        parts: by a name of `COLOURS`, what the part is, and its length in each bar.
-        limit: the axis' end; bars are cut there.
-        x: the axis' title.
-    """
-    figure, axes = _axes(1.2 + 0.3 * len(names), x)
-    left = [0.0] * len(names)
-    for style, (name, lengths) in parts.items():
-        end = [min(limit, at + length) for at, length in zip(left, lengths, strict=True)]
-        shown = [b - a for a, b in zip(left, end, strict=True)]
-        tall = 0.75 * _TALL.get(style, 1.0)
-        for bar in axes.barh(range(len(names)), shown, left=left, height=tall, color=COLOURS[style], label=name):
-            bar.set_gid(f"box {style}")
-        left = end
-    _rows(axes, names)
-    axes.set_xlim(0, limit)
-    return _legend(figure)
-
-
-def epoch_times(found: Mapping[str, Sequence[float]]) -> Figure:
-    """Draw for each name a mark for each run's seconds, and their mean as a bar."""
-    figure, axes = _axes(1.4 + 0.3 * len(found), "seconds an epoch")
-    for row, times in enumerate(found.values()):
-        axes.barh(row, sum(times) / len(times), height=0.3, color=COLOURS["busy"], label="mean of the runs")
-        axes.scatter(times, [row] * len(times), s=22, color=COLOURS[HOST], zorder=3, label="a run", gid="dots host")
-    _rows(axes, list(found))
-    axes.set_xlim(left=0)
-    return _legend(figure)

@@ -9,7 +9,7 @@ from ddlp.schedule.strategies.wrr import Wrr
 class Auto(Wrr):
     """Training takes any batch that is ready, and devices that bring nothing rest: they are given no leases.
 
-    Which ones rest, `Rates.resting` says. `ddlp.planning.controller` measures that and changes it while training goes on. The
+    Which ones rest, `Rates.resting` says. `ddlp.auto.controller` measures that and changes it while training goes on. The
     host makes what a resting device has still to make. So the device soon rests indeed, and nothing waits for it.
     """
 

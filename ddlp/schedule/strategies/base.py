@@ -56,7 +56,7 @@ class Strategy:
         takes_ratio: True: the loader's argument ``ratio`` is for it.
         rank_after_rank: True: a device that several ranks share works for the lowest rank that has leases. False: it works for
             all in turn.
-        decides: True: a `ddlp.planning.controller.Controller` measures while training goes on, and lets devices rest.
+        decides: True: a `ddlp.auto.controller.Controller` measures while training goes on, and lets devices rest.
     """
 
     name: ClassVar[str] = ""

@@ -2,10 +2,10 @@
 
 `OwnSteps` runs the steps and collates the samples. The loader's ``own_steps=`` and ``num_workers`` choose where it is called:
 
-    Here        in the training thread (``num_workers=0``), as DataLoader does
-    Processes   in torch's own worker processes, one for each of the host's threads, with torch's guarantees
-    Threads     in the host's threads, each with a copy of the steps: for steps that release the GIL and do not draw from a
-                global generator, which only the user can know
+    in the training thread (``num_workers=0``), as DataLoader does
+    in torch's own worker processes, one for each of the host's threads, with torch's guarantees
+    in the host's threads, each with a copy of the steps: for steps that release the GIL and do not draw from a global
+    generator, which only the user can know
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import copy
 import operator
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -26,28 +25,29 @@ from torchvision import tv_tensors
 
 from csd_engine.errors import named, noted
 from csd_engine.keyed import Keyed
-from ddlp.sampling.keyed_generators import GENERATORS
+from ddlp.sampling.keyed_generators import states
 from ddlp.sampling.own_generators import own_generators
 from ddlp.sampling.sampler_order import default_device
 from ddlp.sampling.torch_loader import collates
-from ddlp.sources.base import BatchState, PreparedBatch, Resources, StepRunner
+from ddlp.sources.base import PreparedBatch, Resources, StepRunner
 from ddlp.sources.host.collate_errors import with_place
+from ddlp.sources.workers.fetching import Maker
 from ddlp.sources.workers.keyed_samples import KeyedBatch, KeyedSamples
-from ddlp.sources.workers.processes import WorkerEpoch, worker_processes
+from ddlp.sources.workers.processes import worker_processes
 from ddlp.transfer.epilogue import Epilogue
 from ddlp.translate.cut import Rest
 from ddlp.translate.joint import Joint
 
-__all__ = ["Here", "OwnSteps", "Processes", "Threads", "in_processes", "start"]
+__all__ = ["OwnSteps", "in_processes", "start"]
 
 _TRIED = 8  # in threads, so many samples are watched for draws from the global generators
 
 
-@dataclass(frozen=True)
-class SampleFacts:
-    """What the steps need to know of a batch's samples beside their bytes. It is sent to other processes.
+class Asked(NamedTuple):
+    """A request for a batch: its bytes, and what the steps need to know of its samples. It may be sent to other processes.
 
     Attributes:
+        images, boxes: the prepared batch's.
         targets: one for each sample, as the data set keeps them.
         parts: the number of the data set's part for each sample.
         items: (source index, occurrence) of each sample.
@@ -56,6 +56,8 @@ class SampleFacts:
         sizes: (width, height) of each sample's image file; empty unless targets follow their images.
     """
 
+    images: torch.Tensor
+    boxes: torch.Tensor | None
     targets: list[Any]
     parts: list[int]
     items: list[tuple[int, int]]
@@ -65,107 +67,94 @@ class SampleFacts:
     sizes: list[tuple[int, int]]
 
     @classmethod
-    def of(cls, resources: Resources, position: int, batch: PreparedBatch) -> SampleFacts:
-        """Return those of the batch at this position. A replaced sample draws as the bad one would have."""
+    def of(cls, resources: Resources, position: int, batch: PreparedBatch) -> Asked:
+        """Return the request for the batch at this position. A replaced sample draws as the bad one would have."""
         sources = batch.sources(resources.plan.sources(position)).tolist()
         found = [resources.epoch.portable.dataset.part(source) for source in sources]
         numbers = {id(part): number for number, part in enumerate(resources.epoch.portable.dataset.parts)}
         targets = [part.targets([index])[0] for part, index in found]
         parts, places = [numbers[id(part)] for part, _ in found], [resources.reader.where(source) for source in sources]
         sizes = [part.image_size(index) for part, index in found if part.transforms is not None]
-        epoch = resources.epoch
-        return cls(targets, parts, list(resources.plan.items(position)), places, epoch.seed, epoch.number, sizes)
-
-
-class Asked(NamedTuple):
-    """A request to a worker process: a batch of bytes, and what the steps need to know of it."""
-
-    images: torch.Tensor
-    boxes: torch.Tensor | None
-    facts: SampleFacts
+        items, epoch = list(resources.plan.items(position)), resources.epoch
+        return cls(batch.images, batch.boxes, targets, parts, items, places, epoch.seed, epoch.number, sizes)
 
     def at(self, place: int) -> str:
-        """As `ddlp.sources.workers.mark.Work.at`."""
-        return "while it made a batch" if place < 0 else f"at sample {self.facts.places[place]}"
+        """As `KeyedBatch.at`."""
+        return "while it made a batch" if place < 0 else f"at sample {self.places[place]}"
 
 
 class _Samples:
-    """The samples of the current batch, by their place in it, as a data set whose transform is the user's steps."""
+    """The samples of the current batch, by their place in it, as a data set whose transform is the user's steps.
 
-    def __init__(self, rest: Rest) -> None:
-        self.views, self.target_transforms, self._gathered = rest.views, rest.target_transforms, rest.gathered
-        self._tensor, self._crops, self.joint = rest.tensor, rest.crops, rest.joint
+    Args:
+        rest: the steps, and what the first of them gets.
+        collate: joins the samples.
+        usual: they are joined as batches by torch's own default_collate.
+    """
+
+    def __init__(self, rest: Rest, collate: Callable[[Any], Any], usual: bool) -> None:
+        self.views, self.target_transforms, self.gathered = rest.views, rest.target_transforms, rest.gathered
+        self.tensor, self.crops, self.joint = rest.tensor, rest.crops, rest.joint
+        self.collate, self._usual = collate, usual
         self._images: list[torch.Tensor] = []
-        self._facts: SampleFacts | None = None
+        self._asked: Asked | None = None
 
-    def take(self, images: list[torch.Tensor], facts: SampleFacts) -> None:
+    def take(self, images: list[torch.Tensor], asked: Asked | None) -> None:
         """Set the batch whose samples are asked for next. ``images``: of each view, the epilogue's result for it."""
-        self._images, self._facts = images, facts
-
-    def drop(self) -> None:
-        """Forget the batch, which is made."""
-        self._images, self._facts = [], None
+        self._images, self._asked = images, asked
 
     def __getitem__(self, k: int) -> tuple[Any, Any]:
-        facts = self._facts
-        assert facts is not None
+        asked = self._asked
+        assert asked is not None
         try:
             if self.joint is not None:
-                return self._together(self.joint, k, facts)
+                return self._together(self.joint, k, asked)
             views = [self._view(steps, images[k]) for steps, images in zip(self.views, self._images, strict=True)]
-            image = views[0] if self._gathered is None else self._gathered(views)
-            target, transform = facts.targets[k], self.target_transforms[facts.parts[k]]
+            image = views[0] if self.gathered is None else self.gathered(views)
+            target, transform = asked.targets[k], self.target_transforms[asked.parts[k]]
             return image, target if transform is None else transform(target)
         except Exception as error:
-            place = facts.places[k]
+            place = asked.places[k]
             if get_worker_info() is not None:
                 raise named(error, place)  # noqa: B904  torch carries its type and its text to the training process
             noted(error, f"It was raised for sample {place}.")
             raise
 
-    def _together(self, joint: Joint, k: int, facts: SampleFacts) -> tuple[Any, Any]:
+    def join(self, made: Any) -> Any:
+        """Call the collate_fn. An error of torch's own names the sample that does not go with the others."""
+        try:
+            return self.collate(made)
+        except Exception as error:
+            if not self._usual or self._asked is None:
+                raise
+            raise with_place(error, [target for _, target in made], self._asked.places)  # noqa: B904
+
+    def _together(self, joint: Joint, k: int, asked: Asked) -> tuple[Any, Any]:
         """Return the sample of a joint transform."""
-        keyed = Keyed(facts.seed, facts.epoch, *facts.items[k])
-        image, target = self._first(self._images[0][k]), joint.follow(facts.targets[k], facts.parts[k], facts.sizes[k], keyed)
+        keyed = Keyed(asked.seed, asked.epoch, *asked.items[k])
+        image, target = self._first(self._images[0][k]), joint.follow(asked.targets[k], asked.parts[k], asked.sizes[k], keyed)
         for step in self.views[0]:
             image, target = step(image, target)
         return image, target
 
     def _view(self, steps: tuple[Any, ...], prepared: torch.Tensor) -> Any:
         """Return the view that the steps make of a prepared image."""
-        image: Any = self._first(prepared) if self._crops == 1 else tuple(map(self._first, prepared.chunk(self._crops, dim=1)))
+        image: Any = self._first(prepared) if self.crops == 1 else tuple(map(self._first, prepared.chunk(self.crops, dim=1)))
         for step in steps:
             image = step(image)
         return image
 
     def _first(self, image: torch.Tensor) -> Any:
         """Return what torchvision would have given to the first step."""
-        if self._tensor is None:
+        if self.tensor is None:
             pixels = image.permute(1, 2, 0).numpy()  # in their order in memory
             made = Image.fromarray(pixels if pixels.shape[2] > 1 else pixels[:, :, 0])
             return made.copy() if made.readonly else made
         image = image.clone()  # memory of its own: a step may change it, or keep it
-        return image if self._tensor is torch.Tensor else tv_tensors.Image(image)
+        return image if self.tensor is torch.Tensor else tv_tensors.Image(image)
 
 
-class _Join:
-    """The collate_fn. An error of torch's own names the sample that does not go with the others."""
-
-    def __init__(self, collate: Callable[[Any], Any], batched: bool) -> None:
-        self.collate = collate
-        self._usual = batched and collate is default_collate
-        self.places: Sequence[str] = ()  # of the batch's samples, for messages
-
-    def __call__(self, made: Any) -> Any:
-        try:
-            return self.collate(made)
-        except Exception as error:
-            if not self._usual:
-                raise
-            raise with_place(error, [target for _, target in made], self.places)  # noqa: B904
-
-
-class OwnSteps:
+class OwnSteps(Maker):
     """Makes the training loop's batches from batches of bytes.
 
     Args:
@@ -176,27 +165,21 @@ class OwnSteps:
         dataset: the user's data set, for ``get_worker_info().dataset``.
     """
 
-    postpone: bool | None = None  # the images come prepared; what steps open is opened as in the training process
-
     def __init__(self, rest: Rest, epilogue: Epilogue, collate: Callable[[Any], Any], batched: bool, dataset: Any) -> None:
         self.dataset = dataset
         self._epilogue, self._batched = epilogue, batched
-        self._samples, self._join = _Samples(rest), _Join(collate, batched)
-        self._keyed = KeyedSamples(self._samples, self._join, batched)
+        self._samples = _Samples(rest, collate, batched and collate is default_collate)
+        self._keyed = KeyedSamples(self._samples, self._samples.join, batched)
 
-    def whole(self, batch: PreparedBatch, facts: SampleFacts) -> Any:
+    def fetch(self, request: Asked) -> Any:
         """Return the batch. The draws of each sample are keyed. The training process's global generators are put back."""
-        with self._taken(batch, facts):
-            return self._keyed.__getitems__(self._asked(facts))
+        with self._taken(request):
+            return self._keyed.fetch(self._batch(request))
 
-    def answer(self, message: Asked) -> Any:
-        """Do the same in another process, which gets this message."""
-        return self.whole(PreparedBatch(message.images, message.boxes), message.facts)
-
-    def without_global_draws(self, batch: PreparedBatch, facts: SampleFacts) -> Any:
+    def without_global_draws(self, request: Asked) -> Any:
         """Return the batch, without a change to the global generators: only the steps' own generators are keyed."""
-        with self._taken(batch, facts):
-            return self._keyed.by_own_generators(self._asked(facts))
+        with self._taken(request):
+            return self._keyed.by_own_generators(self._batch(request))
 
     def copies(self, number: int) -> list[OwnSteps]:
         """Return ``number`` objects: this one, and copies with steps of their own.
@@ -204,7 +187,7 @@ class OwnSteps:
         Raises ValueError if a function names a transform that has generators of its own: such a transform would be shared.
         """
         made = [self, *(copy.deepcopy(self) for _ in range(number - 1))]
-        drawing = [own_generators((one._samples, one._join)) for one in made[:2]]
+        drawing = [own_generators(one._samples) for one in made[:2]]
         shared = {type(one).__name__ for one in drawing[0] if any(one is other for other in drawing[-1])}
         if number > 1 and shared:
             raise ValueError(
@@ -215,89 +198,69 @@ class OwnSteps:
         return made
 
     def same_as(self, other: OwnSteps) -> bool:
-        """Return whether ``other`` would make the same of each batch: it holds the very same objects."""
+        """As `Maker.same_as`: it holds the very same objects."""
         ours, theirs = self._held(), other._held()
         if len(ours) != len(theirs) or not all(map(operator.is_, ours, theirs)):
             return False
-        return self._samples._gathered == other._samples._gathered and self._epilogue.does_what(other._epilogue)
+        return self._samples.gathered == other._samples.gathered and self._epilogue.does_what(other._epilogue)
 
     def _held(self) -> list[Any]:
         samples = self._samples
         steps = [step for view in samples.views for step in (*view, None)]
-        kind = samples._crops, samples._tensor
+        kind = samples.crops, samples.tensor
         steps += [] if samples.joint is None else [step for step, _ in samples.joint.steps]
-        return [*steps, *samples.target_transforms, *kind, self._join.collate, self._batched, self.dataset]
-
-    def begin_worker(self, init: Callable[[], None]) -> None:
-        """Run the user's worker_init_fn.
-
-        A generator that it seeds is keyed like the others: which batches a worker gets is not the same in every run.
-        """
-        init()
+        return [*steps, *samples.target_transforms, *kind, samples.collate, self._batched, self.dataset]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OwnSteps:
-        samples = self._samples
-        rest = copy.copy(samples)
-        rest.views, rest.target_transforms = copy.deepcopy((samples.views, samples.target_transforms), memo)
         made = copy.copy(self)
-        made._samples, made._join = rest, copy.deepcopy(self._join, memo)
-        made._keyed = KeyedSamples(rest, made._join, self._batched)
+        samples = made._samples = copy.copy(self._samples)
+        theirs = samples.views, samples.target_transforms, samples.collate
+        samples.views, samples.target_transforms, samples.collate = copy.deepcopy(theirs, memo)
+        made._keyed = KeyedSamples(samples, samples.join, self._batched)
         return made
 
     @contextlib.contextmanager
-    def _taken(self, batch: PreparedBatch, facts: SampleFacts) -> Iterator[None]:
-        made = self._epilogue(batch.images, batch.boxes)
-        self._samples.take(self._epilogue.views(made, len(self._samples.views)), facts)
-        self._join.places = facts.places
+    def _taken(self, request: Asked) -> Iterator[None]:
+        made = self._epilogue(request.images, request.boxes)
+        self._samples.take(self._epilogue.views(made, len(self._samples.views)), request)
         try:
             yield
         finally:
-            self._samples.drop()
+            self._samples.take([], None)
 
-    def _asked(self, facts: SampleFacts) -> KeyedBatch:
-        indices: Any = range(len(facts.items)) if self._batched else 0
-        return KeyedBatch(indices, facts.items, facts.seed, facts.epoch)
-
-
-class Here:
-    """The steps run in the training thread."""
-
-    def __init__(self, steps: OwnSteps) -> None:
-        self._steps = steps
-
-    def finish(self, resources: Resources, position: int, batch: PreparedBatch) -> PreparedBatch:
-        """Return the batch as it is: `whole` does the work."""
-        return batch
-
-    def whole(self, resources: Resources, position: int, batch: PreparedBatch) -> Any:
-        """Return what the training loop gets."""
-        return self._steps.whole(batch, SampleFacts.of(resources, position, batch))
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to end."""
+    def _batch(self, request: Asked) -> KeyedBatch:
+        indices: Any = range(len(request.items)) if self._batched else 0
+        return KeyedBatch(indices, request.items, request.seed, request.epoch)
 
 
-class _Beside:
-    """The steps run beside the training thread."""
+class Runner:
+    """Runs the steps: it is the epoch's `StepRunner`.
+
+    Args:
+        make: returns the batch for a request.
+        beside: any of the host's threads calls it; False: the training thread does.
+        close: ends what it runs in.
+    """
+
+    def __init__(self, make: Callable[[Asked], Any], beside: bool = True, close: Callable[[], None] = lambda: None) -> None:
+        self._make, self._beside, self.close = make, beside, close
 
     def finish(self, resources: Resources, position: int, batch: PreparedBatch) -> PreparedBatch:
-        """Return the whole batch, or a failed one with the error of a sample."""
+        """As `StepRunner.finish`."""
+        if not self._beside:
+            return batch
         try:
-            made = self._made(batch, SampleFacts.of(resources, position, batch))
+            made = self._make(Asked.of(resources, position, batch))
         except Exception as error:  # raised again in the training thread, in this batch's place
             return PreparedBatch.failed(error)
-        return PreparedBatch(torch.empty(0), None, BatchState.WHOLE, whole=made, replaced=batch.replaced)
+        return PreparedBatch.made_whole(made, batch.replaced)
 
     def whole(self, resources: Resources, position: int, batch: PreparedBatch) -> Any:
-        """Return what the training loop gets, which is made already."""
-        return batch.whole
-
-    def _made(self, batch: PreparedBatch, facts: SampleFacts) -> Any:
-        """Return the batch, in any of the host's threads."""
-        raise NotImplementedError
+        """As `StepRunner.whole`."""
+        return batch.whole if self._beside else self._make(Asked.of(resources, position, batch))
 
 
-class Threads(_Beside):
+class _Threads:
     """The host's threads run the steps. Each has a copy of its own, as each of torch's workers has."""
 
     def __init__(self, steps: OwnSteps, threads: int) -> None:
@@ -307,39 +270,27 @@ class Threads(_Beside):
         for one in steps.copies(threads):
             self._free.put(one)
 
-    def _made(self, batch: PreparedBatch, facts: SampleFacts) -> Any:
+    def make(self, request: Asked) -> Any:
+        """Return the batch."""
         steps = self._free.get()
         try:
             with self._modes():
-                return self._watched(steps, batch, facts) if self._left > 0 else steps.without_global_draws(batch, facts)
+                return self._watched(steps, request) if self._left > 0 else steps.without_global_draws(request)
         finally:
             self._free.put(steps)
 
-    def _watched(self, steps: OwnSteps, batch: PreparedBatch, facts: SampleFacts) -> Any:
+    def _watched(self, steps: OwnSteps, request: Asked) -> Any:
         with self._lock:  # the epoch's first batches: training waits for them, and draws nothing meanwhile
-            before = {name: generator.state() for name, generator in GENERATORS.items()}
-            made = steps.without_global_draws(batch, facts)
-            moved = [name for name, generator in GENERATORS.items() if generator.state() != before[name]]
-            self._left -= len(facts.items)
+            before = states()
+            made = steps.without_global_draws(request)
+            moved = [name for name, state in states().items() if state != before[name]]
+            self._left -= len(request.items)
         if moved:
             raise RuntimeError(
                 f"own_steps='threads': the transform's own steps drew from the global generator of {' and '.join(moved)}, "
                 "which threads share, so their results would differ from run to run. Leave own_steps='threads' out"
             )
         return made
-
-    def close(self) -> None:
-        """Do nothing: the threads end by themselves."""
-
-
-class Processes(_Beside):
-    """torch's own worker processes run the steps in an epoch of theirs."""
-
-    def __init__(self, epoch: WorkerEpoch) -> None:
-        self._epoch, self.close = epoch, epoch.close
-
-    def _made(self, batch: PreparedBatch, facts: SampleFacts) -> Any:
-        return self._epoch.ask(Asked(batch.images, batch.boxes, facts))
 
 
 def torch_modes() -> Callable[[], contextlib.AbstractContextManager[Any]]:
@@ -371,7 +322,8 @@ def start(how: str, loader: Any, rest: Rest, epilogue: Epilogue, base_seed: int)
     """Return the runner of a loader's own steps for one epoch. ``how``: the loader's ``own_steps``, which is not ``"off"``."""
     steps = OwnSteps(rest, epilogue, loader.collate_fn, collates(loader), loader.dataset)
     if how == "threads":
-        return Threads(steps, max(1, loader.num_workers))
+        return Runner(_Threads(steps, max(1, loader.num_workers)).make)
     if not in_processes(how, loader.num_workers):
-        return Here(steps)
-    return Processes(worker_processes(loader, loader._parts, steps, base_seed))
+        return Runner(steps.fetch, beside=False)
+    epoch = worker_processes(loader, loader._parts, steps, base_seed)
+    return Runner(epoch.ask, close=epoch.close)

@@ -6,7 +6,6 @@ ddlp's own ledger, as one of portable batches does, because torch's iterator can
 
 from __future__ import annotations
 
-import operator
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +18,7 @@ from csd_engine.transforms.pipeline import Pipeline
 from ddlp.sampling.checkpoint import is_stateful, sampler_of
 from ddlp.sampling.epoch_plan import is_built_in
 from ddlp.sampling.torch_loader import collates, index_sampler_of
-from ddlp.sources.base import BatchState, EpochSink, PreparedBatch, Resources
+from ddlp.sources.base import EpochSink, PreparedBatch, Resources
 from ddlp.sources.usercode.tree import Encoded, encode
 from ddlp.sources.usercode.work import Work
 from ddlp.sources.workers.keyed_samples import KeyedBatch, KeyedSamples
@@ -73,26 +72,6 @@ def indexed(loader: Any) -> Portable:
     return Portable(samples, nothing, Epilogue(None, no_fills, torch.uint8), (0, 0, 0))
 
 
-class _Batches:
-    """Runs in the host's worker processes: makes whole batches by the user's code."""
-
-    def __init__(self, loader: Any) -> None:
-        self.dataset, self.collate_fn, self.postpone = loader.dataset, loader.collate_fn, loader.postpone_decoding or None
-        self._keyed = KeyedSamples(self.dataset, self.collate_fn, collates(loader))
-
-    def same_as(self, other: Any) -> bool:
-        """Return whether ``other`` has the same objects."""
-        ours, theirs = ((one.dataset, one.collate_fn, one.postpone) for one in (self, other) if isinstance(one, _Batches))
-        return all(map(operator.is_, ours, theirs))
-
-    def begin_worker(self, init: Callable[[], None]) -> None:
-        """Do nothing: a loader with a worker_init_fn has no such processes (`why_at_home`)."""
-
-    def answer(self, message: KeyedBatch) -> Any:
-        """Return the batch."""
-        return self._keyed.__getitems__(message)
-
-
 class UserCodeHost:
     """The host's source in one epoch, and what its nodes need to know: the work, the tasks, and a batch to be compared by.
 
@@ -102,7 +81,9 @@ class UserCodeHost:
     def __init__(self, work: Work, loader: Any, base_seed: int) -> None:
         self.work = work
         self._batched = collates(loader)
-        self._workers = worker_processes(loader, loader._parts, _Batches(loader), base_seed)
+        maker = KeyedSamples(loader.dataset, loader.collate_fn, self._batched)
+        maker.postpone = loader.postpone_decoding or None
+        self._workers = worker_processes(loader, loader._parts, maker, base_seed)
         self.close = self._workers.close
         self._comparing = threading.Lock()
         self._expected: Encoded | None = None
@@ -138,7 +119,7 @@ class UserCodeHost:
 
     def prepare(self, position: int, wanted: Callable[[], bool], finished: bool) -> PreparedBatch:
         """Have a free worker make the batch at this position."""
-        return whole(self._workers.ask(self.task(self._resources, position)))
+        return PreparedBatch.made_whole(self._workers.ask(self.task(self._resources, position)))
 
     # -- the StepRunner --------------------------------------------------------------------------------------------------
 
@@ -149,8 +130,3 @@ class UserCodeHost:
     def whole(self, resources: Resources, position: int, batch: PreparedBatch) -> Any:
         """Return what the training loop gets."""
         return batch.whole
-
-
-def whole(batch: Any) -> PreparedBatch:
-    """Return a batch of the user's code as the epoch takes it."""
-    return PreparedBatch(torch.empty(0), None, BatchState.WHOLE, whole=batch)

@@ -11,7 +11,7 @@ from ddlp.errors import DDLPError
 from ddlp.process.pauses import next_pause_s
 from ddlp.sources.base import Capacity, EpochSink, PreparedBatch
 from ddlp.sources.engine.source import LOOK_S
-from ddlp.sources.usercode.host import UserCodeHost, whole
+from ddlp.sources.usercode.host import UserCodeHost
 from ddlp.sources.usercode.nodes import Nodes
 from ddlp.sources.usercode.tree import Encoded, NotATree, decode
 from ddlp.sources.usercode.wire import NodeGone, NodeUnfit, WireNode
@@ -139,7 +139,7 @@ class _Leases:
 
     def fetch(self, lease: int, position: int, handle: Any) -> PreparedBatch:
         """Return the batch. Raises DamagedTree if it is none."""
-        return whole(decode(self._made[lease]))
+        return PreparedBatch.made_whole(decode(self._made[lease]))
 
     def close(self) -> None:
         """End the part in the epoch."""

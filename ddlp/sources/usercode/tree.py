@@ -3,11 +3,11 @@
 A batch is a tree of tensors, arrays, numbers, strings, bytes, None, tuples, lists and dicts. `encode` refuses any other object;
 `decode` checks all that it reads. A tree has one encoding, so two batches have the same bits if their encodings are equal.
 
-In the header a leaf is ``null``, ``true``, ``false``, or a list that begins with its kind:
+In the header None, truth values, numbers and strings are JSON's. All else is a list that begins with its kind:
 
-    ["i", "12"]  ["f", "0x1.8p+1"]  ["c", real, imaginary]  ["s", text]  ["b", size]      numbers, a string, bytes
-    ["t", dtype, shape, order]  ["a", dtype, shape]                                       a tensor, a numpy array
-    ["l", ...]  ["u", ...]  ["d", key, value, ...]                                        a list, a tuple, a dict
+    ["c", real, imaginary]  ["b", size]  ["t", dtype, shape, order]  ["a", dtype, shape]
+    ["l", ...]  ["u", ...]  ["d", key, value, ...]
+    a complex number, bytes, a tensor, a numpy array; a list, a tuple, a dict
 
 Bytes, tensors and arrays have a buffer each, in the order of the header. A tensor's order names its dimensions from the
 largest stride to the smallest, so a tensor in channels_last comes back as one.
@@ -93,18 +93,14 @@ def encode(batch: Any) -> Encoded:
 
 def _encoded(thing: Any, where: str, depth: int, buffers: list[torch.Tensor]) -> Any:
     kind = type(thing)
-    if thing is None or kind is bool:
+    if thing is None or kind in (bool, float, str):
         return thing
     if kind is int:
         if thing.bit_length() > 3 * MAX_DIGITS:
             raise NotATree(f"{where} is an integer of {thing.bit_length()} bits")
-        return ["i", str(thing)]
-    if kind is float:
-        return ["f", thing.hex()]
+        return thing
     if kind is complex:
-        return ["c", thing.real.hex(), thing.imag.hex()]
-    if kind is str:
-        return ["s", thing]
+        return ["c", thing.real, thing.imag]
     if kind is bytes:
         buffers.append(torch.frombuffer(bytearray(thing), dtype=torch.uint8) if thing else torch.empty(0, dtype=torch.uint8))
         return ["b", len(thing)]
@@ -164,7 +160,7 @@ def decode(encoded: Encoded) -> Any:
     if len(encoded.header) > MAX_HEADER_BYTES or len(encoded.buffers) > MAX_BUFFERS:
         raise DamagedTree("the header is too long")
     try:
-        data = json.loads(encoded.header.decode("ascii"))
+        data = json.loads(encoded.header.decode("ascii"), parse_int=_integer)
     except (ValueError, RecursionError) as error:
         raise DamagedTree(f"the header is no JSON: {error}") from None
     buffers = iter(encoded.buffers)
@@ -175,7 +171,7 @@ def decode(encoded: Encoded) -> Any:
 
 
 def _decoded(data: Any, depth: int, buffers: Iterator[torch.Tensor]) -> Any:
-    if data is None or type(data) is bool:
+    if data is None or type(data) in (bool, int, float, str):
         return data
     if type(data) is not list or not data or type(data[0]) is not str:
         raise DamagedTree(f"{quote(data):.80} is no part of a batch")
@@ -198,37 +194,26 @@ def _dict(parts: list[Any], depth: int, buffers: Iterator[torch.Tensor]) -> dict
         raise DamagedTree("a dict has a key without a value")
     made = {}
     for key, value in zip(parts[::2], parts[1::2], strict=True):
-        if type(key) is list and key[:1] not in (["i"], ["f"], ["s"]):
+        if type(key) in (list, dict):
             raise DamagedTree(f"{quote(key):.80} is no key")
-        name = _decoded(key, depth, buffers)
-        if type(name) is int and name.bit_length() > MAX_KEY_BITS:
-            raise DamagedTree(f"an integer of {name.bit_length()} bits is too large for a key")
-        made[name] = _decoded(value, depth + 1, buffers)
+        if type(key) is int and key.bit_length() > MAX_KEY_BITS:
+            raise DamagedTree(f"an integer of {key.bit_length()} bits is too large for a key")
+        made[key] = _decoded(value, depth + 1, buffers)
     if 2 * len(made) != len(parts):
         raise DamagedTree("a dict has a key twice")
     return made
 
 
-def _texts(parts: list[Any], number: int) -> list[str]:
-    if len(parts) != number or not all(type(part) is str for part in parts):
-        raise DamagedTree(f"{quote(parts):.80}: not {number} texts")
-    return parts
-
-
-def _integer(parts: list[Any], _: Iterator[torch.Tensor]) -> int:
-    (text,) = _texts(parts, 1)
-    digits = text.removeprefix("-")
-    if not (digits.isascii() and digits.isdigit()) or len(digits) > MAX_DIGITS or str(int(text)) != text:
-        raise DamagedTree(f"{quote(text):.80} is no integer")
+def _integer(text: str) -> int:
+    if len(text.removeprefix("-")) > MAX_DIGITS:
+        raise ValueError(f"an integer of {len(text)} digits")
     return int(text)
 
 
-def _floats(parts: list[Any], number: int) -> list[float]:
-    texts = _texts(parts, number)
-    try:
-        return [float.fromhex(text) for text in texts]
-    except (ValueError, OverflowError):
-        raise DamagedTree(f"{quote(parts):.80}: no float") from None
+def _complex(parts: list[Any], _: Iterator[torch.Tensor]) -> complex:
+    if len(parts) != 2 or not all(type(part) is float for part in parts):
+        raise DamagedTree(f"{quote(parts):.80}: no complex number")
+    return complex(*parts)
 
 
 def _bytes(parts: list[Any], buffers: Iterator[torch.Tensor]) -> bytes:
@@ -278,10 +263,7 @@ def _read_array(parts: list[Any], buffers: Iterator[torch.Tensor]) -> np.ndarray
 
 
 _LEAVES: dict[str, Callable[[list[Any], Iterator[torch.Tensor]], Any]] = {
-    "i": _integer,
-    "f": lambda parts, _: _floats(parts, 1)[0],
-    "c": lambda parts, _: complex(*_floats(parts, 2)),
-    "s": lambda parts, _: _texts(parts, 1)[0],
+    "c": _complex,
     "b": _bytes,
     "t": _read_tensor,
     "a": _read_array,

@@ -1,4 +1,4 @@
-"""`WireNode`: a node that runs the user's code, at the other end of a socket: in a process of this machine or behind one.
+"""`WireNode`: a node that runs the user's code, at the other end of a socket.
 
 What the node is sent is a pickle; what it answers is not: a line of JSON, the header of a batch, then its buffers. Each buffer
 is received into memory of its own.
@@ -6,7 +6,10 @@ is received into memory of its own.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import socket
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
@@ -31,12 +34,19 @@ class NodeUnfit(Exception):
 
 
 class WireNode:
-    """One node. A subclass says how it starts, why it is gone, and how it is ended.
+    """A node behind a socket: one elsewhere, for which a process of this machine passes on what is said (`ray_node`).
 
-    One thread calls the methods; only `close` may come from another one. All but that raise NodeGone.
+    It takes this side's end for the end of the work, and may go on for others. One thread calls the methods; only `close` may
+    come from another one. All but that raise NodeGone.
+
+    Args:
+        reach: returns the socket, or raises NodeGone.
+        why: why the node is gone when its socket is closed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, reach: Callable[[], socket.socket] | None = None, why: str = "") -> None:
+        self._reach, self._gone = reach, why
+        self._socket: socket.socket | None = None
         self._wire: Connection | None = None
         self._has = ""  # the digest of the work that it has
 
@@ -64,16 +74,23 @@ class WireNode:
         return self._receive()
 
     def close(self) -> None:
-        """End the node, and a call that waits for it. May be called twice."""
-        raise NotImplementedError
+        """End the connection, for forks that have it open too, and a call that waits for it. May be called twice."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+            self._socket.close()
 
     def _start(self) -> None:
-        """Start the node, and set ``_wire``. Raises NodeGone if it does not start."""
-        raise NotImplementedError
+        """Start the node. Raises NodeGone if it does not start."""
+        assert self._reach is not None
+        self._connect(self._reach())
+
+    def _connect(self, ours: socket.socket) -> None:
+        self._socket, self._wire = ours, Connection(os.dup(ours.fileno()))
 
     def _why(self) -> str:
         """Return why the node is gone."""
-        raise NotImplementedError
+        return self._gone
 
     def _send(self, message: Any) -> None:
         assert self._wire is not None

@@ -21,7 +21,7 @@ from ddlp import decode
 from ddlp.errors import DDLPError
 from ddlp.sampling.torch_loader import collates
 from ddlp.sources.usercode.tree import Encoded, NotATree, encode
-from ddlp.sources.workers.keyed_samples import KeyedBatch, KeyedSamples
+from ddlp.sources.workers.keyed_samples import KeyedSamples
 
 __all__ = ["FAILED", "GONE", "MADE", "NO_TREE", "READY", "Answer", "Answers", "Work", "pickled"]
 
@@ -126,45 +126,36 @@ class Answers:
     """
 
     def __init__(self) -> None:
-        self._maker: _Maker | None = None
+        self._samples: KeyedSamples | None = None
 
     def __call__(self, message: bytes) -> Answer:
-        """Return the answer."""
+        """Return the answer. It raises nothing that the user's code raises."""
         asked = pickle.loads(message)
-        if not isinstance(asked, bytes):
-            assert self._maker is not None
-            return self._maker.make(*asked)
-        self._maker = None  # the memory of the data set before is free first
-        kind, text = READY, ""
-        try:
-            self._maker = _Maker(asked)
-        except Exception as error:
-            kind, text = FAILED, f"{type(error).__name__}: {error}"[:2000]
-        return Answer(0, kind, text, Encoded(b"", []), 0.0)
-
-
-class _Maker:
-    """Makes batches of one `Work`."""
-
-    def __init__(self, content: bytes) -> None:
-        torch.set_num_threads(1)  # as in DataLoader's workers: sums of floats depend on the number of threads
-        dataset, collate_fn, batched, dtype, postpone, pillow = pickle.loads(content)
-        torch.set_default_dtype(dtype)
-        pillow.set()
-        if postpone:
-            decode.install()
-        else:
-            decode.uninstall()
-        self._samples = KeyedSamples(dataset, collate_fn, batched)
-
-    def make(self, task: int, batch: KeyedBatch) -> Answer:
-        """Return the batch, or why there is none. It raises nothing that the user's code raises."""
         began = time.monotonic()
-        kind, text, made = MADE, "", Encoded(b"", [])
+        task, kind, text, made = 0, READY, "", Encoded(b"", [])
         try:
-            made = encode(self._samples.__getitems__(batch))
+            if isinstance(asked, bytes):
+                self._samples = None  # the memory of the data set before is free first
+                self._samples = _loaded(asked)
+            else:
+                assert self._samples is not None
+                task, batch = asked
+                made, kind = encode(self._samples.fetch(batch)), MADE
         except NotATree as error:
             kind, text = NO_TREE, str(error)
         except Exception as error:
             kind, text = FAILED, f"{type(error).__name__}: {error}"
         return Answer(task, kind, text[:2000], made, time.monotonic() - began)
+
+
+def _loaded(content: bytes) -> KeyedSamples:
+    """Return what makes the batches of a `Work`, in this process, which is set as the host's is."""
+    torch.set_num_threads(1)  # as in DataLoader's workers: sums of floats depend on the number of threads
+    dataset, collate_fn, batched, dtype, postpone, pillow = pickle.loads(content)
+    torch.set_default_dtype(dtype)
+    pillow.set()
+    if postpone:
+        decode.install()
+    else:
+        decode.uninstall()
+    return KeyedSamples(dataset, collate_fn, batched)

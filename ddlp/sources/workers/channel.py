@@ -26,7 +26,7 @@ from torch._utils import ExceptionWrapper
 from ddlp.process.forks import no_forks, unlocked_in_children
 from ddlp.sources.workers.mark import Doing, Mark
 
-__all__ = ["Answers", "Closed", "Requests", "RequestReader", "Writer"]
+__all__ = ["Answers", "Closed", "RequestReader", "Requests", "Writer", "take"]
 
 _ROOM = 32 << 10  # bytes of requests that lie in a pipe: half of what it takes, so that a write never waits
 
@@ -186,6 +186,18 @@ class Answers:
         self._ready.clear()
         self._woken.unlock()
         self._wake.unlock()
+
+
+def take(answers: Any, timeout: float, look: Callable[[], list[int]]) -> tuple[Any, list[int]]:
+    """Return what `Answers` have, or a queue of theirs, and the workers that have ended; (None, ...): nothing has come.
+
+    ``look``: tells who has ended. It is called where nothing has come in ``timeout`` seconds.
+    """
+    try:
+        answer = answers.get(timeout=timeout)
+    except queue.Empty:
+        return None, look()
+    return answer, [answer[0].worker] if type(answer[0]) is Closed else []
 
 
 # -- in the workers --------------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch.multiprocessing
 
-from ddlp import decode
 from ddlp.process.allocator import keep_freed_memory
 from ddlp.process.user_warnings import warn_user
 from ddlp.sources.workers.channel import Answers, RequestReader, Requests, Writer
@@ -30,32 +29,24 @@ class WorkerContext:
 
     Args:
         context: the loader's multiprocessing context; None: torch.multiprocessing, with Python's default start method.
-        postpone: whether `Image.open` gives postponed images in the workers; None: as it does in this process.
         first: the number of the first worker.
 
     Attributes:
         blocks: the memory in which the workers' batches come.
     """
 
-    def __init__(self, context: Any, postpone: bool | None, first: int = 0) -> None:
+    def __init__(self, context: Any, first: int = 0) -> None:
         self._context: Any = torch.multiprocessing if context is None else context
-        self._postpone = postpone
         self._answers: Answers | None = None
         self._given: list[Any] = []  # the worker's ends that are still open here
         self._first, self._workers = first, list[_Worker]()
         self.blocks = Blocks()
 
-    def Queue(self) -> Answers | Requests:  # noqa: N802  as multiprocessing names it
+    def Queue(self) -> Any:  # noqa: N802  as multiprocessing names it
         """Return the answers of all workers the first time, then the requests of one worker each."""
-        return self.requests() if self._answers is not None else self.answers()
-
-    def answers(self) -> Answers:
-        """Return the answers of all workers."""
-        self._answers = Answers(self._pipe)
-        return self._answers
-
-    def requests(self) -> Requests:
-        """Return the requests of the next worker."""
+        if self._answers is None:
+            self._answers = Answers(self._pipe)
+            return self._answers
         self.started()
         return Requests(self._pipe)
 
@@ -72,7 +63,7 @@ class WorkerContext:
         self._given = [requests.reader, writer]
         ends = {Requests: requests.reader, Answers: writer, threading.Event: requests.reader}
         theirs = tuple(ends.get(type(given), given) for given in args)
-        given = target, theirs, requests.reader, writer, self.blocks.token, self._postpone
+        given = target, theirs, requests.reader, writer, self.blocks.token
         process = self._context.Process(target=_work, args=given, daemon=True)
         self._workers.append(_Worker(number, process, requests, time.monotonic()))
         return process
@@ -142,16 +133,12 @@ class _Worker:
         )
 
 
-def _work(
-    target: Callable[..., None], args: tuple[Any, ...], reader: RequestReader, writer: Writer, token: int, postpone: bool | None
-) -> None:
+def _work(target: Callable[..., None], args: tuple[Any, ...], reader: RequestReader, writer: Writer, token: int) -> None:
     """Run in a worker process: get it ready, then run torch's loop."""
     sys.excepthook = _say
     reader.mark.begin()
     gc.freeze()  # else each worker searches all objects of the training process for garbage, which takes up to a second
     keep_freed_memory()
-    if postpone is not None:
-        (decode.install if postpone else decode.uninstall)()
     writer.packed = Ring(token).take_results().packed
     blocks = Blocks(token)  # of what large requests bring
     target(*args)

@@ -4,11 +4,15 @@ A sample's random draws come from the global generators of torch, numpy and rand
 data sets need for ten samples. So all three are seeded for the first few samples. After that, only those are seeded from which
 samples have drawn. The others are watched: if one has moved after a batch, the batch is made again, with that one seeded too.
 Transforms with generators of their own (albumentations') are seeded before each sample.
+
+A map-style data set with ``state_dict`` and ``load_state_dict`` goes on where it was. Its state travels beside the batch after
+which it was taken, since the worker's copy is ahead of training by the prepared batches.
 """
 
 from __future__ import annotations
 
 import operator
+import pickle
 import reprlib
 import time
 from collections.abc import Callable, Iterable
@@ -22,8 +26,12 @@ from ddlp.sampling.checkpoint import is_stateful
 from ddlp.sampling.keyed_generators import GENERATORS, places
 from ddlp.sampling.own_generators import own_generators
 from ddlp.sources.workers import mark
+from ddlp.sources.workers.fetching import Maker
 
-__all__ = ["KeyedBatch", "KeyedSamples"]
+__all__ = ["Before", "KeyedBatch", "KeyedSamples"]
+
+Before = list[tuple[Any, Any]] | None
+"""For each worker: the state with which its data set begins, and the positions (a stream: the number) of its batches since."""
 
 _SLOW_S = 5e-6  # a mark takes a fiftieth of it
 _TRIED = 8  # so many samples, and collated batches, are watched to find the generators that are drawn from
@@ -36,13 +44,16 @@ class KeyedBatch(NamedTuple):
     """A request to the data set, with the numbers from which its samples' keys are made. It holds no sample.
 
     ``indices``: the batch's indices, or the single index of a loader without batches. ``items``: (index, occurrence) of each
-    sample. None: the indices are integers, and each comes for the first time.
+    sample. None: the indices are integers, and each comes for the first time. ``again``: batches to make before it
+    and to drop. ``takes_state``: the data set's state is wanted after it.
     """
 
     indices: Any
     items: list[tuple[int, int]] | None
     seed: int
     epoch: int
+    again: tuple[KeyedBatch, ...] = ()
+    takes_state: bool = False
 
     def at(self, place: int) -> str:
         """Return the words for the sample at this place; -1: it is not known which."""
@@ -61,17 +72,20 @@ class KeyedBatch(NamedTuple):
         return keys
 
 
-class KeyedSamples:
-    """The data set and the collate_fn for torch's fetchers: one data set that gives finished batches.
+class KeyedSamples(Maker):
+    """Makes batches of the data set by the collate_fn.
 
     ``kept``: is asked in the data set's place, and told each epoch before (`ddlp.caching.kept_samples`); None: there is none.
+    ``before``: where the worker's data set goes on, if it has a state of its own.
 
     The generators that are drawn from are seeded before each sample (before each batch, if the data set has ``__getitems__``)
     and before collate_fn. In the training process they are put back after each batch.
     """
 
-    def __init__(self, dataset: Any, collate_fn: Callable[[Any], Any], batched: bool, kept: Any = None) -> None:
-        self.dataset, self.kept = dataset, kept
+    def __init__(
+        self, dataset: Any, collate_fn: Callable[[Any], Any], batched: bool, kept: Any = None, before: Before = None
+    ) -> None:
+        self.dataset, self.kept, self._begins_with = dataset, kept, before
         self.collate_fn = collate_fn
         self._batched = batched
         self._many = batched and kept is None and _fetches_batches(dataset)
@@ -84,8 +98,25 @@ class KeyedSamples:
         self._samples_to_try = self._collates_to_try = _TRIED
         self._slow = True  # a sample takes long beside what it takes to mark it
 
-    def __getitems__(self, batch: KeyedBatch) -> Any:
+    def same_as(self, other: Any) -> bool:
+        """As `Maker.same_as`: it holds the very same objects."""
+        ours, theirs = ((one.dataset, one.collate_fn, one.kept, one.postpone) for one in (self, other))
+        return all(map(operator.is_, ours, theirs))
+
+    def fetch(self, request: KeyedBatch) -> Any:
         """Return the finished batch."""
+        if self._begins_with is not None:
+            info = get_worker_info()
+            (state, _), self._begins_with = self._begins_with[0 if info is None else info.id], None
+            if state is not None:
+                self.dataset.load_state_dict(state["dataset"])
+        for batch in request.again:
+            self._keyed(batch)
+        made = self._keyed(request)
+        self.state = pickle.dumps({"dataset": self.dataset.state_dict()}) if request.takes_state else None
+        return made
+
+    def _keyed(self, batch: KeyedBatch) -> Any:
         here = get_worker_info() is None
         self._look(batch.epoch)
         if here or not self._before:  # in a worker, only the batches' own code moves the generators
@@ -107,8 +138,6 @@ class KeyedSamples:
             if here and self._seeded:
                 self._put_back(self._seeded)
 
-    __getitem__ = __getitems__  # for a loader without batches
-
     def by_own_generators(self, batch: KeyedBatch) -> Any:
         """Return the finished batch. Only draws from the transforms' own generators are keyed."""
         self._look(batch.epoch)
@@ -119,7 +148,7 @@ class KeyedSamples:
         return self.collate_fn(made if self._batched else made[0])
 
     def begin_worker(self, init: Callable[[], None]) -> None:
-        """Run the user's worker_init_fn. A generator that it moves is left alone from then on."""
+        """As `Maker.begin_worker`. A generator that it moves is left alone from then on."""
         before = {name: GENERATORS[name].state() for name in self._watched}
         init()
         self._watched = [name for name in self._watched if GENERATORS[name].state() == before[name]]

@@ -10,11 +10,11 @@ import signal
 import time
 import weakref
 from multiprocessing.reduction import DupFd
-from typing import Any, Protocol
+from typing import Any
 
 from ddlp.process.shared_memory import share
 
-__all__ = ["Doing", "Mark", "Work", "here"]
+__all__ = ["Doing", "Mark", "here"]
 
 _SIZE = 4096
 _STACK_AT = 64  # the worker's stack is written from here on
@@ -29,13 +29,6 @@ class Doing(enum.IntEnum):
     BEGINS = 1  # worker_init_fn, and what torch does around it
     WAITS = 2  # for a request
     MAKES = 3  # a batch
-
-
-class Work(Protocol):
-    """A request that can tell what the worker is at."""
-
-    def at(self, place: int) -> str:
-        """Return the words for the sample at this place in the request; -1: it is not known which."""
 
 
 class Mark:
@@ -71,7 +64,10 @@ class Mark:
         return Doing(self.numbers[0])
 
     def told(self, request: Any) -> str:
-        """Return in words what the worker does, or did last. ``request``: the oldest that has no answer; None: none."""
+        """Return in words what the worker does, or did last.
+
+        ``request``: the oldest that has no answer; None: none. It may have ``at(place)``, the words for a sample's place.
+        """
         if self.doing is Doing.STARTS:
             return "before any code of yours has run in it"
         if self.doing is Doing.BEGINS:

@@ -1,6 +1,6 @@
 """Worker processes that run the user's code batch by batch, each asked by a thread of the training process.
 
-They run torch's own worker loop, with torch's guarantees. What they run is a `WorkerSteps`: the user's own steps behind a cut
+They run torch's own worker loop, with torch's guarantees. What they run is a `Maker`: the user's own steps behind a cut
 (`ddlp.sources.host.own_steps`), or whole batches beside a pool's nodes (`ddlp.sources.usercode.host`).
 """
 
@@ -11,25 +11,25 @@ import inspect
 import os
 import queue
 import threading
-import time
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, _DatasetKind, _utils
 
 from csd_engine.kernels import kernel
 from ddlp.process.finalizers import when_dropped
-from ddlp.sources.workers.channel import Closed
+from ddlp.sources.workers.channel import take
 from ddlp.sources.workers.context import WorkerContext
+from ddlp.sources.workers.fetching import Maker, TimedCollate, WorkerStart
 from ddlp.sources.workers.hand_over import Ring
-from ddlp.sources.workers.start import WorkerStart, as_it_is
-from ddlp.stats.thread_cpu import ELSEWHERE, thread_queued_s
+from ddlp.stats.thread_cpu import ELSEWHERE
 
-__all__ = ["WorkerEpoch", "WorkerProcess", "WorkerProcesses", "WorkerSteps", "worker_processes"]
+__all__ = ["WorkerEpoch", "WorkerProcess", "WorkerProcesses", "worker_processes"]
 
 _TAKES_A_LIST = "dataset_holder" in inspect.signature(_utils.worker._worker_loop).parameters  # since torch 2.13
+_LOOK_UP_S = 0.2  # so often it is looked whether the epoch is over
 _ENDS_S = 5.0  # a process has so long to end by itself before it is terminated
 
 
@@ -65,62 +65,36 @@ class WorkerEpoch:
             self.workers.end()
 
 
-class WorkerSteps(Protocol):
-    """What worker processes run.
+class Wanted(NamedTuple):
+    """What worker processes are made of.
 
-    ``dataset``: the user's data set. ``postpone``: as `WorkerContext` takes it.
-    """
-
-    dataset: Any
-    postpone: bool | None
-
-    def same_as(self, other: Any) -> bool:
-        """Return whether ``other`` would make the same."""
-
-    def begin_worker(self, init: Callable[[], None]) -> None:
-        """Run the user's worker_init_fn."""
-
-    def answer(self, message: Any) -> Any:
-        """Return a batch, or what else the message asks for."""
-
-
-class _Answers:
-    """The steps as torch's worker loop wants them: a data set, which is asked with messages."""
-
-    def __init__(self, steps: WorkerSteps) -> None:
-        self.dataset, self.begin_worker, self.postpone = steps.dataset, steps.begin_worker, steps.postpone
-        self._answer = steps.answer
-
-    def __getitems__(self, message: Any) -> tuple[float, float, Any]:
-        """Return the processor seconds that this took, the seconds of waiting for a processor, and the answer."""
-        before_s, queued_s = time.process_time(), thread_queued_s()
-        answer = self._answer(message)
-        return time.process_time() - before_s, thread_queued_s() - queued_s, answer
-
-
-class WorkerProcesses:
-    """torch's worker processes with the user's code.
-
-    Args:
-        steps: the code.
-        processes: the number of processes.
+    Attributes:
+        maker: the user's code.
+        number: how many processes.
         context: the loader's multiprocessing context; None: torch.multiprocessing, with Python's default.
         init: the user's worker_init_fn, or None.
         base_seed: the base seed of the loader's epoch. The processes' generators begin like those of DataLoader's workers.
     """
 
-    def __init__(
-        self, steps: WorkerSteps, processes: int, context: Any, init: Callable[[int], None] | None, base_seed: int
-    ) -> None:
+    maker: Maker
+    number: int
+    context: Any
+    init: Callable[[int], None] | None
+    base_seed: int
+
+
+class WorkerProcesses:
+    """torch's worker processes with the user's code."""
+
+    def __init__(self, wanted: Wanted) -> None:
         kernel()  # found and checked once here, so that forked processes have it
-        self._steps, self._context, self._init, self._base_seed = steps, context, init, base_seed
+        self._made_of = wanted
         self._pid = os.getpid()
         self._epoch: weakref.ref[WorkerEpoch] | None = None  # the last one that they work for, which holds this object
         self.all: list[WorkerProcess] = []
-        answers = _Answers(steps)
         try:
-            for number in range(processes):
-                self.all.append(WorkerProcess(answers, number, processes, context, init, base_seed))
+            for number in range(wanted.number):
+                self.all.append(WorkerProcess(wanted, number))
         except BaseException:
             self.end()
             raise
@@ -138,15 +112,15 @@ class WorkerProcesses:
         epoch = None if self._epoch is None else self._epoch()
         return self._pid == os.getpid() and epoch is not None and not epoch.closed
 
-    def fit(
-        self, steps: WorkerSteps, processes: int, context: Any, init: Callable[[int], None] | None, base_seed: int
-    ) -> bool:
-        """Return whether they can go on with these steps: no epoch uses them, all are alive, and nothing has changed."""
-        if self._pid != os.getpid():  # a fork has the loader; they are its parent's
+    def fit(self, wanted: Wanted) -> bool:
+        """Return whether they can go on with this: no epoch uses them, all are alive, and nothing has changed.
+
+        A loader that a fork has does not get its parent's. The base seed is another one once a state was loaded.
+        """
+        if self._pid != os.getpid() or self.in_use or self._made_of[1:] != wanted[1:]:
             return False
-        same = len(self.all) == processes and self._context is context and self._init is init
-        same = same and self._base_seed == base_seed  # else a state was loaded, of a run whose workers had another one
-        return not self.in_use and same and self._steps.same_as(steps) and all(one.alive for one in self.all)
+        ours, alive = self._made_of.maker, [one.alive for one in self.all]
+        return type(ours) is type(wanted.maker) and ours.same_as(wanted.maker) and alive == [True] * wanted.number
 
     def end(self) -> None:
         """End the processes. Batches in work are dropped."""
@@ -169,20 +143,21 @@ def _end(processes: list[WorkerProcess]) -> None:
 class WorkerProcess:
     """One of them. One thread at a time asks it."""
 
-    def __init__(
-        self, answers: _Answers, number: int, of: int, context: Any, init: Callable[[int], None] | None, base_seed: int
-    ) -> None:
+    def __init__(self, wanted: Wanted, number: int) -> None:
         self._number = number
         self._lock = threading.Lock()  # a thread of the epoch before may still be here
         self._asked = False  # it has something to answer
-        self._context = workers = WorkerContext(context, answers.postpone, first=number)
-        self._answers, self._requests = workers.answers(), workers.requests()
+        self._context = workers = WorkerContext(wanted.context, first=number)
+        self._answers = workers.Queue()
+        self._requests = workers.Queue()
         self._requests.packed = Ring(workers.blocks.token).packed
+        maker = wanted.maker
         self._process = workers.Process(
             target=_utils.worker._worker_loop,
             args=(
-                _DatasetKind.Map, [answers] if _TAKES_A_LIST else answers, self._requests, self._answers, workers.Event(), True,
-                as_it_is, False, base_seed, WorkerStart(init), number, of, False, None,
+                _DatasetKind.Map, [maker] if _TAKES_A_LIST else maker, self._requests, self._answers, workers.Event(), True,
+                TimedCollate(), False, wanted.base_seed, WorkerStart(wanted.init, maker.postpone), number, wanted.number, False,
+                None,
             ),
         )  # fmt: skip
         try:
@@ -198,30 +173,27 @@ class WorkerProcess:
     def ask(self, epoch: WorkerEpoch, message: Any) -> Any:
         """As `WorkerEpoch.ask`."""
         with self._lock:
-            self._forget(epoch)
+            if self._asked:  # in an epoch that was broken off
+                self._answer(epoch)
             self._requests.put((0, message))
             self._asked = True
-            return _counted(self._answer(epoch))
-
-    def _forget(self, epoch: WorkerEpoch) -> None:
-        """Wait for the batch in work of an epoch that was broken off, if there is one."""
-        if self._asked:
-            self._answer(epoch)
+            answer = self._answer(epoch)
+        if isinstance(answer, ExceptionWrapper):
+            answer.reraise()
+        batch, took = answer
+        ELSEWHERE.seconds += took.cpu_s
+        ELSEWHERE.queued_s += took.queued_s
+        return batch
 
     def _answer(self, epoch: WorkerEpoch) -> Any:
         """Wait for the batch in work, in an epoch that needs it or the process; a wrapped error if a sample failed."""
         while not epoch.closed:
-            try:
-                number, answer = self._answers.get(timeout=0.2)
-            except queue.Empty:
-                ended = bool(self._context.look())
-            else:
-                ended = type(number) is Closed
-                if not ended:
-                    self._asked = False
-                    return answer
+            answer, ended = take(self._answers, _LOOK_UP_S, self._context.look)
             if ended and not epoch.closed:
                 raise self._context.died(self._number)
+            if answer is not None and not ended:
+                self._asked = False
+                return answer[1]
         raise RuntimeError("this iteration was closed")
 
     def begin_end(self) -> None:
@@ -238,29 +210,19 @@ class WorkerProcess:
             self._process.join(_ENDS_S)
 
 
-def _counted(answer: Any) -> Any:
-    """Return the batch of a process's answer, and count its seconds. Raises the user's error as torch's workers do."""
-    if isinstance(answer, ExceptionWrapper):
-        answer.reraise()
-    cpu_s, queued_s, batch = answer
-    ELSEWHERE.seconds += cpu_s
-    ELSEWHERE.queued_s += queued_s
-    return batch
-
-
 class Keeps(Protocol):
     """What keeps a loader's processes from epoch to epoch."""
 
     own_processes: WorkerProcesses | None
 
 
-def worker_processes(loader: DataLoader, keeps: Keeps, steps: WorkerSteps, base_seed: int) -> WorkerEpoch:
+def worker_processes(loader: DataLoader, keeps: Keeps, maker: Maker, base_seed: int) -> WorkerEpoch:
     """Return an epoch of a loader's worker processes. It leaves them to the next one if they persist."""
-    given = steps, loader.num_workers, loader.multiprocessing_context, loader.worker_init_fn, base_seed
+    wanted = Wanted(maker, loader.num_workers, loader.multiprocessing_context, loader.worker_init_fn, base_seed)
     kept = keeps.own_processes if loader.persistent_workers else None
-    if kept is not None and kept.fit(*given):
+    if kept is not None and kept.fit(wanted):
         return kept.begin(persistent=True)
-    workers = WorkerProcesses(*given)
+    workers = WorkerProcesses(wanted)
     stays = loader.persistent_workers and (kept is None or not kept.in_use)  # another iterator may use those of the loader
     if stays:
         if kept is not None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.papers.decisions import RULES, compare, measure, oracle, play, random_workload
-from ddlp.planning.decide import decide, estimate
+from ddlp.auto.decide import decide, estimate
 
 WORKLOADS = 1000
 
@@ -24,14 +24,14 @@ def test_the_workloads_have_every_limit_and_all_numbers_of_sources(compared):
     limits = Counter(row.limit for row in compared["ddlp"])
     assert set(limits) == {"no stall", "host", "training", "source", "transfer", "spool"}
     assert min(limits.values()) >= 5
-    assert {row.sources for row in compared["ddlp"]} == {0, 1, 2, 3}
+    assert {row.sources for row in compared["ddlp"]} == {0, 1, 2, 3, 4}
 
 
 def test_every_decision_is_within_3_percent_of_the_oracles_time(compared):
     """By the exact bound: `play` is too slow for all candidates of all workloads."""
     worst = max(compared["ddlp"], key=lambda row: row.slower)
     assert worst.slower <= 0.03, worst
-    assert statistics.mean(row.slower for row in compared["ddlp"]) < 0.002
+    assert statistics.mean(row.slower for row in compared["ddlp"]) < 0.003
 
 
 def test_no_other_rule_is_as_fast_in_the_mean_or_at_worst(compared):
@@ -53,16 +53,16 @@ def test_measurements_scatter_by_their_error():
     truth = random_workload(rng)
     steps = [measure(truth, rng).step_s / truth.step_s for _ in range(400)]
     assert statistics.mean(steps) == pytest.approx(1.0, abs=0.002)
-    assert statistics.stdev(steps) == pytest.approx(measure(truth, rng).relative_error, rel=0.15)
+    assert statistics.stdev(steps) == pytest.approx(0.005, rel=0.15)
     exact = measure(truth, rng, noise=0.0)
     assert decide(exact).chosen.value("time") <= oracle(exact).value("time") * 1.02
 
 
 def test_a_loader_that_need_not_wait_shows_the_steps_rate():
     rng = random.Random(2)
-    truth = replace(random_workload(rng), step_s=1.0, loader_batches_per_s=3.0)
+    truth = replace(random_workload(rng), step_s=1.0, host_batches_per_s=3.0)
     measured = measure(truth, rng)
-    assert measured.loader_batches_per_s == pytest.approx(1 / measured.step_s)
+    assert measured.host_batches_per_s == pytest.approx(1 / measured.step_s)
     assert not decide(measured).offloads
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks.papers.events import paper_epoch
 from benchmarks.papers.table6 import clean_cells
-from ddlp.planning.simulate import Simulation, World
 from ddlp.schedule.ledger import Ledger
+from ddlp.schedule.simulate import Simulation, World
 from ddlp.schedule.strategies import STRATEGIES
 from tests.benchmarks.bench import bench
 

@@ -11,7 +11,20 @@ from PIL import Image
 
 from csd_engine.kernels.library import Context, Kernel
 from tests.at_once import at_once
-from tests.fuzz.pixels import KINDS, Tally, check, encoded, noise, random_size, region, segment, segments
+from tests.fuzz.pixels import (
+    GENERATIONS,
+    KINDS,
+    ON_PILLOW,
+    Reference,
+    Tally,
+    check,
+    encoded,
+    noise,
+    random_size,
+    region,
+    segment,
+    segments,
+)
 
 PLAIN, KIND, HEADER, DAMAGED, JOB = 0, 3, 2, 4, 5  # ddlp_refusal of src/ddlp.h
 
@@ -43,8 +56,9 @@ def by_pillow(jpeg: bytes):
 @pytest.mark.some(5)
 def test_every_kind_has_torchvisions_bits(context, kind):
     rng, generator, tally = random.Random(kind), np.random.default_rng(len(kind)), Tally()
-    for _ in range(6):
-        check(context, KINDS[kind](generator, *random_size(rng)), rng, 8, tally)
+    for by in (ON_PILLOW, *map(Reference.on_tensors, GENERATIONS.values())):
+        for _ in range(6 if by is not None else 0):
+            check(context, KINDS[kind](generator, *random_size(rng)), rng, 8, tally, by)
     assert tally.samples >= 8 and (tally.differ, tally.refused) == (0, 0)
 
 

@@ -13,17 +13,17 @@ import pytest
 from csd_engine.parity import Case
 from ddlp.deploy import deployment, kernel, parity
 from ddlp.deploy.kernel import cross_compile
-from ddlp.deploy.parity import DRAWS, all_cases
+from ddlp.deploy.parity import all_cases
 
 _FEW = ("decode JPEG 4:2:0", "Grayscale, ", "RandomHorizontalFlip")
 
 
 @cache
-def few_cases(draws: range = range(DRAWS)) -> tuple[dict[str, np.ndarray], list[tuple[str, bool, Case]]]:
+def few_cases() -> tuple[dict[str, np.ndarray], list[tuple[str, Case]]]:
     """As `all_cases`, but only with a few operators."""
-    sources, cases = all_cases(draws)
+    sources, cases = all_cases()
     few = [one for one in cases if one[0].startswith(_FEW)]
-    return {name: sources[name] for name in {case.source for _, _, case in few}}, few
+    return {name: sources[name] for name in {case.source for _, case in few}}, few
 
 
 @cache

@@ -9,7 +9,7 @@ import tarfile
 from pathlib import Path
 
 from csd_engine.machine.build import build
-from ddlp.deploy.archive import archive, code_bytes
+from ddlp.deploy.place import archive, code_bytes
 
 
 def test_the_archive(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ddlp.deploy import account, spooldir
-from ddlp.deploy.sandbox import sandbox
+from ddlp.deploy import spooldir
+from ddlp.deploy.sandbox import TAKE, sandbox
 from ddlp.deploy.service import Service, unit
 from ddlp.deploy.shell import Shell
 from tests.ddlp.deploy.local_device import SYSTEMD
@@ -114,7 +114,7 @@ def test_an_empty_cache_is_given_to_the_engines_user(tmp_path: Path, holds: str)
     if holds:
         (tmp_path / "a cache" / holds).touch()
     others = 'id() { :; }\nchown() { echo "$*"; }\nstat() { echo ddlp-engine; }\n'  # the user is there, and has the rest
-    script = f"{others}{account.TAKE}home={tmp_path} spool={tmp_path}/spool cache='{tmp_path}/a cache'\ntake_account x"
+    script = f"{others}{TAKE}home={tmp_path} spool={tmp_path}/spool cache='{tmp_path}/a cache'\ntake_account x"
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == ("" if holds else f"ddlp-engine: {tmp_path}/a cache\n")

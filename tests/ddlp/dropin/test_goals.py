@@ -14,7 +14,7 @@ from torchvision import transforms
 from ddlp import DDLPLoader, Device, Goal, ImageArrays, Power, load_operators
 from ddlp.observe import read_epoch
 from ddlp.observe.measured_run import measured_run
-from ddlp.planning.described import setup_of
+from ddlp.observe.setup import setup_of
 from tests.sleeping_engine import OPERATOR, SleepingEngine
 
 BATCHES = 200
@@ -60,6 +60,8 @@ def test_a_recorded_epoch_becomes_a_setup(loader_of: Any, tmp_path: Path) -> Non
     assert len(list(loader)) == BATCHES
     (epoch,) = (tmp_path / "run").iterdir()
     setup = setup_of(measured_run(read_epoch(epoch), 8 * 8 * 3.0).fields)
-    (engine,) = setup.engines
-    assert setup.batches == BATCHES and engine.source == "engine0" and engine.batches_per_s is not None
-    assert 0 < setup.host_rate < 1 / 0.012 and 0 < engine.batches_per_s < 1 / 0.036, "they sleep at least so long"
+    (engine,) = setup.measured.paths
+    assert setup.batches == BATCHES and engine.source == "engine0"
+    assert setup.measured.host_batches_per_s is not None
+    assert 0 < setup.measured.host_batches_per_s < 1 / 0.012, "they sleep at least so long"
+    assert 0 < engine.batches_per_s < 1 / 0.036

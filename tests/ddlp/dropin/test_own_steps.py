@@ -271,10 +271,15 @@ def test_a_process_that_ends_is_an_error(paths):
         next(cut(DDLPLoader(data, 4, num_workers=1)))
 
 
+def processes_of(iterator):
+    epoch = iterator.executor.resources.own_steps.close.__self__
+    return [one._process for one in epoch.workers.all]
+
+
 def test_an_epoch_that_is_left_ends_its_processes(paths):
     data = numbered(paths, v1.Compose([v1.Resize((20, 24)), Worker()]))
     iterator = cut(DDLPLoader(data, 4, num_workers=2))
-    started = {one._process for one in iterator.executor.resources.own_steps._epoch.workers.all}
+    started = set(processes_of(iterator))
     next(iterator)
     del iterator
     assert len(started) == 2 and not any(process.is_alive() for process in started)
@@ -292,7 +297,7 @@ def test_persistent_processes_serve_all_epochs(paths):
         for each in (loader, anew):
             each.set_epoch(epoch)
         iterator = cut(loader)
-        pids.append([one._process.pid for one in iterator.executor.resources.own_steps._epoch.workers.all])
+        pids.append([process.pid for process in processes_of(iterator)])
         if epoch % 2:
             next(iterator)
             del iterator

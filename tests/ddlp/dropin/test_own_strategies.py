@@ -12,8 +12,8 @@ import torch
 from ddlp import DDLPLoader, Device, Untranslatable
 from ddlp.observe import checked, read_run
 from ddlp.observe.verdict import ORDER
-from ddlp.planning.simulate import Simulation, World
 from ddlp.schedule.ledger import Ledger
+from ddlp.schedule.simulate import Simulation, World
 from ddlp.schedule.strategies import STRATEGIES, Order, Strategy, Wrr
 from tests.ddlp.dropin.small_sets import RANDOM, SAMPLES, Counting, Draws, by_target, numbered, order
 

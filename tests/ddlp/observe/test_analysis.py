@@ -37,8 +37,8 @@ def test_every_second_has_its_place(tmp_path):
         {
             TRAINING: 2 + 2 + 2 + 2, TRANSFER: 0.5 + 0.5,
             # A quarter of each wait for a host batch counts as reading.
-            "waiting for read": 0.25 * (4 + 2.5 + 1.5), "waiting for CPU preprocessing": 0.75 * (4 + 2.5 + 1.5),
-            "waiting for CSD preprocessing": 0, "waiting for transfer": 0, "waiting for start": 0,
+            "waiting for read": 0.25 * (4 + 2.5 + 1.5), "waiting for host": 0.75 * (4 + 2.5 + 1.5),
+            "waiting for csd": 0, "waiting for transfer": 0, "waiting for start": 0,
             "before and after": 1.0,
         }
     )  # fmt: skip
@@ -51,7 +51,6 @@ def test_every_second_has_its_place(tmp_path):
         "host workers": (1, 12.0, 3.0, 3.0),
         "engine": (1, 10.5, 1.5, 6.0),  # 1 s without a lease, 0.5 s over its own figure; 1 s not yet there, 5 s done
         "transfer": (1, 1.0, 8.5, 8.5),
-        "accelerator": (1, 8.0, 9.0, 1.0),
         "training thread": (1, 9.0, 8.0, 1.0),
     }
     assert all(abs(r.unaccounted_s) < 1e-9 for r in analysis.resources)
@@ -92,7 +91,7 @@ def test_a_late_file_is_waited_for_by_stages(tmp_path):
         step(0, "csd", 0.0, 7.0), Exhausted(8.0, 8.0), EpochEnded(8.0, 0),
     ]  # fmt: skip
     analysis = found(tmp_path, events)
-    assert analysis.seconds["waiting for CSD preprocessing"] == 3 and analysis.seconds["waiting for transfer"] == 3
+    assert analysis.seconds["waiting for csd"] == 3 and analysis.seconds["waiting for transfer"] == 3
     assert analysis.seconds["waiting for start"] == 1 and analysis.limit == START
 
 
@@ -164,7 +163,7 @@ def test_the_commands(tmp_path, capsys):
     written(tmp_path / "0001.jsonl", TWO_SIDES, BEGAN._replace(epoch=1))
     assert main(["analyse", str(tmp_path)]) == 0
     said = capsys.readouterr().out
-    assert "epoch 1, wrr: 18.00 s" in said and "limit: CPU preprocessing" in said and "--all" in said
+    assert "epoch 1, wrr: 18.00 s" in said and "limit: host" in said and "--all" in said
     assert main(["analyse", str(tmp_path), "--all", "--json"]) == 0
     both = json.loads(capsys.readouterr().out)
     assert both[0]["verdict"]["text"].startswith("Too few batches")

@@ -17,8 +17,6 @@ from ddlp.epoch.hooks import EpochHooks
 from ddlp.observe import Recorder, analyse, read_epoch, read_run
 from ddlp.observe.run import epoch_files
 from ddlp.recording.events import (
-    FORMAT,
-    EpochBegan,
     EpochEnded,
     Exhausted,
     Fetched,
@@ -140,7 +138,9 @@ def test_its_memory_is_bounded(tmp_path):
     for k in range(1000):
         recording.saw(Exhausted(float(k), float(k)))
     assert len(recording._events) == 100
-    recording.began(EpochBegan(FORMAT, "", 0.0, 1, 0, 0, "cpu", 1, 1, 1, 0, [], "cpu"))
+    recording.start(
+        epoch=0, strategy="cpu", batches=1, batch_size=1, workers=1, fetchers=0, devices=[], target="cpu"
+    )
     recording.closed()
     trace = read_run(tmp_path)[0]
     assert (len(trace.of(Exhausted)), trace.left_out) == (100, 900)
@@ -152,7 +152,7 @@ def test_a_full_disk_ends_the_recording_alone(tmp_path):
         warnings.simplefilter("always")
         loader = small(record=tmp_path)
         recording = Recording(open("/dev/full", "w"))
-        loader._observers, loader.record = (recording,), None
+        loader._hooks, loader.record = recording, None
         assert len(list(loader)) == 12
     assert [str(w.message) for w in caught if "recording into /dev/full ended" in str(w.message)]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlp.planning import controller
+from ddlp.auto import controller
 from tests.ddlp.faults.conftest import (  # noqa: F401
     data,
     engines,

@@ -40,7 +40,7 @@ from tests.engine_process import alive
 
 
 def node_pids() -> list[int]:
-    return sorted(p.pid for p in descendants() if "-m ddlp.sources.usercode.node " in p.command)
+    return sorted(p.pid for p in descendants() if "-m ddlp.sources.usercode.process " in p.command)
 
 
 class Kept(ProcessNode):

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import warnings
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ def over(phase: Phase, decided: bool) -> bool:
 def train(loader: DDLPLoader, phase: Phase, rank: int, decided: Path) -> dict[str, Any]:
     """Train until the phase is over. Returns the decisions in turn, and what each was made from. Writes ``decided`` before."""
     history: list[str] = []
-    measured: list[str] = []
+    measured: list[Any] = []
     csd = 0
     for epoch in range(EPOCHS if not phase.until else 10**6):
         loader.set_epoch(epoch)
@@ -73,7 +73,7 @@ def train(loader: DDLPLoader, phase: Phase, rank: int, decided: Path) -> dict[st
             if decision is not None and decision.why not in history[-1:]:
                 assert loader.measured is not None
                 history.append(decision.why)
-                measured.append(loader.measured.to_json())
+                measured.append(asdict(loader.measured))
                 decided.write_text(decision.why)
             if over(phase, decision is not None):
                 break

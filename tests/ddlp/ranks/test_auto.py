@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ddlp.planning.measured import Measured
+from ddlp.auto.measured import Measured
 from tests.ddlp.faults.scene import Zygote
 from tests.engine_process import alive, until
 from tests.sleeping_engine import SleepingEngine
@@ -110,7 +110,7 @@ def test_two_ranks_take_one_decision(start):
     agree(said, rank=1)
     for one in said:  # rank 0 by itself never waits for data: its steps are as long as rank 1's batches
         assert "With board" in one["history"][0] and one["csd"]
-        measured = Measured.from_json(one["measured"][0])
+        measured = Measured.from_data(one["measured"][0])
         assert measured.step_s * measured.host_batches_per_s < 0.6
     said = job.said("step")
     agree(said, rank=1)

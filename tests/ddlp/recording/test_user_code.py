@@ -99,10 +99,10 @@ def test_pipelines_that_do_not_travel_are_offered_no_device(tmp_path: Path) -> N
 def test_its_readers_take_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     epoch(tmp_path, 0)
     assert main(["analyse", str(tmp_path)]) == 0
-    assert "rates: host " in (text := capsys.readouterr().out) and "CPU preprocessing" in text
+    assert "rates: host " in (text := capsys.readouterr().out) and "\n  host " in text
     assert main(["plan", "--from-run", str(tmp_path), "--json"]) == 0
     setup = json.loads(capsys.readouterr().out)["setup"]
-    assert setup["measured"]["loader_batches_per_s"] > 0 and setup["measured"]["host_cpu_s_per_batch"] > 0
+    assert setup["measured"]["host_batches_per_s"] > 0 and setup["measured"]["host_cpu_s_per_batch"] > 0
     assert any("does not travel" in one for one in setup["assumed"])
     assert any("num_workers=0" in one for one in setup["assumed"])
     assert main(["trace", str(tmp_path)]) == main(["report", str(tmp_path)]) == 0

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from ddlp.planning.simulate import Simulation, World
 from ddlp.schedule.claim_chunks import LONGEST, ClaimChunker
 from ddlp.schedule.ledger import Ledger
 from ddlp.schedule.rates import Rates
+from ddlp.schedule.simulate import Simulation, World
 from ddlp.schedule.strategies import STRATEGIES, Mte, Order
 from tests.ddlp.schedule.worlds import MOVES, Watched, elastic, random_world
 

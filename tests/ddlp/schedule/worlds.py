@@ -7,8 +7,9 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from ddlp.planning.simulate import Simulation, World
+from benchmarks.papers.scaling import Pool
 from ddlp.schedule.ledger import Ledger
+from ddlp.schedule.simulate import Simulation, World
 from ddlp.schedule.slots import FETCHERS
 from ddlp.schedule.strategies import STRATEGIES, Order
 from ddlp.schedule.strategies.base import HANDED_OVER
@@ -92,14 +93,14 @@ def random_world(rng: random.Random, strategy: str, n: int | None = None) -> tup
     return n, Ledger(n, host_slots=slots, delivered=delivered), world, options
 
 
-class Elastic(Watched):
+class Elastic(Watched, Pool):
     """Engines of a pool are started, retired and killed all the time, and killed ones come back."""
 
     def __init__(self, *arguments: Any, rng: random.Random, every_s: float, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._rng, self._every_s = rng, every_s
         self.joins = self.leaves = self.retired = 0
-        self.want(rng.randint(0, len(self.world.pool)))
+        self.want(rng.randint(0, len(self.world.device_s)))
         self._at(0.0, self._change)
 
     def _change(self) -> None:
@@ -109,7 +110,7 @@ class Elastic(Watched):
             self._die(name)
             self._at(self._rng.uniform(0.0, 3 * self._every_s), lambda: self._come_back(name))
         else:
-            self.want(self._rng.randint(0, len(self.world.pool)))
+            self.want(self._rng.randint(0, len(self.world.device_s)))
         enough = min(self.joins, self.leaves) >= MOVES
         if not self._over():
             self._at(self._rng.uniform(0.0, 2 * self._every_s) * (20 if enough else 1), self._change)
@@ -139,13 +140,13 @@ def elastic(name: str, seed: int) -> tuple[Elastic, int, int]:
         return lambda _: mean * rng.uniform(0.5, 1.5)
 
     world.device_s = {engine: about(mean) for engine, mean in speeds.items()}
-    world.pool, world.device_dies_s, world.device_returns_s, world.device_retires_s = pool, {}, {}, {}
+    world.device_dies_s, world.device_returns_s, world.device_retires_s = {}, {}, {}
     per_s = world.host_workers + world.device_workers * sum(1 / mean for mean in speeds.values())
     least_s = (n - len(list(ledger.delivered))) / per_s
-    world.starts_s = rng.choice([0.0, 0.005, 0.02]) * least_s
+    starts_s = rng.choice([0.0, 0.005, 0.02]) * least_s
     already = set(ledger.delivered)
     make = lambda led, rates: STRATEGIES[name](led, rates, **options)  # noqa: E731
-    simulation = Elastic(ledger, world, make, rng=rng, every_s=least_s / 80)
+    simulation = Elastic(ledger, world, make, rng=rng, every_s=least_s / 80, starts_s=starts_s)
     order = simulation.run().order
     assert all(account.held == len(account.outstanding) for account in ledger.devices.values())
     came = set(order)

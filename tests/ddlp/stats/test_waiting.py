@@ -1,4 +1,4 @@
-"""The verdict on waiting: what it says for given figures, and whether its upper bounds hold in the model of `ddlp.planning`."""
+"""The verdict on waiting: what it says for given figures, and whether its upper bounds hold in that of `ddlp.auto.decide`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from ddlp.planning.decide import estimate
-from ddlp.planning.measured import Measured, OffloadPath
+from ddlp.auto.decide import estimate
+from ddlp.auto.measured import Measured, OffloadPath
 from ddlp.stats.waiting import MIN_BATCHES, Ceiling, WaitingVerdict, judge
 
 REPLAYED = Ceiling(0.05, 95)
@@ -111,7 +111,7 @@ def test_its_bounds_hold_in_the_model() -> None:
         verdict = judge(
             100, 100 * before, 100 * (before - step_s), ceiling=Ceiling(step_s, 50), host_per_s=1 / host, workers=4
         )
-        path = OffloadPath("d", alone_batches_per_s=1 / host, host_cpu_s_per_batch=rng.uniform(0, 1) * host)
+        path = OffloadPath("d", 1 / host, host_cpu_s_per_batch=rng.uniform(0, 1) * host)
         workers, with_device = (one.at_most for one in verdict.remedies)
         after = estimate(Measured(step_s, 1 / host, host, 1000), (path,)).time_s
         assert after is not None and before / after <= with_device * (1 + 1e-9)

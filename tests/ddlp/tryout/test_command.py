@@ -1,4 +1,4 @@
-"""`ddlp try` as a user starts it: rows, plot and page, an unchanged folder, Ctrl-C, one core, errors."""
+"""`ddlp try` as a user starts it: rows, page, an unchanged folder, Ctrl-C, one core, errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from benchmarks.common import user_environment
 from ddlp.sampledata import make_thumbnails
@@ -56,14 +55,9 @@ def test_a_folder_of_the_users(tmp_path: Path, folder: Path) -> None:
     assert process.returncode == 0, err
     assert "40 images of " in out and "passed over: 1 image that can't be read (such as " in out and "; 1 other file" in out
     assert [row for name in dict.fromkeys(ROWS) for row in [name] * len(lines_of(out, name))] == ROWS, out
-    first, second, *_ = " ".join(out.split()).partition("on which cores processes ran (")[2].split("; ")
-    assert "+" not in first and ("+" in second or "too short" in second), out  # DataLoader's rows: one core, two cores
     assert "What this means for your own job\n1. " in out and err.startswith("comparing: ")
     (made,) = (tmp_path / "runs").iterdir()
-    with Image.open(made / "comparison.png") as image:
-        assert image.format == "PNG"
-    assert "Strategy wrr" in (made / "report.html").read_text()
-    assert (made / "report.html").as_uri() in out and (made / "comparison.png").as_uri() in out
+    assert "epoch 0, wrr: " in (made / "report.html").read_text() and (made / "report.html").as_uri() in out
     assert listing(folder) == before
     assert not [path for path in (tmp_path / "tmp").iterdir() if path.name.startswith("ddlp-")]
 

@@ -23,7 +23,7 @@ def ddlp(*arguments: object, **options: object) -> subprocess.CompletedProcess[s
     return subprocess.run(command, capture_output=True, text=True, env=os.environ, **options)  # type: ignore[call-overload]
 
 
-def test_a_command_is_measured_shown_and_compared(tmp_path, recorded, capsys):
+def test_a_command_is_measured_and_compared(tmp_path, recorded, capsys):
     """RAPL counters in a recorded tree. The measured command itself increases them."""
     counter = recorded.root / "class/powercap/intel-rapl:0/energy_uj"
     common = ("--sys", recorded.root, "--price", "0.36", "--currency", "EUR", "--co2", "100")
@@ -35,10 +35,9 @@ def test_a_command_is_measured_shown_and_compared(tmp_path, recorded, capsys):
         assert done.returncode == 3 and done.stdout == "trained\n", done.stderr
         assert f"{joules / 10:g}" in done.stderr and "measured: rapl/package-0" in done.stderr
     files = [str(tmp_path / f"{label}.json") for label in ("cpu", "wrr")]
-    assert cli.main(["energy", "show", "--json", *files]) == 0
-    first, second = json.loads(capsys.readouterr().out)
+    first, _ = (one.to_data() for file in files for one in load(file))
     assert (first["total_j"], first["cost"], first["co2_g"]) == (360, pytest.approx(360 / 3.6e6 * 0.36), pytest.approx(0.01))
-    assert first["per_batch"]["joules"] == 36 and first["per_batch"]["joules_by_part"] == {"cpu": 36, "dram": 0}
+    assert first["j_per_batch"] == 36 and {one["part"]: one["joules"] for one in first["parts"]} == {"cpu": 360, "dram": 0}
     assert 0 < first["host_cpu_s"] < 60
     assert cli.main(["energy", "compare", *files]) == 0
     _, cpu, wrr = capsys.readouterr().out.splitlines()[:3]
@@ -141,7 +140,7 @@ def test_a_result_that_can_t_be_written_is_told(tmp_path, more):
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(["run"], "no command"), (["run", "--", "/nowhere/at/all"], "can't be run"), (["show", "/nowhere"], "can't be read"),
+    [(["run"], "no command"), (["run", "--", "/nowhere/at/all"], "can't be run"), (["compare", "/nowhere"], "can't be read"),
      (["meters", "--external", "x"], "is no meter"), (["meters", "--csd", "nobody"], "nobody")],
 )  # fmt: skip
 def test_what_is_wrong_is_said(arguments, said, capsys, monkeypatch, tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from csd_engine.machine.sensors import Reading
@@ -20,6 +20,7 @@ def gauge(watts: float) -> Reading:
     return Reading("ina219/power1", "csd", None, watts)
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # on a busy machine
 @given(st.lists(st.tuples(st.floats(0.001, 30), st.floats(0, 2000)), min_size=1, max_size=60), st.floats(0, RANGE_J))
 def test_a_counter_that_wraps_loses_nothing(steps, start):
     tally, now, true = Tally(5), 0.0, 0.0

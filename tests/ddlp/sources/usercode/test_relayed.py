@@ -8,9 +8,8 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from ddlp.sources.usercode.relayed import RelayedNode
 from ddlp.sources.usercode.tree import Encoded
-from ddlp.sources.usercode.wire import NodeGone, NodeUnfit, frames
+from ddlp.sources.usercode.wire import NodeGone, NodeUnfit, WireNode, frames
 from ddlp.sources.usercode.work import FAILED, GONE, MADE, Answer, Answers, Work, pickled
 from ddlp.sources.workers.keyed_samples import KeyedBatch
 from tests.ddlp.pools.user_code import Raises, make_loader
@@ -40,7 +39,7 @@ class OtherSide:
 
 def test_a_node_answers_refuses_and_is_gone():
     side = OtherSide()
-    node = RelayedNode(lambda: side.ours)
+    node = WireNode(lambda: side.ours, "it has hung up")
     with pytest.raises(NodeUnfit, match="UnpicklingError"):
         node.begin(Work("bad", b"no pickle"))
     node.begin(pickled(make_loader(Raises(20, 0.0), None)))
@@ -58,7 +57,7 @@ def test_a_node_answers_refuses_and_is_gone():
 
 def test_closing_ends_a_call_that_waits_though_a_fork_has_the_socket_too():
     side = OtherSide()
-    node = RelayedNode(lambda: side.ours)
+    node = WireNode(lambda: side.ours, "it has hung up")
     node.begin(pickled(make_loader(Raises(20, 0.0), None)))
     held = side.ours.dup()  # as a fork would
     said: list[str] = []
@@ -73,10 +72,10 @@ def test_closing_ends_a_call_that_waits_though_a_fork_has_the_socket_too():
     waits.start()
     node.close()
     waits.join(20)
-    assert said == ["the process that speaks to Ray has ended its connection"]
+    assert said == ["it has hung up"]
     held.close()
     with pytest.raises(NodeGone):
-        RelayedNode(gone).begin(Work("any", b""))
+        WireNode(gone).begin(Work("any", b""))
 
 
 def gone() -> socket.socket:

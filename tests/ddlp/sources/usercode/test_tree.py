@@ -150,11 +150,10 @@ def test_what_is_nested_deep_is_refused_where_python_can_read_it_too(levels):
 @pytest.mark.parametrize(
     ("header", "sizes"),
     [
-        (b"", []), (b"\xff", []), (b"[" * 100_000, []), (b"1", []), (b"[]", []), (b'["x"]', []), (b'{"a":1}', []),
-        (b'["i","1_0"]', []), (b'["i",1]', []), (b'["i","' + b"9" * 5000 + b'"]', []), (b'["f","y"]', []),
-        (b'["f","0x1p9999"]', []),
-        (b'["s",1]', []), (b'["b",3]', [2]), (b'["b",3]', []), (b"null", [1]), (b'["d",null]', []),
-        (b'["d",["s","a"],null,["s","a"],null]', []), (b'["d",["l"],null]', []), (b'["d",["t","uint8",[],[]],null]', [1]),
+        (b"", []), (b"\xff", []), (b"[" * 100_000, []), (b"[1]", []), (b"[]", []), (b'["x"]', []), (b'{"a":1}', []),
+        (b"1_0", []), (b"9" * 5000, []), (b'["c",1,1]', []), (b'["c",1.0]', []), (b'["c","1.0",1.0]', []),
+        (b'["b",3]', [2]), (b'["b",3]', []), (b"null", [1]), (b'["d",null]', []),
+        (b'["d","a",null,"a",null]', []), (b'["d",["l"],null]', []), (b'["d",["t","uint8",[],[]],null]', [1]),
         (b'["t","uint8",[2],[0]]', [3]), (b'["t","object",[2],[0]]', [16]), (b'["t","uint8",[-1],[0]]', [1]),
         (b'["t","uint8",[2],[1]]', [2]), (b'["t","uint8",[2],[]]', [2]), (b'["t","uint8",[1,2],[0,0]]', [2]),
         (b'["t","bool",[2],[0]]', [2]), (b'["t","int64",[9223372036854775807,2],[0,1]]', [0]),
@@ -210,10 +209,10 @@ def test_the_longest_integers_are_sent():
         assert decode(encode([longest])) == [longest]
         with pytest.raises(NotATree, match=r"the batch\[0\] is an integer of 12289 bits"):
             encode([2 * longest])
-    assert decode(Encoded(b'["i","' + b"9" * 4096 + b'"]', [])) == int("9" * 4096)
-    for text in ("9" * 4097, "", "-", "-0", "01", "+1", "1.", " 1", "--1", "\u0661"):
-        with pytest.raises(DamagedTree, match="is no integer"):
-            decode(Encoded(json.dumps(["i", text]).encode(), []))
+    assert decode(Encoded(b"9" * 4096, [])) == int("9" * 4096) and decode(Encoded(b"-" + b"9" * 4096, [])) == -int("9" * 4096)
+    for text in ("9" * 4097, "-" + "9" * 4097, "", "-", "01", "+1", "1.", "--1", "1_0"):
+        with pytest.raises(DamagedTree, match="is no JSON"):
+            decode(Encoded(text.encode(), []))
 
 
 def test_the_limits_of_a_batch(monkeypatch):
@@ -308,22 +307,21 @@ def test_two_encodings_are_the_same_if_all_their_bits_are():
     ("header", "said"),
     [
         ("", "the header is no JSON"), ("{}", "{} is no part of a batch"), ("[1]", r"\[1\] is no part of a batch"),
-        ('["x",1]', "'x' is no kind of a part"), ('["d",["s","a"]]', "a dict has a key without a value"),
+        ('["x",1]', "'x' is no kind of a part"), ('["d","a"]', "a dict has a key without a value"),
         *(
             (f'["d",{key},1]', "is no key")
-            for key in ('["c","0x0p+0","0x0p+0"]', '["b",0]', '["l"]', '["u"]', "[]", '["a","x"]')
+            for key in ('["c",0.0,0.0]', '["b",0]', '["l"]', '["u"]', "[]", "{}", '["a","x"]')
         ),
-        ('["d",["i","1"],null,true,null]', "a dict has a key twice"), ('["d",3,null]', "3 is no part"),
-        ('["s"]', "not 1 texts"), ('["s","a","b"]', "not 1 texts"), ('["i"]', "not 1 texts"), ('["c","0x0p+0"]', "not 2 texts"),
-        ('["c","0x0p+0","x"]', "no float"), ('["f"]', "not 1 texts"), ('["f","0x1p+9999"]', "no float"),
+        ('["d",1,null,true,null]', "a dict has a key twice"), ('["s","a"]', "no kind of a part"),
+        ('["c",0.0]', "no complex number"), ('["c",0.0,"x"]', "no complex number"), ('["c",0.0,true]', "no complex number"),
         ('["b"]', "or is missing"), ('["b",1,1]', "no sizes"), ('["b",true]', "no sizes"), ('["b",1.0]', "no sizes"),
         ('["a","uint8",[1],[0]]', "no tensor"), ('["a","uint8"]', "no tensor"), ('["t","uint8",[1],[0],[0]]', "no tensor"),
         ('["t","uint8",[1]]', "no tensor"), ('["a","uint8",3]', "no sizes"), ('["a","uint8",[-1]]', "no sizes"),
         ('["t","uint8",[1],3]', "no sizes"), ('["t","uint8",[1],[1]]', r"\[1\]: no order of 1 dimensions"),
         ('["t","uint8",[1],[0,0]]', "no order of 1 dimensions"), ("null", "more buffers than the header names"),
         ('["a","bool",[1]]', "a truth value is neither 0 nor 1"),
-        (f'["d",["i","{1 << 64}"],null]', "an integer of 65 bits is too large for a key"),
-        (f'["d",["i","-{1 << 64}"],null]', "an integer of 65 bits is too large for a key"),
+        (f'["d",{1 << 64},null]', "an integer of 65 bits is too large for a key"),
+        (f'["d",-{1 << 64},null]', "an integer of 65 bits is too large for a key"),
     ],
 )  # fmt: skip
 def test_it_is_said_what_is_wrong(header, said):
