@@ -33,7 +33,7 @@ class _Torch(NamedTuple):
 
 _TORCH: Dict[str, _Torch] = {
     "torch-v1": _Torch(False, separate_add), "torch-v1-fused": _Torch(False, fused_add),
-    "torch-v2": _Torch(True, separate_add), "torch-v2-fused": _Torch(True, fused_add),
+    "torch-v2-fused": _Torch(True, fused_add),
 }  # fmt: skip
 PIXELS = (PILLOW, *_TORCH)
 """Whose pixels an operator makes: Pillow's, or those of torch's kernels as v1 or v2 calls them."""

@@ -16,10 +16,10 @@ static const torch_loops *loops(void) {
 
 static int is_v2(int whose) { return whose >= 3; }
 
-static int is_fused(int whose) { return whose == 2 || whose == 4; }
+static int is_fused(int whose) { return whose >= 2; }
 
-/* v1 adds no products */
-static int fused_colours(int whose) { return whose == 4; }
+/* v1 adds no products of colours */
+static int fused_colours(int whose) { return is_v2(whose); }
 
 void torch_gray(const uint8_t *rgb, uint8_t *gray_ones, size_t count, int whose) {
     loops()->gray(rgb, gray_ones, count, fused_colours(whose));

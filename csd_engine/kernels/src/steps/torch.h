@@ -1,12 +1,12 @@
 /* The steps whose pixels are those of torchvision on tensors of bytes: csd_engine/transforms/torch_pixels.py.
  *
- * Whose they are is a number: 0 Pillow's (steps.h); torch's of v1: 1, of v1 with fused multiply-adds: 2, of v2: 3, 4. */
+ * Whose they are is a number: 0 Pillow's (steps.h); torch's of v1: 1, of v1 with fused multiply-adds: 2, of v2 with them: 3. */
 #ifndef DDLP_STEPS_TORCH_H
 #define DDLP_STEPS_TORCH_H
 
 #include "steps/steps.h"
 
-enum { TORCH_LAST = 4 };
+enum { TORCH_LAST = 3 };
 
 /* A map of pixels by a grid of positions, as torch.nn.functional.grid_sample does it. */
 typedef struct {
