@@ -40,7 +40,7 @@ from csd_engine.prepare.file_info import FileInfo, Header
 from csd_engine.prepare.read_time import READING
 from csd_engine.transforms.compiled import Compiled, compile_plan
 from csd_engine.transforms.pipeline import Pipeline, SamplePlan, row_shape
-from csd_engine.transforms.primitives import CHANNELS, Crop, UserCall, kernel_steps
+from csd_engine.transforms.primitives import CHANNELS, Crop, UserCall, is_torchs, kernel_steps
 
 __all__ = ["ABOVE_LIMIT", "is_bad_image", "prepare_any_size", "prepare_by_pillow", "prepare_sample", "sample_digest"]
 
@@ -210,8 +210,29 @@ def _by_pillow(
             image = turned_upright(image)
         plans = pipeline.draw_image(image, Keyed(seed, epoch, *item))
         out = _row(plans) if out is None else out
-        pipeline.apply_row(image, plans, out, boxes)
+        if not _decoded_by_kernel(image, pipeline, plans, out, boxes):
+            pipeline.apply_row(image, plans, out, boxes)
         return out
+
+
+def _decoded_by_kernel(
+    image: Image.Image, pipeline: Pipeline, plans: List[SamplePlan], out: np.ndarray, boxes: Optional[np.ndarray]
+) -> bool:
+    """Make a sample of a file that Pillow decodes, if the pipeline has torch's pixels. False: by Pillow, or numpy, then.
+
+    Raises Pillow's own errors of decoding.
+    """
+    fast = kernel()
+    if fast is None or not any(is_torchs(step) for plan in plans for step in plan.primitives):
+        return False
+    compiled = _compiled(plans, image.size, pipeline)
+    if compiled is None:
+        return False
+    pixels = np.asarray(image.convert(pipeline.mode)).reshape(image.height, image.width, -1)
+    context, places = fast.context(), pipeline.places(plans, out, boxes)
+    decode = functools.partial(_resample, context, pixels, 0, 0)
+    info = lambda: image.info  # noqa: E731
+    return all(_view_by_kernel(context, info, pipeline, one, place, decode) for one, place in zip(compiled, places))
 
 
 def _row(plans: List[SamplePlan]) -> np.ndarray:

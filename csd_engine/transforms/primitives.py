@@ -14,8 +14,12 @@ from PIL import Image
 
 from csd_engine.kernels.steps import KernelStep, StepKind
 from csd_engine.transforms import resample, torch_pixels
+from csd_engine.transforms.torch_resample import TORCH_FILTERS
 
-__all__ = ["CHANNELS", "Crop", "Flip", "Gray", "Pad", "Primitive", "Resize", "UserCall", "apply_primitive", "kernel_steps"]
+__all__ = [
+    "CHANNELS", "Crop", "Flip", "Gray", "Pad", "Primitive", "Resize", "UserCall", "apply_primitive", "is_torchs",
+    "kernel_steps",
+]  # fmt: skip
 
 CHANNELS = {"RGB": 3, "L": 1}  # of the modes that images here have
 _FLIP_LEFT_RIGHT = 0  # Image.Transpose's numbers; the enum came only with Pillow 9.1
@@ -161,6 +165,12 @@ class UserCall(Primitive):
 def apply_primitive(image: Image.Image, step: Primitive, order: str) -> Image.Image:
     """Image (mode "RGB" or "L") after one step; ``order`` is the pipeline's order of resampling passes."""
     return step.by_pillow(image, order)
+
+
+def is_torchs(step: Primitive) -> bool:
+    """Whether a step has torch's pixels. Without the kernel numpy makes them, which takes several times as long as torch."""
+    whose, filter_name = getattr(step, "pixels", torch_pixels.PILLOW), getattr(step, "interpolation", "")
+    return whose != torch_pixels.PILLOW or filter_name in TORCH_FILTERS
 
 
 def kernel_steps(steps: Tuple[Primitive, ...], order: str) -> Optional[List[KernelStep]]:

@@ -16,6 +16,7 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms._presets import ImageClassification
 
 from csd_engine.errors import PipelineError
+from csd_engine.kernels import kernel, why_not
 from csd_engine.prepare.operator_file import OperatorCall, OperatorFile
 from csd_engine.transforms.colour import ColorJitter
 from csd_engine.transforms.containers import leaves
@@ -355,8 +356,12 @@ class _Translator:
         if getattr(transform, "antialias", True) is False:
             raise Untranslatable(name, "antialias=False holds for tensors only, and Pillow knows no such resampling",
                                  ["leave antialias out", KEEP])
-        known = type(transform) in SAME_ON_BYTES or self.as_pil or self.torch_filter(transform) or self.pixels(transform)
-        if not known:
+        if type(transform) in SAME_ON_BYTES or self.as_pil:
+            return
+        if kernel() is None:
+            raise Untranslatable(name, "after ToImage or PILToTensor its pixels are torch's, which numpy would make later "
+                                 f"than torch, and ddlp's kernel isn't used: {why_not()}", [move, KEEP])
+        if not (self.torch_filter(transform) or self.pixels(transform)):
             raise Untranslatable(name, "after ToImage or PILToTensor it runs torch's kernels, here one that ddlp doesn't know, "
                                  "whose pixels differ a little from Pillow's (docs/operators.md)",
                                  ["pass as_pil=True to DDLPLoader: it runs as on a PIL image then", move, KEEP])

@@ -19,8 +19,10 @@ from torchvision.models import ResNet18_Weights
 from torchvision.transforms import InterpolationMode, v2
 
 from csd_engine.keyed import Keyed
+from csd_engine.transforms import torch_pixels as torch_definitions
+from csd_engine.transforms import torch_resample
 from csd_engine.transforms.torch_resample import torch_resize
-from ddlp import DDLPLoader
+from ddlp import DDLPLoader, ImageFiles
 from ddlp.errors import Untranslatable
 from ddlp.translate import torch_pixels
 from ddlp.translate.transforms import translate
@@ -237,7 +239,7 @@ print(torch_pixels.torch_filter(v2.functional, "bicubic", True))
 @pytest.mark.parametrize(
     "setting, known",
     [
-        ({"DDLP_KERNEL": "off"}, "torch-bicubic"),  # PNG and the like never reach the kernel, and a device may have none
+        ({"DDLP_KERNEL": "off"}, "torch-bicubic"),  # torch's own operators run then
         ({"ATEN_CPU_CAPABILITY": "avx2"}, "torch-bicubic"),
         ({"ATEN_CPU_CAPABILITY": "default"}, "None"),
     ],
@@ -246,6 +248,28 @@ def test_the_bits_are_torchs_whatever_makes_them(folder, setting, known):
     command = [sys.executable, "-c", _ELSEWHERE, str(folder)]
     done = subprocess.run(command, env={**os.environ, **setting}, stdout=subprocess.PIPE, text=True, check=True)
     assert done.stdout == f"{known}\n"
+
+
+def test_files_that_pillow_decodes_need_no_numpy(folder, need_kernel, monkeypatch):
+    """numpy's definition takes three times as long as torch."""
+    files = [path for path in sorted((folder / "a").iterdir()) if path.suffix == ".png"]
+    transform = v1.Compose([
+        v1.PILToTensor(), v1.RandomResizedCrop(48, antialias=True), v1.RandAugment(interpolation=InterpolationMode.BILINEAR),
+        *END_OF_V1,
+    ])  # fmt: skip
+    loader = DDLPLoader(ImageFiles(files, [0] * len(files), transform), len(files))
+    assert "\ntravels    " in str(loader.explain())
+    for module, name in ((torch_resample, "torch_resample"), (torch_definitions, "sampled"), (torch_definitions, "enhanced")):
+        monkeypatch.setattr(module, name, None)
+    assert len(files) > 2 and sum(len(images) for images, _ in loader) == len(files)
+
+
+def test_without_a_kernel_the_operators_are_torchs(folder, monkeypatch):
+    monkeypatch.setattr("ddlp.translate.transforms.kernel", lambda: None)
+    dataset = datasets.ImageFolder(folder, v2.Compose(FIXED["evaluation"](InterpolationMode.BILINEAR)))
+    loader = DDLPLoader(dataset, 5)
+    assert "ddlp's kernel isn't used" in str(loader.explain())
+    assert torch.equal(torch.cat([images for images, _ in loader]), torch.stack([image for image, _ in dataset]))
 
 
 @pytest.mark.parametrize("version", [v1, v2])
