@@ -79,7 +79,7 @@ def engines(spool: Path) -> Iterator[Callable[..., EngineProcess]]:
             killed = engine.process.poll() is not None
             if not killed:
                 files = engine.spool / "files"
-                until(lambda e=engine, f=files: not list(e.spool.glob("job-*")) and not os.listdir(f), 30, "empty spools")
+                until(lambda e=engine, f=files: not list(e.spool.glob("job-*")) and not os.listdir(f), 90, "empty spools")
             assert engine.end() == 0 or killed
             assert "Traceback" not in engine.log, engine.log
     finally:

@@ -127,13 +127,13 @@ def test_breaking_off_does_not_wait_for_a_batch_on_its_way(engines, data, images
     iterator = iter(loader)
     next(iterator)
     until(lambda: len(loader._last.executor.ledger.in_spool) > 5)  # the host knows of them, and has room for three more
+    (place,) = loader._parts.offload.connections._places.values()
+    place.link._heartbeat_timeout_s = 3600.0  # it is not lost: whoever waits for it hangs until the test's limit
     engine.process.send_signal(signal.SIGSTOP)
     try:
         for _ in range(3):  # these were fetched before; now the next ones are requested
             next(iterator)
-        (place,) = loader._parts.offload.connections._places.values()
         until(lambda: place.link.sealed._job if sealed else place.link.stream._under_way)
-        place.link._heartbeat_timeout_s = 3600.0  # it is not lost: whoever waits for it hangs until the test's limit
         iterator._shutdown_workers()
     finally:
         engine.process.send_signal(signal.SIGCONT)
