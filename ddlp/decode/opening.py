@@ -53,10 +53,12 @@ def install() -> bool:
     Pixels, sizes, metadata, errors and warnings stay the same as Pillow's. Only an error in mid-file may come later than
     ``load()``, with the first use of pixels.
     """
-    global _installed
+    global _installed, _decide
     with _lock:
-        _register()
+        _decide = None  # first: loading the kernel opens JPEGs
         _installed = _can()
+        if _installed:
+            _register()
         _unregister()
     return _installed
 

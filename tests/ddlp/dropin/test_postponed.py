@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +103,20 @@ def test_while_batches_are_made_only(table, make, need_kernel):
     assert kinds(DataLoader(dataset, 4, num_workers=1, worker_init_fn=decode.not_here)) == {(0, 1)}
     assert kinds(DDLPLoader(dataset, 4, postpone_decoding=False)) == {(0, 1)}
     assert kinds(DDLPLoader(dataset, 4, num_workers=1, postpone_decoding=False)) == {(0, 1)}
+
+
+_FRESH = """
+import pathlib, sys
+from ddlp import DDLPLoader
+from tests.ddlp.dropin.test_postponed import Kinds, kinds
+print(kinds(DDLPLoader(Kinds(pathlib.Path(sys.argv[1]), None), 4, num_workers=2)))
+"""
+
+
+def test_in_workers_of_a_process_that_has_no_kernel_yet(table, need_kernel):
+    """They load it at their first JPEG, and loading it opens JPEGs."""
+    done = subprocess.run([sys.executable, "-c", _FRESH, str(table)], stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout == "{(1, 1)}\n"
 
 
 def test_in_workers_that_are_not_forked(table, need_kernel, not_forked):
