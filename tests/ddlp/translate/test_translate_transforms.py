@@ -226,7 +226,7 @@ UNTRANSLATABLE = [
     (v1.Compose([*TENSOR, v1.Resize(8)]), "Resize", "move ToImage or ToTensor behind Resize"),
     (v2.Compose([v2.ToImage(), v2.Resize(8, antialias=False)]), "Resize", "leave antialias out"),
     (v1.Compose([v1.PILToTensor(), v1.Resize(8, v1.InterpolationMode.NEAREST)]), "Resize", "torch's kernels"),
-    (v2.Compose([v2.ToImage(), v2.Grayscale()]), "Grayscale", "torch's kernels"),
+    (v2.Compose([v2.ToImage(), v2.RandomPerspective()]), "RandomPerspective", "torch's kernels"),
     (v1.Compose([*TENSOR, v1.Pad(3)]), "Pad", "no uint8 pixel has"),
     (v1.Compose([*TENSOR, v1.CenterCrop(9)]), "CenterCrop", "no uint8 pixel has"),
     (v2.Compose([v2.ToImage(), v2.Pad(3, fill={torch.Tensor: 3})]), "Pad", "dict"),

@@ -1,5 +1,4 @@
 #include "steps/steps.h"
-#include "steps/torch.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -17,7 +17,7 @@ enum {
     STEP_CROP = 0,          /* left, top, width, height */
     STEP_MIRROR = 1,        /* 1: left-right, 0: top-bottom */
     STEP_PAD = 2,           /* left, top, right, bottom, a PAD_ mode, colour (3) */
-    STEP_GRAY = 3,          /* channels of the result, 1 or 3; whose pixels, see torch.h, as of all steps with this number */
+    STEP_GRAY = 3,          /* channels of the result, 1 or 3; whose pixels (torch.c), as of all steps with this number */
     STEP_RESIZE = 4,        /* height, width, filter, 1 if the passes have Pillow 13's order */
     STEP_TURN = 5,          /* quarter turns against the clock, 1 to 3 */
     STEP_TABLE = 6,         /* data: 256 bytes, for every channel */
@@ -147,5 +147,43 @@ warp_sampler warp_bilinear_avx2, warp_bicubic_avx2;
 
 /* blur.c: writes the blurred image into `out`. 0; DDLP_STEP: the image is smaller than the reflected border; -ENOMEM. */
 int blur(step_state *state, int taps_across, int taps_down, const float *weights, uint8_t *out);
+
+/* torch.c: the pixels of torchvision on tensors of bytes (csd_engine/transforms/torch_pixels.py). Whose they are is a number:
+ * 0 Pillow's; torch's of v1: 1, of v1 with fused multiply-adds: 2, of v2 with them: 3. These change the image in place. */
+void torch_brightness(picture *image, double factor);
+void torch_contrast(picture *image, double factor, int whose);
+void torch_saturation(picture *image, double factor, int whose);
+void torch_hue(picture *image, double factor, int whose);
+void torch_autocontrast(picture *image, int whose);
+
+/* gray[i]: the luma of pixel i */
+void torch_gray(const uint8_t *rgb, uint8_t *gray, size_t count, int whose);
+
+/* Sharpens the image; `other` has room for it. */
+void torch_sharpness(picture *image, uint8_t *other, double factor, int whose);
+
+/* n: as of STEP_GRID. `out` gets an image of the same size. */
+int torch_warp(const picture *image, uint8_t *out, const double *n);
+
+/* A map of pixels by a grid of positions, as torch.nn.functional.grid_sample does it. */
+typedef struct {
+    const uint8_t *pixels;
+    int32_t width, height;
+    float matrix[6]; /* to positions of -1 to 1 */
+    uint8_t fill[4]; /* of three channels */
+    int filled, bilinear, v2;
+} torch_grid;
+
+/* `smooth` is called for rows without their first and last pixel. `fused`: products are added with one rounding. */
+typedef struct {
+    void (*gray)(const uint8_t *rgb, uint8_t *gray, size_t count, int fused);
+    void (*blend)(uint8_t *pixels, const uint8_t *other, float factor, float rest, size_t count, int fused);
+    void (*sharpen)(uint8_t *pixels, const uint8_t *smooth, float rest, size_t count, int fused);
+    void (*smooth)(const uint8_t *in, ptrdiff_t row, int channels, uint8_t *restrict to, size_t count);
+    void (*turn_hue)(uint8_t *rgb, size_t count, float factor, int v2);
+    void (*warp)(const torch_grid *grid, uint8_t *out, int channels, int fused);
+} torch_loops;
+extern const torch_loops torch_loops_c;
+extern const torch_loops torch_loops_fma; /* on x86 */
 
 #endif

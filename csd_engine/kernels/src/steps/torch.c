@@ -103,7 +103,7 @@ int torch_warp(const picture *image, uint8_t *out, const double *n) {
         .fill = {(uint8_t)n[3], (uint8_t)n[4], (uint8_t)n[5], 0},
         .filled = n[2] != 0, .bilinear = filter != 0, .v2 = is_v2(whose),
     };
-    if (whose < 1 || whose > TORCH_LAST || filter < 0 || filter > 1) return DDLP_STEP;
+    if (whose < 1 || whose > 3 || filter < 0 || filter > 1) return DDLP_STEP;
     for (int k = 0; k < 6; k++) grid.matrix[k] = (float)n[6 + k] / (float)(0.5 * (k < 3 ? image->width : image->height));
     loops()->warp(&grid, out, image->channels, is_fused(whose));
     return 0;

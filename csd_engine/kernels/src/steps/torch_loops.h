@@ -3,7 +3,7 @@
 #include <stddef.h>
 #include <string.h>
 
-#include "steps/torch.h"
+#include "steps/steps.h"
 
 #if defined(FOUR)
 #define INLINE INLINE_TARGETED
