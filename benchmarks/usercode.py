@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from benchmarks.common import Aim, add_output, alternate, command, emit, say, spread
 from benchmarks.data import add_data, ensure_data
 from benchmarks.user_images import IMAGE_SETS, missing
+from ddlp import decode
 from ddlp.loader import DDLPLoader
 from ddlp.process.cores import pinned
 from ddlp.tryout.rounds import ratios
@@ -196,8 +197,10 @@ def _images(options: argparse.Namespace, data: str) -> list[Line]:
 
 
 def _line(options: argparse.Namespace, data: str, dataset: Any, shuffle: bool | None, workers: int) -> Line:
-    loaders = {
-        kind.__name__: kind(dataset, options.batch, shuffle=shuffle, num_workers=workers) for kind in (DataLoader, DDLPLoader)
+    how: dict[str, Any] = {"shuffle": shuffle, "num_workers": workers}
+    loaders = {  # workers that DataLoader forks here would have postponed images, too
+        PEER: DataLoader(dataset, options.batch, worker_init_fn=decode.not_here, **how),
+        OURS: DDLPLoader(dataset, options.batch, **how),
     }
     turns = {name: partial(samples_per_s, loader, options.batch) for name, loader in loaders.items()}
     figures = alternate(turns, options.rounds, say, "samples/s")
