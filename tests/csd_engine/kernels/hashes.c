@@ -261,7 +261,7 @@ static int one_plan(void) {
 static void some_steps(resample_state *resample) {
     static const double factors[] = {0, 0.3, 1, 1.7, -2.5, 40};
     static const int kinds[] = {STEP_BRIGHTNESS, STEP_CONTRAST, STEP_SATURATION, STEP_SHARPNESS, STEP_HUE,       STEP_GRAY,
-                                STEP_AUTOCONTRAST, STEP_EQUALIZE, STEP_BLUR,     STEP_AFFINE,    STEP_PERSPECTIVE};
+                                STEP_AUTOCONTRAST, STEP_EQUALIZE, STEP_BLUR,     STEP_AFFINE,    STEP_PERSPECTIVE, STEP_GRID};
     static float weights[] = {0.25f, 0.5f, 0.25f, 0.1f, 0.2f, 0.4f, 0.2f, 0.1f};
     const int32_t size[3] = {1 + (int32_t)below(90), 1 + (int32_t)below(70), below(4) ? 3 : 1};
     uint8_t *pixels = random_bytes((size_t)size[0] * (size_t)size[1] * (size_t)size[2]);
@@ -272,7 +272,15 @@ static void some_steps(resample_state *resample) {
         ddlp_step_numbers step = {.kind = kinds[below(sizeof kinds / sizeof *kinds)], .data = weights};
         const int warps = step.kind == STEP_AFFINE || step.kind == STEP_PERSPECTIVE;
         step.n[0] = step.kind == STEP_HUE ? below(256) : step.kind == STEP_GRAY ? 1 + 2 * below(2) : factors[below(6)];
+        const int whose = (int)below(4); /* Pillow's pixels, or torch's in three ways */
+        if (step.kind == STEP_HUE && whose) step.n[0] = (below(101) - 50.0) / 100;
+        step.n[step.kind == STEP_AUTOCONTRAST ? 0 : 1] = whose;
         if (step.kind == STEP_BLUR) step.n[0] = 3, step.n[1] = 5;
+        if (step.kind == STEP_GRID) {
+            step.n[0] = whose ? whose : 1, step.n[1] = below(2), step.n[2] = below(2);
+            for (int i = 3; i < 6; i++) step.n[i] = below(256);
+            for (int i = 6; i < 12; i++) step.n[i] = (below(4001) - 2000.0) / 1000;
+        }
         if (warps) {
             step.n[0] = 1 + below(90), step.n[1] = 1 + below(70), step.n[2] = below(3) ? 2 + below(2) : 0;
             for (int i = 3; i < 6; i++) step.n[i] = below(256);

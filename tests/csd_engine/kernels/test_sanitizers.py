@@ -21,7 +21,7 @@ from tests.progressive_jpeg import progressive_jpeg
 HASHES, COEFFICIENTS = (Path(__file__).with_name(name) for name in ("hashes.c", "coefficients.c"))
 PARTS = (  # the parts that know nothing of JPEG
     "axis", "blur", "colour*", "draws", "keyed", "passes_*", "plan", "planes", "processor", "resample", "steps", "sum",
-    "table*", "variant", "warp*", "windows",
+    "table*", "torch*", "variant", "warp*", "windows",
 )  # fmt: skip
 SCANS = ("progressive", "scan*", "huffman", "header", "processor", "variant")  # the parts that need no libjpeg
 ROUNDS = "30"

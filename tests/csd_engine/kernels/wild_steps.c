@@ -37,11 +37,13 @@ int main(int argc, char **argv) {
         const int64_t count = 1 + below(4);
         for (size_t i = 0; i < bytes; i++) pixels[i] = (uint8_t)below(256);
         for (int64_t k = 0; k < count; k++) {
-            steps[k] = (ddlp_step_numbers){.kind = (int32_t)below(18)};
+            steps[k] = (ddlp_step_numbers){.kind = (int32_t)below(19)};
             for (int n = 0; n < STEP_NUMBERS; n++) steps[k].n[n] = number();
             if (steps[k].kind == STEP_AFFINE || steps[k].kind == STEP_PERSPECTIVE)
                 steps[k].n[0] = 1 + below(60), steps[k].n[1] = 1 + below(60), steps[k].n[2] = below(5);
             if (steps[k].kind == STEP_RESIZE) steps[k].n[0] = below(90), steps[k].n[1] = below(90), steps[k].n[2] = 2 + below(2);
+            if (steps[k].kind == STEP_GRID) steps[k].n[0] = below(5), steps[k].n[1] = below(3);
+            else if (below(2)) steps[k].n[steps[k].kind == STEP_AUTOCONTRAST ? 0 : 1] = below(5); /* whose pixels */
             if (steps[k].kind == STEP_BLUR) steps[k].n[0] = below(80), steps[k].n[1] = below(80);
             steps[k].data = steps[k].kind == STEP_TABLE ? (const void *)table : weights;
         }

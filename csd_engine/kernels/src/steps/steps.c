@@ -12,6 +12,13 @@ static int fits(int64_t width, int64_t height) {
     return width > 0 && height > 0 && width <= MOST_SIDE && height <= MOST_SIDE && width * height <= MOST_PIXELS;
 }
 
+/* Whether these numbers are sides or places of an image, which can be added as integers. */
+static int are_sides(const double *n, int count) {
+    for (int i = 0; i < count; i++)
+        if (!(n[i] >= 0 && n[i] <= (double)MOST_SIDE)) return 0;
+    return 1;
+}
+
 uint8_t *steps_other(step_state *state, int32_t width, int32_t height, int32_t channels) {
     const int other = !state->used;
     const size_t bytes = (size_t)width * (size_t)height * (size_t)channels + STEP_SLACK;
@@ -34,9 +41,10 @@ int steps_begin(step_state *state, const uint8_t *pixels, const int32_t size[3])
 
 static int crop(step_state *state, const double *n) {
     const picture *image = &state->image;
+    if (!are_sides(n, 4)) return DDLP_STEP;
     const int64_t left = (int64_t)n[0], top = (int64_t)n[1], width = (int64_t)n[2], height = (int64_t)n[3];
     const size_t channels = (size_t)image->channels, from = (size_t)image->width * channels, to = (size_t)width * channels;
-    if (left < 0 || top < 0 || !fits(width, height) || left + width > image->width || top + height > image->height) return DDLP_STEP;
+    if (!fits(width, height) || left + width > image->width || top + height > image->height) return DDLP_STEP;
     const uint8_t *first = image->pixels + (size_t)top * from + (size_t)left * channels;
     for (int64_t y = 0; y < height; y++) memmove(image->pixels + (size_t)y * to, first + (size_t)y * from, to);
     state->image.width = (int32_t)width, state->image.height = (int32_t)height;
@@ -126,10 +134,11 @@ static int64_t folded(int64_t at, int64_t length, int mode) {
 static int pad(step_state *state, const double *n) {
     const picture *image = &state->image;
     const int channels = image->channels, mode = (int)n[4];
+    if (!are_sides(n, 4)) return DDLP_STEP;
     const int64_t left = (int64_t)n[0], top = (int64_t)n[1], right = (int64_t)n[2], bottom = (int64_t)n[3];
     const int64_t width = left + image->width + right, height = top + image->height + bottom;
     const uint8_t colour[3] = {(uint8_t)n[5], (uint8_t)n[6], (uint8_t)n[7]};
-    if (left < 0 || top < 0 || right < 0 || bottom < 0 || !fits(width, height) || mode < 0 || mode > PAD_SYMMETRIC) return DDLP_STEP;
+    if (!fits(width, height) || mode < 0 || mode > PAD_SYMMETRIC) return DDLP_STEP;
     uint8_t *out = steps_other(state, (int32_t)width, (int32_t)height, channels), *to = out;
     if (!out) return -ENOMEM;
     for (int64_t y = -top; y < image->height + bottom; y++) {
