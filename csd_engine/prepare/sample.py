@@ -220,19 +220,16 @@ def _decoded_by_kernel(
 ) -> bool:
     """Make a sample of a file that Pillow decodes, if the pipeline has torch's pixels. False: by Pillow, or numpy, then.
 
-    Raises Pillow's own errors of decoding.
+    An image that Pillow decodes at a part of its size is left to it. Raises Pillow's own errors of decoding.
     """
     fast = kernel()
     if fast is None or not any(is_torchs(step) for plan in plans for step in plan.primitives):
         return False
-    compiled = _compiled(plans, image.size, pipeline)
+    compiled = None if any(plan.reduce > 1 for plan in plans) else _compiled(plans, image.size, pipeline)
     if compiled is None:
         return False
     pixels = np.asarray(image.convert(pipeline.mode)).reshape(image.height, image.width, -1)
-    context, places = fast.context(), pipeline.places(plans, out, boxes)
-    decode = functools.partial(_resample, context, pixels, 0, 0)
-    info = lambda: image.info  # noqa: E731
-    return all(_view_by_kernel(context, info, pipeline, one, place, decode) for one, place in zip(compiled, places))
+    return _row_of_pixels(fast.context(), pixels, lambda: image.info, pipeline, compiled, pipeline.places(plans, out, boxes))
 
 
 def _row(plans: List[SamplePlan]) -> np.ndarray:
@@ -368,10 +365,21 @@ def _pixels_by_kernel(
     if compiled is None:
         return None
     out = _row(plans) if out is None else out
-    context, places = fast.context(), pipeline.places(plans, out, boxes)
-    decode = functools.partial(_resample, context, pixels, 0, 0)
-    made = all(_view_by_kernel(context, dict, pipeline, one, place, decode) for one, place in zip(compiled, places))
+    made = _row_of_pixels(fast.context(), pixels, dict, pipeline, compiled, pipeline.places(plans, out, boxes))
     return out if made else None
+
+
+def _row_of_pixels(
+    context: Context,
+    pixels: np.ndarray,
+    info: Callable[[], Dict[Any, Any]],
+    pipeline: Pipeline,
+    compiled: List[Compiled],
+    places: List[np.ndarray],
+) -> bool:
+    """Make a sample's row of a whole image in memory, uint8 (height, width, channels). False if Pillow must make it."""
+    decode = functools.partial(_resample, context, pixels, 0, 0)
+    return all(_view_by_kernel(context, info, pipeline, one, place, decode) for one, place in zip(compiled, places))
 
 
 def _read(context: Context, source: OpenFile) -> Optional[Tuple[int, int]]:

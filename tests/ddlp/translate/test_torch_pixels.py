@@ -264,6 +264,17 @@ def test_files_that_pillow_decodes_need_no_numpy(folder, need_kernel, monkeypatc
     assert len(files) > 2 and sum(len(images) for images, _ in loader) == len(files)
 
 
+def test_what_pillow_decodes_at_a_part_of_its_size(tmp_path, need_kernel, monkeypatch):
+    """decode="fast" holds for a JPEG that the kernel refuses, too."""
+    pixels = noise(np.random.default_rng(3), 400, 600, 4)
+    Image.fromarray(pixels, "CMYK").save(tmp_path / "a.jpg", quality=90)
+    transform = v1.Compose([v1.PILToTensor(), v1.Resize((40, 60), antialias=True), *END_OF_V1])
+    loader = DDLPLoader(ImageFiles([tmp_path / "a.jpg"], [0], transform), 1, decode="fast")
+    by_kernel = next(iter(loader))[0]
+    monkeypatch.setattr("csd_engine.prepare.sample.is_torchs", lambda step: False)
+    assert torch.equal(by_kernel, next(iter(loader))[0])
+
+
 def test_without_a_kernel_the_operators_are_torchs(folder, monkeypatch):
     monkeypatch.setattr("ddlp.translate.transforms.kernel", lambda: None)
     dataset = datasets.ImageFolder(folder, v2.Compose(FIXED["evaluation"](InterpolationMode.BILINEAR)))
