@@ -40,7 +40,7 @@ from csd_engine.prepare.file_info import FileInfo, Header
 from csd_engine.prepare.read_time import READING
 from csd_engine.transforms.compiled import Compiled, compile_plan
 from csd_engine.transforms.pipeline import Pipeline, SamplePlan, row_shape
-from csd_engine.transforms.primitives import CHANNELS, Crop, UserCall, is_torchs, kernel_steps
+from csd_engine.transforms.primitives import CHANNELS, Crop, UserCall, array_of, is_torchs, kernel_steps
 
 __all__ = ["ABOVE_LIMIT", "is_bad_image", "prepare_any_size", "prepare_by_pillow", "prepare_sample", "sample_digest"]
 
@@ -228,7 +228,7 @@ def _decoded_by_kernel(
     compiled = None if any(plan.reduce > 1 for plan in plans) else _compiled(plans, image.size, pipeline)
     if compiled is None:
         return False
-    pixels = np.asarray(image.convert(pipeline.mode)).reshape(image.height, image.width, -1)
+    pixels = array_of(image.convert(pipeline.mode))
     return _row_of_pixels(fast.context(), pixels, lambda: image.info, pipeline, compiled, pipeline.places(plans, out, boxes))
 
 

@@ -16,7 +16,7 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from csd_engine import keyed as keyed_numbers
 from csd_engine.kernels.steps import KernelStep, StepKind
 from csd_engine.transforms import torch_pixels
-from csd_engine.transforms.primitives import Primitive, border_indices
+from csd_engine.transforms.primitives import Primitive, array_of, border_indices, image_of
 from csd_engine.transforms.torch_pixels import KERNEL_NUMBERS, PILLOW
 
 __all__ = [
@@ -43,22 +43,12 @@ class Enhance(Primitive):
     def by_pillow(self, image: Image.Image, order: str) -> Image.Image:
         """See `Primitive`."""
         if self.pixels != PILLOW:
-            return _image(torch_pixels.enhanced(_array(image), self.what, self.factor, self.pixels))
+            return image_of(torch_pixels.enhanced(array_of(image), self.what, self.factor, self.pixels))
         return _ENHANCE[self.what][0](image).enhance(self.factor)
 
     def for_kernel(self, order: str) -> Optional[KernelStep]:
         """See `Primitive`."""
         return KernelStep(_ENHANCE[self.what][1], (self.factor, KERNEL_NUMBERS[self.pixels]))
-
-
-def _array(image: Image.Image) -> np.ndarray:
-    """uint8 (height, width, channels) of an image of mode "RGB" or "L"."""
-    array = np.asarray(image)
-    return array if array.ndim == 3 else array[..., np.newaxis]
-
-
-def _image(array: np.ndarray) -> Image.Image:
-    return Image.fromarray(array if array.shape[2] == 3 else array[..., 0])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +79,7 @@ class TorchHue(Primitive):
 
     def by_pillow(self, image: Image.Image, order: str) -> Image.Image:
         """See `Primitive`."""
-        return image if image.mode == "L" else _image(torch_pixels.hue_turned(_array(image), self.factor, self.pixels))
+        return image if image.mode == "L" else image_of(torch_pixels.hue_turned(array_of(image), self.factor, self.pixels))
 
     def for_kernel(self, order: str) -> Optional[KernelStep]:
         """See `Primitive`."""
@@ -144,7 +134,7 @@ class AutoContrast(Primitive):
     def by_pillow(self, image: Image.Image, order: str) -> Image.Image:
         """See `Primitive`."""
         if self.pixels != PILLOW:
-            return _image(torch_pixels.auto_contrast(_array(image), self.pixels))
+            return image_of(torch_pixels.auto_contrast(array_of(image), self.pixels))
         return ImageOps.autocontrast(image)
 
     def for_kernel(self, order: str) -> Optional[KernelStep]:

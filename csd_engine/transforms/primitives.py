@@ -17,8 +17,8 @@ from csd_engine.transforms import resample, torch_pixels
 from csd_engine.transforms.torch_resample import TORCH_FILTERS
 
 __all__ = [
-    "CHANNELS", "Crop", "Flip", "Gray", "Pad", "Primitive", "Resize", "UserCall", "apply_primitive", "is_torchs",
-    "kernel_steps",
+    "CHANNELS", "Crop", "Flip", "Gray", "Pad", "Primitive", "Resize", "UserCall", "apply_primitive", "array_of", "image_of",
+    "is_torchs", "kernel_steps",
 ]  # fmt: skip
 
 CHANNELS = {"RGB": 3, "L": 1}  # of the modes that images here have
@@ -165,6 +165,16 @@ class UserCall(Primitive):
 def apply_primitive(image: Image.Image, step: Primitive, order: str) -> Image.Image:
     """Image (mode "RGB" or "L") after one step; ``order`` is the pipeline's order of resampling passes."""
     return step.by_pillow(image, order)
+
+
+def array_of(image: Image.Image) -> np.ndarray:
+    """uint8 (height, width, channels) of an image of mode "RGB" or "L"."""
+    return np.asarray(image).reshape(image.height, image.width, -1)
+
+
+def image_of(array: np.ndarray) -> Image.Image:
+    """An image of mode "RGB" or "L" with these uint8 (height, width, channels)."""
+    return Image.fromarray(array if array.shape[2] == 3 else array[..., 0])
 
 
 def is_torchs(step: Primitive) -> bool:

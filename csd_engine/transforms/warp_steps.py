@@ -10,7 +10,7 @@ from PIL import Image
 
 from csd_engine.kernels.steps import KernelStep, StepKind
 from csd_engine.transforms import resample, torch_pixels
-from csd_engine.transforms.primitives import Primitive
+from csd_engine.transforms.primitives import Primitive, array_of, image_of
 
 __all__ = ["WARP_FILTERS", "GridWarp", "Turn", "Warp"]
 
@@ -82,10 +82,8 @@ class GridWarp(Primitive):
 
     def by_pillow(self, image: Image.Image, order: str) -> Image.Image:
         """See `Primitive`."""
-        array = np.asarray(image).reshape(image.height, image.width, -1)
-        made = torch_pixels.sampled(array, self.matrix, self.interpolation, self.fill, self.pixels)
-        rounded = np.rint(made).astype(np.uint8)
-        return Image.fromarray(rounded if rounded.shape[2] == 3 else rounded[..., 0])
+        made = torch_pixels.sampled(array_of(image), self.matrix, self.interpolation, self.fill, self.pixels)
+        return image_of(np.rint(made).astype(np.uint8))
 
     def for_kernel(self, order: str) -> Optional[KernelStep]:
         """See `Primitive`."""

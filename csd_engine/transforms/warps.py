@@ -1,9 +1,8 @@
 """The operators that move pixels by a random matrix: rotation, affine map, perspective.
 
 The matrices are torchvision's for PIL images (and Pillow's own for rotations) or, by ``pixels``, for tensors, computed in the
-same order of operations. Sines
-and the like are correctly rounded and perspectives solved exactly, so every computer draws the same pixels. Where torchvision's
-differ, its C library has rounded a sine to the other neighbour, or its LAPACK a coefficient.
+same order of operations. Sines and the like are correctly rounded and perspectives solved exactly, so every computer draws the
+same pixels. Where torchvision's differ, its C library has rounded a sine to the other neighbour, or its LAPACK a coefficient.
 """
 
 from __future__ import annotations
@@ -96,13 +95,13 @@ def affine(
     On a tensor positions are counted from the middle.
     """
     width, height = canvas.width, canvas.height
+    middle = width * 0.5, height * 0.5
+    x, y = center or middle
     if pixels == PILLOW:
-        matrix = inverse_affine(center or (width * 0.5, height * 0.5), angle, translate, scale, shear, v2)
-        canvas.warp(height, width, matrix, interpolation, fill or (0,))
+        canvas.warp(height, width, inverse_affine((x, y), angle, translate, scale, shear, v2), interpolation, fill or (0,))
     else:
-        center = center or (width * 0.5, height * 0.5)
-        from_middle = center[0] - width * 0.5, center[1] - height * 0.5
-        canvas.warp_by_grid(inverse_affine(from_middle, angle, translate, scale, shear, v2), interpolation, fill, pixels)
+        matrix = inverse_affine((x - middle[0], y - middle[1]), angle, translate, scale, shear, v2)
+        canvas.warp_by_grid(matrix, interpolation, fill, pixels)
 
 
 def inverse_affine(

@@ -57,9 +57,7 @@ def install() -> bool:
     with _lock:
         _decide = None  # first: loading the kernel opens JPEGs
         _installed = _can()
-        if _installed:
-            _register()
-        _unregister()
+        (_register if _installed else _unregister)()
     return _installed
 
 

@@ -181,6 +181,13 @@ void colour_histograms(const picture *image, uint32_t (*of)[256]) {
         for (size_t i = 0; i < count; i += 3) of[0][image->pixels[i]]++, of[1][image->pixels[i + 1]]++, of[2][image->pixels[i + 2]]++;
 }
 
+int colour_range(const uint32_t *of, int *low, int *high) {
+    *low = 0, *high = 255;
+    while (*low < 255 && !of[*low]) ++*low;
+    while (*high > 0 && !of[*high]) --*high;
+    return *high > *low;
+}
+
 static void unchanged(uint8_t *table) {
     for (int i = 0; i < 256; i++) table[i] = (uint8_t)i;
 }
@@ -190,10 +197,8 @@ void colour_autocontrast(picture *image) {
     uint8_t table[3][256];
     colour_histograms(image, of);
     for (int c = 0; c < image->channels; c++) {
-        int low = 0, high = 255;
-        while (low < 255 && !of[c][low]) low++;
-        while (high > 0 && !of[c][high]) high--;
-        if (high <= low) {
+        int low, high;
+        if (!colour_range(of[c], &low, &high)) {
             unchanged(table[c]);
             continue;
         }

@@ -89,6 +89,9 @@ void colour_equalize(picture *image);
 /* How often each value stands in each channel. */
 void colour_histograms(const picture *image, uint32_t (*of)[256]);
 
+/* The lowest and the highest value of a channel, by how often each stands there. Returns whether it has several. */
+int colour_range(const uint32_t *of, int *low, int *high);
+
 /* Applies a table to each channel. */
 void colour_tables(picture *image, uint8_t (*table)[256]);
 

@@ -83,13 +83,12 @@ void torch_autocontrast(picture *image, int whose) {
     uint8_t table[3][256];
     colour_histograms(image, of);
     for (int c = 0; c < image->channels; c++) {
-        int low = 0, high = 255;
-        while (low < 255 && !of[c][low]) low++;
-        while (high > 0 && !of[c][high]) high--;
+        int low, high;
+        const int several = colour_range(of[c], &low, &high);
         const float range = (float)(high - low);
         for (int i = 0; i < 256; i++) {
             const float above = (float)(i - low);
-            table[c][i] = high <= low ? (uint8_t)i
+            table[c][i] = !several ? (uint8_t)i
                           : is_v2(whose) ? cut(above / (range * (1.0f / 255))) : cut(above * (1.0f / range * 255.0f));
         }
     }
