@@ -109,6 +109,7 @@ class Requests:
     def close(self) -> None:
         """Have the worker end: after the batch that it makes, it takes no further request."""
         self._waiting.clear()
+        self.mark.close()
         self._end.unlock()
         with contextlib.suppress(OSError):
             self.reader.close()

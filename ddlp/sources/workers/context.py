@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import multiprocessing
+import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing import util
 from typing import Any
 
 import torch.multiprocessing
@@ -17,11 +21,12 @@ from ddlp.process.allocator import keep_freed_memory
 from ddlp.process.user_warnings import warn_user
 from ddlp.sources.workers.channel import Answers, RequestReader, Requests, Writer
 from ddlp.sources.workers.hand_over import Blocks, Ring
-from ddlp.sources.workers.mark import Doing
+from ddlp.sources.workers.mark import Doing, Mark
 
 __all__ = ["WorkerContext"]
 
 _SILENT_S = 10.0
+_ENDS_S = 1.0  # so long may a process take to end after its first pipe was closed
 
 
 class WorkerContext:
@@ -141,8 +146,20 @@ def _work(target: Callable[..., None], args: tuple[Any, ...], reader: RequestRea
     keep_freed_memory()
     writer.packed = Ring(token).take_results().packed
     blocks = Blocks(token)  # of what large requests bring
+    util.Finalize(None, _after_a_killed_trainer, (reader.mark,), exitpriority=-100)  # when this process's sockets are gone
     target(*args)
     del blocks
+
+
+def _after_a_killed_trainer(mark: Mark) -> None:
+    """Remove the directory for sockets that a killed training process has left. The last of its workers succeeds."""
+    trainer = multiprocessing.parent_process()
+    if trainer is None or mark.closed:
+        return
+    trainer.join(_ENDS_S)  # its pipes were closed, one of them before the one that tells its end
+    if not trainer.is_alive():
+        with contextlib.suppress(OSError):
+            os.rmdir(util.get_temp_dir())
 
 
 def _say(kind: type[BaseException], error: BaseException, traceback: Any) -> None:

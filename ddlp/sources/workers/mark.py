@@ -32,14 +32,17 @@ class Doing(enum.IntEnum):
 
 
 class Mark:
-    """The worker writes it, the training process reads it. A forked worker has the object, another one gets it pickled."""
+    """The worker writes it, but for `closed`, and the training process reads it.
+
+    A forked worker has the object, another one gets it pickled.
+    """
 
     def __init__(self) -> None:
         self._take(*share(_SIZE))
 
     def _take(self, memory: Any, descriptor: int) -> None:
         self._file = descriptor
-        self.numbers = memoryview(memory).cast("q")  #: `Doing`, and the place of the sample in its batch; -1: not known
+        self.numbers = memoryview(memory).cast("q")  #: `Doing`; the place of the sample in its batch, -1: not known; `closed`
         weakref.finalize(self, os.close, descriptor)
 
     def __reduce__(self) -> Any:
@@ -56,7 +59,16 @@ class Mark:
             faulthandler.register(_STACKS, self._file, all_threads=False)
         self.numbers[0] = Doing.BEGINS
 
+    @property
+    def closed(self) -> bool:
+        """Whether the training process has said that the worker is to end. One that was killed has not."""
+        return bool(self.numbers[2])
+
     # -- in the training process ---------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Note that the worker is to end."""
+        self.numbers[2] = 1
 
     @property
     def doing(self) -> Doing:

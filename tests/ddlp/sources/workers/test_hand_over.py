@@ -272,14 +272,14 @@ def test_a_killed_worker_leaves_what_it_had_handed_over(forks):
 
 
 def test_loaders_made_and_dropped():
-    dataset = TensorDataset(torch.ones(8, LARGE))
+    dataset, before = TensorDataset(torch.ones(8, LARGE)), set(hand_over._blocks)  # a thread of another test may have some
     for number in range(40):
         iterator = iter(DDLPLoader(dataset, 2, num_workers=1))
         if number % 2:
             next(iterator)
     del iterator
     gc.collect()
-    assert len(hand_over._blocks) == 0
+    assert set(hand_over._blocks) <= before
 
 
 def test_what_was_delivered_can_be_shared():

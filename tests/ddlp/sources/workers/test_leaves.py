@@ -63,8 +63,10 @@ def ends(way: str, start: str, temporary: Path) -> None:
     assert (lines[-1] if lines else None) == expected, "\n".join(lines)
     assert sum(line.startswith("Traceback") for line in lines) == (expected is not None), "\n".join(lines)
     until(lambda: set(os.listdir("/dev/shm")) <= shared, 10)
-    if way not in ("kill -9", "del"):  # a killed process can't remove its directory for sockets
-        assert list(temporary.iterdir()) == []
+    # The directory for sockets of a killed trainer: after "del" no worker is left to remove it, and the fork server has its own
+    # socket there, as with torch's DataLoader.
+    if way != "del" and (way, start) != ("kill -9", "forkserver"):
+        until(lambda: not any(temporary.iterdir()), 10)
 
 
 class Breaks(Dataset):
