@@ -28,7 +28,7 @@ from benchmarks.common import BenchFailed, user_environment
 from benchmarks.data import loader
 from csd_engine.batchfile.reader import Layout
 from csd_engine.batchfile.writer import BatchWriter
-from csd_engine.directory import Directory
+from csd_engine.machine.directory import Directory
 from csd_engine.prepare.batch_maker import BatchMaker
 from csd_engine.prepare.sample import prepare_sample
 from csd_engine.prepare.started_batch import BatchRequest

@@ -21,10 +21,10 @@ from torchvision import transforms as T
 from torchvision.transforms import functional as F
 
 from benchmarks.common import Aim, BenchFailed, Say, on_all_cores
+from csd_engine.arithmetic.keyed import Keyed
 from csd_engine.data.base import Reader
 from csd_engine.kernels import kernel
 from csd_engine.kernels.files import FilePlan
-from csd_engine.keyed import Keyed
 from csd_engine.prepare.kernel_calls import file_calls
 from csd_engine.prepare.sample import prepare_sample
 from csd_engine.prepare.started_batch import BatchRequest
@@ -33,7 +33,7 @@ from csd_engine.transforms.fileplan import file_plan
 from csd_engine.transforms.pipeline import Pipeline
 from csd_engine.transforms.primitives import Crop, Flip, Gray, Primitive, Resize
 from csd_engine.transforms.warp_steps import Turn, Warp
-from ddlp.datasets import ImageFiles
+from ddlp.data.images import ImageFiles
 from ddlp.translate.datasets import translate_dataset
 from ddlp.translate.transforms import translate
 from tests.jpegkinds import KINDS, encode_kind, picture

@@ -1,9 +1,10 @@
 """An engine's images a second on a core against a bare Pillow loop on the same computer.
 
 All prepare the same files with the same crops (RandomResizedCrop to 224 pixels), in turns, round after round. The bare loop
-(`csd_engine.bare`) opens, crops and resizes into an array, in as many processes as the engine has workers. It is the bound of
-an engine that works with Pillow; --local measures such an engine too. An engine does more than the loop: it draws the crops,
-checks where the files lie, writes batch files with checksums, and answers over its socket. With the kernel it is still faster.
+(`csd_engine.tools.bare`) opens, crops and resizes into an array, in as many processes as the engine has workers. It is the
+bound of an engine that works with Pillow; --local measures such an engine too. An engine does more than the loop: it draws the
+crops, checks where the files lie, writes batch files with checksums, and answers over its socket. With the kernel it is still
+faster.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ def _local(cpu: int | None) -> Iterator[Place]:
 
     def bare(work: dict[str, Any]) -> dict[str, Any]:
         done = subprocess.run(
-            [sys.executable, "-m", "csd_engine.bare"], input=json.dumps(work).encode(), stdout=subprocess.PIPE,
+            [sys.executable, "-m", "csd_engine.tools.bare"], input=json.dumps(work).encode(), stdout=subprocess.PIPE,
             env=child_environment(), check=True,
         )  # fmt: skip
         answer: dict[str, Any] = json.loads(done.stdout)
@@ -183,7 +184,7 @@ def _device(name: str) -> Iterator[Place]:
 
     def bare(work: dict[str, Any]) -> dict[str, Any]:
         # With the engine's csd_engine, and the environment of its workers.
-        command = engine_module(record.python, record.home, "csd_engine.bare", before="OMP_NUM_THREADS=1 ")
+        command = engine_module(record.python, record.home, "csd_engine.tools.bare", before="OMP_NUM_THREADS=1 ")
         done = shell.run(command, input=json.dumps(work).encode(), timeout_s=_SILENCE_S)
         if done.status != 0:
             raise DDLPError(f"the bare loop failed on {name} with status {done.status}: {done.err[-2000:]!r}")

@@ -29,7 +29,7 @@ from benchmarks.common import Aim, BenchFailed, add_output, alternate, command, 
 from csd_engine.batchfile.layout import DATA_OFFSET
 from csd_engine.batchfile.reader import Layout, open_batch
 from csd_engine.batchfile.writer import BatchWriter
-from csd_engine.directory import Directory
+from csd_engine.machine.directory import Directory
 from ddlp.errors import DDLPError
 from ddlp.schedule.slots import FETCHERS
 from ddlp.transfer.choose_transfer import WAYS, ways

@@ -24,10 +24,10 @@ from torchvision import transforms as T
 
 from benchmarks.bits import by_torchvision, kernel_takes, make_files, prepare
 from benchmarks.common import Aim, BenchFailed, Say, add_output, command, emit, on_all_cores, say
+from csd_engine.arithmetic.keyed import Keyed
 from csd_engine.kernels import kernel
-from csd_engine.keyed import Keyed
 from csd_engine.transforms.fileplan import file_plan
-from ddlp.datasets import ImageFiles
+from ddlp.data.images import ImageFiles
 from ddlp.translate.datasets import translate_dataset
 from ddlp.translate.transforms import translate
 from tests.jpegkinds import KINDS

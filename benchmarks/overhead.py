@@ -29,8 +29,8 @@ from torchvision import transforms
 from benchmarks.common import Aim, add_output, command, emit, say, spread
 from csd_engine.batchfile.reader import Layout
 from csd_engine.batchfile.writer import BatchWriter
-from csd_engine.directory import Directory
-from ddlp.datasets import ImageArrays
+from csd_engine.machine.directory import Directory
+from ddlp.data.images import ImageArrays
 from ddlp.loader import DDLPLoader
 from ddlp.process.cores import cpu_s, family
 from ddlp.schedule.ledger import Ledger

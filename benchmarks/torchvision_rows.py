@@ -37,9 +37,9 @@ from torchvision.transforms.v2.functional import _geometry as matrices
 
 from benchmarks.common import Aim, BenchFailed, Say, add_output, command, emit, on_all_cores, say
 from benchmarks.torchvision_calls import ON_TENSORS, ROWS, Span
-from csd_engine import angles
-from csd_engine.keyed import Keyed
-from csd_engine.parity import Case, run_cases, versions
+from csd_engine.arithmetic import angles
+from csd_engine.arithmetic.keyed import Keyed
+from csd_engine.tools.parity import Case, run_cases, versions
 from csd_engine.transforms import policies
 from csd_engine.transforms.torch_pixels import PILLOW, is_v2
 from csd_engine.transforms.torch_resample import TORCH_FILTERS

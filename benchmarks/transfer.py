@@ -31,7 +31,7 @@ from csd_engine.protocol import codec as say
 from csd_engine.protocol.keys import load_pair, load_public, make_keys
 from csd_engine.service.worker_process import child_environment
 from csd_engine.transforms.pipeline import Pipeline
-from ddlp.datasets import ImageArrays
+from ddlp.data.images import ImageArrays
 from ddlp.process.cores import cpu_s
 from ddlp.sources.engine.dataset_upload import DatasetUpload
 from ddlp.sources.engine.fetch import BatchFetcher

@@ -13,20 +13,20 @@ from ddlp.process.version import __version__ as __version__
 if TYPE_CHECKING:
     from ddlp.auto.decide import Goal, Power, Prices
     from ddlp.caching.settings import Cache
-    from ddlp.datasets import ImageArrays, ImageFiles
+    from ddlp.data.huggingface import HuggingFaceImages
+    from ddlp.data.images import ImageArrays, ImageFiles
+    from ddlp.data.objects.dataset import ImageObjects
+    from ddlp.data.objects.tars import TarObjects
+    from ddlp.data.tars import TarImages
     from ddlp.devices.device import Device
     from ddlp.errors import DDLPError, Untranslatable
     from ddlp.evaluation import Evaluated, Evaluation
-    from ddlp.huggingface import HuggingFaceImages
     from ddlp.loader import DDLPLoader
-    from ddlp.objects.dataset import ImageObjects
-    from ddlp.objects.tars import TarObjects
     from ddlp.pools.cards import CardPool
     from ddlp.pools.local import LocalPool
     from ddlp.pools.on_ray import RayPool
     from ddlp.sampling.merge_states import merge_states
     from ddlp.stats.report import EpochReport
-    from ddlp.tars import TarImages
     from ddlp.transforms import CachePoint
     from ddlp.translate.user_operators import load_operators
 
@@ -67,16 +67,16 @@ _WHERE = {
     "Evaluated": "ddlp.evaluation",
     "Evaluation": "ddlp.evaluation",
     "Goal": "ddlp.auto.decide",
-    "HuggingFaceImages": "ddlp.huggingface",
-    "ImageArrays": "ddlp.datasets",
-    "ImageFiles": "ddlp.datasets",
-    "ImageObjects": "ddlp.objects.dataset",
+    "HuggingFaceImages": "ddlp.data.huggingface",
+    "ImageArrays": "ddlp.data.images",
+    "ImageFiles": "ddlp.data.images",
+    "ImageObjects": "ddlp.data.objects.dataset",
     "LocalPool": "ddlp.pools.local",
     "Power": "ddlp.auto.decide",
     "Prices": "ddlp.auto.decide",
     "RayPool": "ddlp.pools.on_ray",
-    "TarImages": "ddlp.tars",
-    "TarObjects": "ddlp.objects.tars",
+    "TarImages": "ddlp.data.tars",
+    "TarObjects": "ddlp.data.objects.tars",
     "Untranslatable": "ddlp.errors",
     "load_operators": "ddlp.translate.user_operators",
     "merge_states": "ddlp.sampling.merge_states",

@@ -19,21 +19,17 @@ FACE = "ddlp/__init__.py"
 
 # From bottom to top. CONTRIBUTING.md shows the same, with a line for each room.
 FLOORS = (
-    ("csd_engine", "csd_engine.errors", "csd_engine.directory", "csd_engine.rng", "csd_engine.angles", "csd_engine.kernels"),
-    ("csd_engine.keyed", "csd_engine.machine", "csd_engine.batchfile"),
+    ("csd_engine", "csd_engine.errors", "csd_engine.kernels"),
+    ("csd_engine.arithmetic", "csd_engine.machine"),
+    ("csd_engine.batchfile",),
     ("csd_engine.data",),
-    ("csd_engine.transforms", "csd_engine.protocol", "csd_engine.cache", "csd_engine.census"),
-    ("csd_engine.prepare", "csd_engine.bare"),
-    ("csd_engine.service", "csd_engine.parity"),
-    ("csd_engine.__main__", "csd_engine.supervisor"),
-    (
-        "ddlp.errors", "ddlp.schema", "ddlp.cache_directory", "ddlp.datasets", "ddlp.transforms", "ddlp.decode",
-        "ddlp.schedule",
-    ),
-    (
-        "ddlp.process", "ddlp.stats", "ddlp.devices", "ddlp.sampledata", "ddlp.tars", "ddlp.huggingface",
-    ),
-    ("ddlp.auto", "ddlp.objects", "ddlp.sampling", "ddlp.transfer"),
+    ("csd_engine.transforms", "csd_engine.protocol", "csd_engine.cache"),
+    ("csd_engine.prepare",),
+    ("csd_engine.service", "csd_engine.tools"),
+    ("csd_engine.__main__",),
+    ("ddlp.errors", "ddlp.transforms", "ddlp.decode", "ddlp.schedule"),
+    ("ddlp.process", "ddlp.stats", "ddlp.devices", "ddlp.sampledata"),
+    ("ddlp.auto", "ddlp.data", "ddlp.sampling", "ddlp.transfer"),
     ("ddlp.translate",),
     ("ddlp.sources", "ddlp.frameworks", "ddlp.caching"),
     ("ddlp.epoch", "ddlp.deploy", "ddlp.config"),

@@ -25,7 +25,7 @@ from benchmarks.common import Aim, add_output, child, command, emit, say
 from benchmarks.overlap import epoch
 from benchmarks.papers.events import paper_epoch
 from benchmarks.papers.table6 import Cell, clean_cells
-from ddlp.datasets import ImageArrays
+from ddlp.data.images import ImageArrays
 from ddlp.loader import DDLPLoader
 from ddlp.translate.user_operators import load_operators
 

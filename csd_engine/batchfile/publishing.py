@@ -6,7 +6,7 @@ import errno
 import os
 from typing import Any
 
-from csd_engine.directory import Directory
+from csd_engine.machine.directory import Directory
 
 __all__ = ["PART_SUFFIX", "is_there", "publish_name", "pwrite"]
 

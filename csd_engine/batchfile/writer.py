@@ -12,8 +12,8 @@ import numpy as np
 from csd_engine.batchfile.checksum import Checksum
 from csd_engine.batchfile.layout import DATA_OFFSET, Layout, file_name, header
 from csd_engine.batchfile.publishing import PART_SUFFIX, is_there, publish_name, pwrite
-from csd_engine.directory import Directory
 from csd_engine.errors import SpoolError, SpoolFull
+from csd_engine.machine.directory import Directory
 
 __all__ = ["BatchWriter"]
 

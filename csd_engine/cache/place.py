@@ -7,8 +7,8 @@ import sys
 from typing import Optional, Sequence, Tuple
 
 from csd_engine.cache.shelves import Shelves
-from csd_engine.directory import first_above
 from csd_engine.errors import CacheRefused
+from csd_engine.machine.directory import first_above
 from csd_engine.machine.sizes import size_bytes
 
 __all__ = ["cache_at_start", "cache_directory"]

@@ -25,10 +25,10 @@ import numpy as np
 from csd_engine.batchfile.checksum import MULTIPLIER, Checksum
 from csd_engine.batchfile.layout import DATA_OFFSET, safetensors_head
 from csd_engine.batchfile.publishing import PART_SUFFIX, publish_name, pwrite
-from csd_engine.directory import Directory, distrusted
 from csd_engine.errors import DamagedSegment
 from csd_engine.kernels import kernel
 from csd_engine.kernels.arrays import BLOCK_BYTES
+from csd_engine.machine.directory import Directory, distrusted
 from csd_engine.machine.file_locks import fcntl
 
 __all__ = [

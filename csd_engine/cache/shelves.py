@@ -24,8 +24,8 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
 
 from csd_engine.batchfile.publishing import PART_SUFFIX
 from csd_engine.cache.segments import NAME, SegmentWriter, open_segment, read_head
-from csd_engine.directory import Directory, distrusted
 from csd_engine.errors import CacheRefused, DamagedSegment
+from csd_engine.machine.directory import Directory, distrusted
 from csd_engine.machine.file_locks import fcntl
 
 __all__ = ["SHELF", "ShelfFiles", "ShelfSummary", "Shelves"]

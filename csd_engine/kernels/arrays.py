@@ -89,7 +89,7 @@ class ArrayCalls:
         self._library.ddlp_planes(address(pixels), n, height * width, channels, address(out))
 
     def keyed(self, seed: int, epoch: int, keys: np.ndarray, out: np.ndarray) -> None:
-        """Draw the next eight numbers of each row's stream (csd_engine.keyed).
+        """Draw the next eight numbers of each row's stream (csd_engine.arithmetic.keyed).
 
         Args:
             seed, epoch: 0 .. 2**64 - 1.

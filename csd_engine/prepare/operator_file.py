@@ -19,9 +19,9 @@ from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 import numpy as np
 from PIL import Image
 
-from csd_engine.directory import distrusted, first_above
+from csd_engine.arithmetic.rng import Rng
 from csd_engine.errors import EngineError, OperatorFailed, OperatorFileError
-from csd_engine.rng import Rng
+from csd_engine.machine.directory import distrusted, first_above
 
 __all__ = ["MAX_BYTES", "SUFFIX", "OperatorCall", "OperatorDirectory", "OperatorFile", "content_hash"]
 

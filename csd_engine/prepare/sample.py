@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Optional, Tupl
 import numpy as np
 from PIL import Image
 
+from csd_engine.arithmetic.keyed import Keyed
 from csd_engine.data.base import Reader
 from csd_engine.data.image_files import (
     MAX_FILE_BYTES,
@@ -34,7 +35,6 @@ from csd_engine.errors import EngineError, ImageRefused, OperatorFailed, SampleE
 from csd_engine.kernels import kernel
 from csd_engine.kernels.library import Context, Job
 from csd_engine.kernels.steps import PackedSteps
-from csd_engine.keyed import Keyed
 from csd_engine.prepare.decode_time import in_small_steps, stream_of
 from csd_engine.prepare.file_info import FileInfo, Header
 from csd_engine.prepare.read_time import READING

@@ -21,8 +21,8 @@ import time
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Dict, Union
 
-from csd_engine.directory import Directory, Entry, distrusted
 from csd_engine.errors import BadMessage, EngineError, quote
+from csd_engine.machine.directory import Directory, Entry, distrusted
 from csd_engine.protocol.fields import checked, count, text
 
 __all__ = [

@@ -17,8 +17,8 @@ from typing import Dict, NamedTuple, Optional, Tuple, Union
 import zmq
 import zmq.auth
 
-from csd_engine.directory import Directory, distrusted, trusted_content
 from csd_engine.errors import EngineError
+from csd_engine.machine.directory import Directory, distrusted, trusted_content
 
 __all__ = [
     "AllowList", "HostRoots", "KeyPair", "allowed_clients", "fresh_pair", "load_pair", "load_public", "make_keys", "make_pair",

@@ -13,7 +13,7 @@ import os
 from collections import deque
 from typing import Callable, Deque, Dict, Iterator, Optional, Set, Tuple
 
-from csd_engine.directory import Entry
+from csd_engine.machine.directory import Entry
 from csd_engine.protocol.codec import Fetch, Message, NoPart, Part, shorten
 
 __all__ = ["FileChunks", "part_of"]

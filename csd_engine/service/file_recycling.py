@@ -21,7 +21,7 @@ import signal
 from collections import deque
 from typing import Deque, NamedTuple
 
-from csd_engine.directory import Directory, Entry
+from csd_engine.machine.directory import Directory, Entry
 from csd_engine.machine.file_locks import fcntl
 
 __all__ = ["SPARE", "RecycledFiles"]

@@ -15,10 +15,10 @@ from csd_engine.batchfile.reader import Layout, file_name
 from csd_engine.data.base import ARRAY, MANIFEST
 from csd_engine.data.kinds import parse_dataset
 from csd_engine.data.roots import Roots
-from csd_engine.directory import Entry
 from csd_engine.errors import EngineError
 from csd_engine.machine import computer
 from csd_engine.machine.build import build
+from csd_engine.machine.directory import Entry
 from csd_engine.machine.sizes import size_text
 from csd_engine.machine.versions import versions
 from csd_engine.prepare.operator_file import OperatorDirectory

@@ -14,8 +14,8 @@ import stat
 from pathlib import Path
 from typing import Union
 
-from csd_engine.directory import distrusted
 from csd_engine.errors import SpoolError
+from csd_engine.machine.directory import distrusted
 from csd_engine.machine.file_locks import fcntl
 from csd_engine.service.spool import remove_tree
 

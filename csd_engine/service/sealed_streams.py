@@ -18,7 +18,7 @@ import time
 from collections import deque
 from typing import Callable, Deque, Dict, NamedTuple, Optional, Set, Tuple
 
-from csd_engine.directory import Entry
+from csd_engine.machine.directory import Entry
 from csd_engine.protocol import sealed
 from csd_engine.protocol.aead import KEY_BYTES, ciphers
 from csd_engine.protocol.codec import AskStream, FetchSealed, Message, NoStream, Payload, StreamOpen, shorten

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Dict, Iterator, Optional, Union
 
 from csd_engine.batchfile.publishing import PART_SUFFIX
-from csd_engine.directory import Directory, Entry
 from csd_engine.errors import SpoolError
+from csd_engine.machine.directory import Directory, Entry
 from csd_engine.machine.file_locks import fcntl
 from csd_engine.machine.sizes import free_bytes, size_text
 from csd_engine.service.file_recycling import SPARE, RecycledFiles

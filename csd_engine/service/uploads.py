@@ -13,8 +13,8 @@ from typing import Any, Callable, Collection, Dict, Hashable, Iterator, List, Op
 from csd_engine.data.arrays import ARRAY_SUFFIX
 from csd_engine.data.base import ARRAY, MANIFEST, Dataset
 from csd_engine.data.manifest import Manifest
-from csd_engine.directory import Directory, Entry
 from csd_engine.errors import DatasetError, SpoolError
+from csd_engine.machine.directory import Directory, Entry
 from csd_engine.protocol.codec import MAX_PART_BYTES
 from csd_engine.service.spool import FINGERPRINT, PART
 

@@ -33,7 +33,6 @@ from csd_engine.data.carried import CarriedReader
 from csd_engine.data.concat import ConcatSet
 from csd_engine.data.kinds import parse_dataset
 from csd_engine.data.roots import Roots
-from csd_engine.directory import Directory
 from csd_engine.errors import (
     CacheRefused,
     DatasetError,
@@ -46,6 +45,7 @@ from csd_engine.errors import (
 )
 from csd_engine.kernels import kernel
 from csd_engine.machine.computer import status_bytes
+from csd_engine.machine.directory import Directory
 from csd_engine.prepare.batch_maker import BatchMaker
 from csd_engine.prepare.cached_batch import SampleCache
 from csd_engine.prepare.decode_time import limit_decoding

@@ -11,9 +11,9 @@ from typing import Optional, Tuple
 
 import numpy as np
 
+from csd_engine.arithmetic.keyed import KeyedRows
 from csd_engine.errors import PipelineError
 from csd_engine.kernels import kernel
-from csd_engine.keyed import KeyedRows
 from csd_engine.transforms.draws import DrawKind, NotInBulk, drawn, program_of
 from csd_engine.transforms.pipeline import Pipeline
 from csd_engine.transforms.primitives import CHANNELS, border_indices

@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar, Dict, List, Optional, Tuple
 
+from csd_engine.arithmetic.keyed import Keyed
 from csd_engine.errors import BlurRefused
-from csd_engine.keyed import Keyed
 from csd_engine.transforms import checks
 from csd_engine.transforms import colour_steps as steps
 from csd_engine.transforms.operators import Canvas, Operator

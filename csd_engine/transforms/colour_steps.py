@@ -13,7 +13,7 @@ from typing import Optional, Tuple
 import numpy as np
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
-from csd_engine import keyed as keyed_numbers
+from csd_engine.arithmetic import keyed as keyed_numbers
 from csd_engine.kernels.steps import KernelStep, StepKind
 from csd_engine.transforms import torch_pixels
 from csd_engine.transforms.primitives import Primitive, array_of, border_indices, image_of

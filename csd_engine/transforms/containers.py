@@ -6,8 +6,8 @@ import dataclasses
 import functools
 from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple
 
+from csd_engine.arithmetic.keyed import Keyed
 from csd_engine.errors import PipelineError
-from csd_engine.keyed import Keyed
 from csd_engine.transforms.operators import Canvas, Operator, Shape
 
 __all__ = ["Container", "Group", "RandomApply", "RandomChoice", "RandomOrder", "SizedViews", "Views", "common", "group_out",

@@ -7,9 +7,9 @@ from typing import Any, ClassVar, Dict, Optional, Tuple
 
 from PIL import Image
 
+from csd_engine.arithmetic.keyed import Keyed
 from csd_engine.errors import SizeRefused
 from csd_engine.kernels.steps import KernelStep, StepKind
-from csd_engine.keyed import Keyed
 from csd_engine.transforms import checks
 from csd_engine.transforms.operators import Operator, Shape
 from csd_engine.transforms.primitives import Crop, Flip, Primitive

@@ -14,8 +14,8 @@ from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple, Type
 
 import numpy as np
 
-from csd_engine import keyed as keyed_numbers
-from csd_engine.keyed import KeyedRows
+from csd_engine.arithmetic import keyed as keyed_numbers
+from csd_engine.arithmetic.keyed import KeyedRows
 from csd_engine.transforms import masks, operators
 from csd_engine.transforms.checks import MAX_PIXELS, MAX_SIDE
 from csd_engine.transforms.pipeline import Pipeline

@@ -12,11 +12,11 @@ import functools
 import warnings
 from typing import Any, Callable, Dict, Optional, Tuple, Type
 
-from csd_engine import keyed as keyed_numbers
+from csd_engine.arithmetic import keyed as keyed_numbers
+from csd_engine.arithmetic.keyed import Keyed
 from csd_engine.errors import PipelineError
 from csd_engine.kernels.files import FilePlan, PlanOperator
 from csd_engine.kernels.library import Kernel
-from csd_engine.keyed import Keyed
 from csd_engine.transforms import masks, operators
 from csd_engine.transforms.compiled import compile_plan
 from csd_engine.transforms.pipeline import Pipeline

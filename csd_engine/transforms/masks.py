@@ -10,8 +10,8 @@ import dataclasses
 import math
 from typing import Any, ClassVar, Dict, Tuple
 
-from csd_engine import keyed as keyed_numbers
-from csd_engine.keyed import Keyed
+from csd_engine.arithmetic import keyed as keyed_numbers
+from csd_engine.arithmetic.keyed import Keyed
 from csd_engine.transforms import checks
 from csd_engine.transforms.operators import Box, Canvas, Operator
 

@@ -10,9 +10,9 @@ import dataclasses
 import math
 from typing import Any, ClassVar, Dict, List, Optional, Tuple, Union
 
-from csd_engine import keyed as keyed_numbers
+from csd_engine.arithmetic import keyed as keyed_numbers
+from csd_engine.arithmetic.keyed import Keyed
 from csd_engine.errors import PipelineError, SizeRefused
-from csd_engine.keyed import Keyed
 from csd_engine.transforms import checks
 from csd_engine.transforms import primitives as steps
 from csd_engine.transforms.torch_pixels import PILLOW

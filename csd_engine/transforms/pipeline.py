@@ -11,8 +11,8 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 from PIL import Image
 
+from csd_engine.arithmetic.keyed import Keyed
 from csd_engine.errors import PipelineError, quote
-from csd_engine.keyed import Keyed
 from csd_engine.transforms import checks
 from csd_engine.transforms.containers import Group, SizedViews, group_out, leaves, row_size
 from csd_engine.transforms.operators import Box, Canvas, Shape

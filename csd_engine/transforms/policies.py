@@ -13,8 +13,8 @@ from typing import ClassVar, Dict, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from csd_engine.angles import arctangent
-from csd_engine.keyed import Keyed
+from csd_engine.arithmetic.angles import arctangent
+from csd_engine.arithmetic.keyed import Keyed
 from csd_engine.transforms import checks
 from csd_engine.transforms import colour_steps as colours
 from csd_engine.transforms.operators import Canvas, Operator

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Dict, Optional, Tuple
 
 import numpy as np
 
-from csd_engine.keyed import Keyed
+from csd_engine.arithmetic.keyed import Keyed
 from csd_engine.transforms import checks
 from csd_engine.transforms.operators import Canvas, Operator, Shape
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Callable, ClassVar, Dict, List, Optional, Tuple, Union
 
-from csd_engine.keyed import Keyed
+from csd_engine.arithmetic.keyed import Keyed
 from csd_engine.transforms import checks
 from csd_engine.transforms import colour_steps as colours
 from csd_engine.transforms.operators import Canvas, Operator

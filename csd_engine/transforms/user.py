@@ -9,8 +9,8 @@ from typing import Any, Callable, ClassVar, Dict, List, Mapping, Optional, Tuple
 
 from PIL import Image
 
+from csd_engine.arithmetic.keyed import Keyed
 from csd_engine.errors import PipelineError
-from csd_engine.keyed import Keyed
 from csd_engine.transforms import checks
 from csd_engine.transforms import primitives as steps
 from csd_engine.transforms.operators import Canvas, Operator, Shape

@@ -15,8 +15,8 @@ from typing import Any, ClassVar, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from csd_engine.angles import sine_cosine, tangent
-from csd_engine.keyed import Keyed
+from csd_engine.arithmetic.angles import sine_cosine, tangent
+from csd_engine.arithmetic.keyed import Keyed
 from csd_engine.transforms import checks
 from csd_engine.transforms.operators import Canvas, Operator, Shape
 from csd_engine.transforms.torch_pixels import GRID_FILTERS, PILLOW, is_v2

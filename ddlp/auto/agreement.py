@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from csd_engine.protocol.fields import MAX_INT, MAX_TEXT, Check, integer, list_of, number, optional, truth
+from csd_engine.protocol.schema import checked_fields, text_of
 from ddlp.auto.measured import Measured
-from ddlp.schema import checked_fields, text_of
 
 __all__ = ["LATE", "Agreed", "Agreement", "WindowFigures", "alike", "slowest"]
 

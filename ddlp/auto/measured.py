@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from csd_engine.protocol.fields import MAX_INT, MAX_TEXT, Check, integer, list_of, number, optional, truth
-from ddlp.schema import checked_fields, one_of, text_of
+from csd_engine.protocol.schema import checked_fields, one_of, text_of
 
 __all__ = ["Measured", "OffloadPath", "Transport"]
 

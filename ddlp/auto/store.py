@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ddlp.cache_directory import cache_directory
+from ddlp.process.cache_directory import cache_directory
 from ddlp.process.user_warnings import advise_user
 
 __all__ = ["Stored"]

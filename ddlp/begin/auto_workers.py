@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from csd_engine.machine.computer import memory, processors
 from csd_engine.protocol.fields import integer
+from csd_engine.protocol.schema import checked_fields
 from ddlp.auto.store import Stored
 from ddlp.auto.workers import LEAST, AutoWorkers, Figures
 from ddlp.begin.remembered import workers_of
@@ -17,7 +18,6 @@ from ddlp.process.ranks import here
 from ddlp.sampling.checkpoint import is_stateful
 from ddlp.schedule.ledger import Side
 from ddlp.schedule.rates import Rate
-from ddlp.schema import checked_fields
 from ddlp.sources.host.own_steps import in_processes
 from ddlp.stats.live import Life
 from ddlp.translate.portable import Portable

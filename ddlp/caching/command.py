@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from csd_engine.cache.shelves import ShelfSummary, Shelves
 from csd_engine.machine.sizes import size_text
 from csd_engine.protocol.printable import printable
-from ddlp.cache_directory import samples_directory
+from ddlp.process.cache_directory import samples_directory
 
 __all__ = ["add_arguments", "run"]
 

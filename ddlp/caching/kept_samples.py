@@ -23,13 +23,13 @@ import torch
 import torchvision
 from torch.utils.data import get_worker_info
 
+from csd_engine.arithmetic.keyed import KeyedRows
 from csd_engine.cache.origins import Origins, origins_of
 from csd_engine.cache.segments import Sample
 from csd_engine.cache.shelf import CacheCounts, Shelf
 from csd_engine.cache.shelves import Shelves
 from csd_engine.data.safe_open import OpenFile
 from csd_engine.errors import CacheRefused
-from csd_engine.keyed import KeyedRows
 from csd_engine.prepare.cached_batch import shelf_key
 from ddlp.caching.kept_values import from_bytes, to_bytes
 from ddlp.caching.settings import Cache

@@ -13,11 +13,11 @@ from csd_engine.cache.shelves import Shelves
 from csd_engine.errors import CacheRefused
 from csd_engine.machine.sizes import free_bytes, size_text
 from csd_engine.prepare.cached_batch import Kept, SampleCache, channels_of, shelf_key
-from ddlp.cache_directory import samples_directory
 from ddlp.caching.cache_point import ASSUMED_EPOCHS, OFF
 from ddlp.caching.choosing import Points, choose, points_of
 from ddlp.caching.settings import Cache
 from ddlp.errors import DDLPError
+from ddlp.process.cache_directory import samples_directory
 from ddlp.process.user_warnings import advise_user
 from ddlp.translate.marked import Marked
 from ddlp.translate.portable import Portable

@@ -1,7 +1,7 @@
 """Whether the data set on a device is the host's: files missing, other sizes, other contents.
 
 Both sides walk their tree in the same order at the same time, and the host compares as the device's census comes in (see
-`csd_engine.census`). Contents are compared on a sample, or all of them.
+`csd_engine.tools.census`). Contents are compared on a sample, or all of them.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from csd_engine.census import OUTSIDE, CensusReader, Entry, Newest, digests, hashed, sort_key, walk
 from csd_engine.machine.sizes import size_text
+from csd_engine.tools.census import OUTSIDE, CensusReader, Entry, Newest, digests, hashed, sort_key, walk
 
 __all__ = ["CensusResult", "Few", "compare", "take_census"]
 

@@ -21,11 +21,11 @@ import posixpath
 import shlex
 from collections.abc import Callable, Iterable, Iterator
 
-from csd_engine.census import CensusBrokenOff
 from csd_engine.data.objects.environment import environment_file
 from csd_engine.errors import EngineError, EngineUnreachable
 from csd_engine.kernels.report import report
 from csd_engine.service.spool import JOB
+from csd_engine.tools.census import CensusBrokenOff
 from ddlp.deploy import checks, diagnosis
 from ddlp.deploy.address import engine_address
 from ddlp.deploy.advice import upgrade
@@ -281,7 +281,7 @@ class _Examination:
     def _compare(self, host: str, device: str, step: Step) -> CensusResult:
         record = self._record
         skip = _left_out(host, record.host_spool) | _left_out(device, record.device_spool, record.home)
-        census = [record.python, record.home, "csd_engine.census", device]
+        census = [record.python, record.home, "csd_engine.tools.census", device]
         options = [f"--skip={path}" for path in sorted(skip)] + ["--verify"] * self._verify
 
         def ask(paths: list[bytes]) -> Iterable[bytes]:

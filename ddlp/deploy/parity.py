@@ -19,7 +19,7 @@ from PIL import Image
 
 from csd_engine.errors import EngineError
 from csd_engine.kernels.windows import PADDING_MODES
-from csd_engine.parity import Case, Result, pack_cases, read_results, run_cases
+from csd_engine.tools.parity import Case, Result, pack_cases, read_results, run_cases
 from csd_engine.transforms.parse import LEAVES
 from csd_engine.transforms.resample import FILTERS, RESAMPLED, native_order
 from csd_engine.transforms.timm_policies import NAMES as TIMM_OPERATORS
@@ -345,7 +345,7 @@ def compare_device(shell: Shell, record: DeviceRecord) -> Parity:
     plain = [case for _, case in cases]
     here = run_cases(sources, plain)
     request = pack_cases(sources, plain, [here.digest(number) for number in range(len(plain))])
-    command = engine_module(record.python, record.home, "csd_engine.parity")
+    command = engine_module(record.python, record.home, "csd_engine.tools.parity")
     with shell.stream(command, "comparing operators", input=request, timeout_s=_TIMEOUT_S) as read:
         reply = b"".join(iter(lambda: read(1 << 16), b""))
     try:

@@ -1,6 +1,6 @@
 """The engine as a service on the device: under systemd, or under our supervisor alone, which nothing starts at boot.
 
-Either way the supervisor (`csd_engine.supervisor`) runs the engine, keeps its log and tells its state.
+Either way the supervisor (`csd_engine.tools.supervisor`) runs the engine, keeps its log and tells its state.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ keeps() {
   case "
 $(tr '\0' '\n' 2> /dev/null < "/proc/$1/cmdline")
 " in *"
-csd_engine.supervisor
+csd_engine.tools.supervisor
 $2
 "*) ;; *) return 1 ;; esac
 }
@@ -45,8 +45,8 @@ def state_of(text: str) -> str:
 def supervisor_command(python: str, home: str) -> str:
     """The shell command that runs the supervisor in the foreground."""
     return (
-        f"env PYTHONPATH={shlex.quote(home + '/current')} PYTHONSAFEPATH=1 {shlex.quote(python)} -m csd_engine.supervisor "
-        f"{shlex.quote(home)}"
+        f"env PYTHONPATH={shlex.quote(home + '/current')} PYTHONSAFEPATH=1 "
+        f"{shlex.quote(python)} -m csd_engine.tools.supervisor {shlex.quote(home)}"
     )
 
 
@@ -57,7 +57,7 @@ def unit(name: str, python: str, home: str, limits: str, *, user: bool) -> str:
         f"[Unit]\nDescription=ddlp engine {name}\nAfter=network-online.target remote-fs.target\n"
         "Wants=network-online.target\n\n"
         f"[Service]\nEnvironment={quoted(f'PYTHONPATH={home}/current')} PYTHONSAFEPATH=1\n"
-        f"ExecStart={start} -m csd_engine.supervisor {quoted(home)}\n"
+        f"ExecStart={start} -m csd_engine.tools.supervisor {quoted(home)}\n"
         "Restart=always\nRestartSec=5\nTimeoutStopSec=30\nWorkingDirectory=/\nLimitNOFILE=16384\n"  # connections are files
         f"{limits}\n"
         f"[Install]\nWantedBy={'default.target' if user else 'multi-user.target'}\n"
@@ -197,7 +197,8 @@ class Service:
         # There may be hundreds of processes on a slow board: after grep, one or two are left to examine. Without -F, since
         # that ends at the first NUL in some busybox.
         return (
-            f"{KEEPS}running() {{ pid=; for one in $(grep -l -e csd_engine.supervisor /proc/[0-9]*/cmdline 2> /dev/null); do "
+            f"{KEEPS}running() {{ pid=; "
+            "for one in $(grep -l -e csd_engine.tools.supervisor /proc/[0-9]*/cmdline 2> /dev/null); do "
             f'one=${{one%/cmdline}}; one=${{one#/proc/}}; keeps "$one" {shlex.quote(self.home)} && pid="$pid $one"; done; }}\n'
         )
 

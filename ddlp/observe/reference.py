@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from csd_engine.arithmetic.keyed import Keyed
 from csd_engine.batchfile.checksum import Checksum
-from csd_engine.keyed import Keyed
 from ddlp.sampling.keyed_generators import keyed_globals
 from ddlp.sources.base import PreparedBatch, Resources
 from ddlp.translate.leaf import DictSample

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 from csd_engine.protocol.fields import Check
+from csd_engine.protocol.schema import checked_fields, one_of, text_of
 from ddlp.auto.decide import estimate
 from ddlp.auto.measured import Measured, OffloadPath, Transport
 from ddlp.observe.play import QUOTA
-from ddlp.schema import checked_fields, one_of, text_of
 
 __all__ = ["ENGINE_FIELDS", "FIELDS", "Fields", "Setup", "checked", "engine_of", "merged", "read_file", "setup_of"]
 

@@ -10,7 +10,7 @@ import json
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 from csd_engine.protocol.fields import MAX_INT, Check, count, integer, list_of, number, truth
-from ddlp.schema import checked_fields, one_of, text_of
+from csd_engine.protocol.schema import checked_fields, one_of, text_of
 
 __all__ = [
     "Decided",

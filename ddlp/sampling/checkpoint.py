@@ -21,6 +21,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from csd_engine.errors import quote
+from csd_engine.protocol.schema import Misfit
 from ddlp.errors import DDLPError
 from ddlp.process.user_warnings import warn_user
 from ddlp.sampling.epoch_plan import EpochPlan, is_built_in
@@ -30,7 +31,6 @@ from ddlp.sampling.sampler_order import default_device
 from ddlp.sampling.state_schema import check_state
 from ddlp.sampling.torch_loader import OrderSource, index_sampler_of
 from ddlp.schedule.ranges import RangeSet
-from ddlp.schema import Misfit
 from ddlp.stats.live import length
 
 FORMAT = 2

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from csd_engine.keyed import Keyed
+from csd_engine.arithmetic.keyed import Keyed
 
 __all__ = ["MOST_TRIES", "candidates"]
 

@@ -11,7 +11,7 @@ from csd_engine.errors import quote
 from csd_engine.protocol.fields import MAX_INT, Check, an_object, count, integer, list_of, number, optional, tuple_of
 from csd_engine.protocol.fields import signed as any_seed
 from csd_engine.protocol.fields import truth as true_or_false
-from ddlp.schema import Misfit, checked_fields
+from csd_engine.protocol.schema import Misfit, checked_fields
 
 __all__ = ["check_state"]
 

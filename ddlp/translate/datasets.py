@@ -24,13 +24,13 @@ from csd_engine.data.base import Fetch, Places, Reader, Source, Versions
 from csd_engine.data.joined import fetch_parts
 from csd_engine.errors import SampleError, noted
 from csd_engine.kernels.pixels import Pixels
-from ddlp.datasets import ImageArrays, ImageFiles
+from ddlp.data.huggingface import HUGGING_FACE, HuggingFaceImages
+from ddlp.data.images import ImageArrays, ImageFiles
+from ddlp.data.objects.dataset import ImageObjects
+from ddlp.data.objects.tars import TarObjects
+from ddlp.data.tars import TarImages
 from ddlp.errors import Untranslatable
-from ddlp.huggingface import HUGGING_FACE, HuggingFaceImages
-from ddlp.objects.dataset import ImageObjects
-from ddlp.objects.tars import TarObjects
 from ddlp.sampling.sampler_order import as_indices
-from ddlp.tars import TarImages
 from ddlp.translate.arrays import fer2013, image_arrays, qmnist
 from ddlp.translate.files import folder, image_files, same_size_folder
 from ddlp.translate.huggingface import hugging_face_images

@@ -21,7 +21,7 @@ from csd_engine.data.base import Source
 from csd_engine.data.files import FileSet
 from csd_engine.data.image_files import open_sample, pillow_open
 from csd_engine.errors import SampleError
-from ddlp.datasets import ImageFiles
+from ddlp.data.images import ImageFiles
 from ddlp.errors import Untranslatable
 from ddlp.translate.leaf import Leaf, Upload, name_of
 from ddlp.translate.torch_pixels import decodes_as_pillow

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ddlp.data.huggingface import HuggingFaceImages
 from ddlp.errors import Untranslatable
-from ddlp.huggingface import HuggingFaceImages
 from ddlp.translate.leaf import DictSample
 from ddlp.translate.parts import PartLeaf
 

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from csd_engine.keyed import Keyed
+from csd_engine.arithmetic.keyed import Keyed
 from csd_engine.transforms.containers import Group
 from csd_engine.transforms.operators import Canvas
 from csd_engine.transforms.primitives import Crop, Pad, Primitive

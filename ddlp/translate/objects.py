@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from csd_engine.data.base import Dataset, Fetch, Reader, Source, Versions
 from csd_engine.data.carried import CarriedSet
 from csd_engine.data.objects.dataset import ObjectSet
-from ddlp.objects.stored_images import StoredImages
+from ddlp.data.objects.stored_images import StoredImages
 from ddlp.translate.leaf import Leaf, Upload
 
 __all__ = ["ObjectLeaf", "stored_images"]

@@ -10,7 +10,7 @@ import numpy as np
 from csd_engine.data.base import Places, Source
 from csd_engine.data.parts import PartFiles, PartSet, pack_parts
 from csd_engine.errors import SampleError
-from ddlp.tars import TarImages
+from ddlp.data.tars import TarImages
 from ddlp.translate.leaf import DictSample, Leaf, Upload
 
 __all__ = ["PartLeaf", "tar_images"]

@@ -41,8 +41,9 @@ def load_operators(path: str | os.PathLike[str]) -> Operators:
     """Return the functions of a file, for torchvision's pipelines on the host and on a device.
 
     Each function takes a PIL image as its first argument, and returns an image of the same mode and size (or a uint8 array). A
-    parameter named ``rng`` gets a generator (`csd_engine.rng.Rng`, with the names of numpy's methods). A call with the other
-    parameters, as in ``ops.vignette(strength=0.3)``, gives a transform. The file is read now; later changes have no effect.
+    parameter named ``rng`` gets a generator (`csd_engine.arithmetic.rng.Rng`, with the names of numpy's methods). A call with
+    the other parameters, as in ``ops.vignette(strength=0.3)``, gives a transform. The file is read now; later changes have no
+    effect.
 
     Raises:
         OperatorFileError: the file can't be read, does not run, or needs what a device does not have; names the line.

@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     # Only now: they bring torch, which takes seconds.
     from torchvision import transforms
 
-    from ddlp.datasets import ImageFiles
+    from ddlp.data.images import ImageFiles
     from ddlp.tryout.compare import compare
     from ddlp.tryout.text import text, write_page
 

@@ -30,7 +30,7 @@ from benchmarks.contenders import (
 )
 from benchmarks.data import cycle, stream
 from benchmarks.host import Result, Table, aims, table
-from csd_engine.keyed import Keyed
+from csd_engine.arithmetic.keyed import Keyed
 from ddlp.translate.transforms import translate
 from tests.benchmarks.bench import bench
 

@@ -33,6 +33,7 @@ import numpy as np
 import torch
 from torchvision.transforms import ToTensor
 
+from csd_engine.arithmetic.keyed import Keyed
 from csd_engine.batchfile.reader import BatchReceiver, Layout, read_batch
 from csd_engine.batchfile.writer import BatchWriter
 from csd_engine.cache.segments import Origin, Sample, SegmentWriter, open_segment
@@ -47,21 +48,20 @@ from csd_engine.data.manifest import Manifest, write_manifest
 from csd_engine.data.objects.dataset import ObjectSet
 from csd_engine.data.parts import PartSet
 from csd_engine.data.safe_open import OpenFile
-from csd_engine.directory import Directory
 from csd_engine.errors import BadMessage, DamagedBatch, DamagedSegment, DatasetError, EngineError, PipelineError, SampleError
-from csd_engine.keyed import Keyed
+from csd_engine.machine.directory import Directory
 from csd_engine.protocol import codec as say
 from csd_engine.protocol.aead import CHACHA, NotAuthentic
 from csd_engine.protocol.cards import Card
+from csd_engine.protocol.schema import Misfit
 from csd_engine.protocol.sealed import HEAD_BYTES, PART, READY, REASON, Opener, Place, Sealer
 from csd_engine.transforms.pipeline import Pipeline
 from ddlp import DDLPLoader, ImageArrays
-from ddlp.objects.manifest import Manifest as ObjectManifest
-from ddlp.objects.manifest import parse_index
+from ddlp.data.objects.manifest import Manifest as ObjectManifest
+from ddlp.data.objects.manifest import parse_index
+from ddlp.data.tars import IMAGES, OpenedShard, find_index
 from ddlp.sampling.state_schema import check_state
-from ddlp.schema import Misfit
 from ddlp.sources.usercode.tree import DamagedTree, Encoded, decode, encode
-from ddlp.tars import IMAGES, OpenedShard, find_index
 
 _MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # a disk writes each input out, which takes most of the time
 _SIZE = (40, 30)  # (width, height) of the images for which a pipeline draws

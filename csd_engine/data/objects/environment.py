@@ -9,8 +9,8 @@ import os
 import re
 from typing import Dict, Sequence
 
-from csd_engine.directory import first_above, trusted_content
 from csd_engine.errors import StorageRefused
+from csd_engine.machine.directory import first_above, trusted_content
 
 __all__ = ["environment_file", "load_environment"]
 

@@ -165,7 +165,7 @@ DDLP_API int64_t ddlp_read_sum(int fd, uint8_t *out, int64_t blocks, uint32_t *a
 DDLP_API int64_t ddlp_read_file(const char *path, uint8_t *head, int64_t head_bytes, uint8_t *body, int64_t body_bytes,
                                 uint32_t *acc);
 
-/* Draw csd_engine/keyed.py's numbers. keys: count x (index, occurrence, counter); out: count x 8, in this computer's byte
+/* Draw csd_engine/arithmetic/keyed.py's numbers. keys: count x (index, occurrence, counter); out: count x 8, in this computer's byte
  * order. */
 DDLP_API void ddlp_keyed(uint64_t seed, uint64_t epoch, const uint64_t *keys, int64_t count, uint64_t *out);
 

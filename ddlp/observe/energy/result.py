@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from csd_engine.protocol.fields import MAX_INT, Check, an_object, count, integer, list_of, number, optional, truth
+from csd_engine.protocol.schema import checked_fields, text_of
 from ddlp.errors import DDLPError
 from ddlp.observe.energy.model import Tariff
 from ddlp.observe.words import aligned
-from ddlp.schema import checked_fields, text_of
 
 __all__ = ["FORMAT", "MACHINE", "EnergyResult", "PartEnergy", "find", "load", "save"]
 

@@ -28,7 +28,7 @@ from csd_engine.data.concat import ConcatSet
 from csd_engine.data.files import FileSet
 from csd_engine.data.manifest import write_manifest
 from csd_engine.data.objects.urls import below
-from csd_engine.directory import Directory
+from csd_engine.machine.directory import Directory
 from csd_engine.machine.file_locks import fcntl
 from csd_engine.protocol.codec import MAX_PART_BYTES
 from csd_engine.service.spool import host_directory, host_mark, look_at

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from csd_engine.arithmetic.keyed import Keyed
 from csd_engine.errors import EngineRefused
-from csd_engine.keyed import Keyed
 from csd_engine.prepare.sample import prepare_sample, sample_digest
 from csd_engine.transforms.containers import Container
 from csd_engine.transforms.masks import Mask

@@ -12,7 +12,7 @@ import re
 import time
 from pathlib import Path
 
-from csd_engine.directory import Directory
+from csd_engine.machine.directory import Directory
 from csd_engine.machine.file_locks import fcntl
 from csd_engine.service.spool import SIGN, look_at, remove_host_directory
 from ddlp.errors import DDLPError

@@ -27,13 +27,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from csd_engine.arithmetic.keyed import Keyed
 from csd_engine.data.base import Reader, at_hand
 from csd_engine.data.image_files import MAX_FILE_BYTES, content, is_above_limit, open_image
 from csd_engine.data.readahead import ReadAhead
 from csd_engine.data.safe_open import OpenFile
 from csd_engine.kernels import kernel
 from csd_engine.kernels.library import Job
-from csd_engine.keyed import Keyed
 from csd_engine.transforms.compiled import compile_plan
 from ddlp.errors import DDLPError
 from ddlp.sampling.epoch_plan import Item

@@ -23,8 +23,8 @@ from PIL import Image
 from torch.utils.data import default_collate, get_worker_info
 from torchvision import tv_tensors
 
+from csd_engine.arithmetic.keyed import Keyed
 from csd_engine.errors import named, noted
-from csd_engine.keyed import Keyed
 from ddlp.sampling.keyed_generators import states
 from ddlp.sampling.own_generators import own_generators
 from ddlp.sampling.sampler_order import default_device

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch.utils.data import Subset, get_worker_info
 
-from csd_engine.keyed import KeyedRows
+from csd_engine.arithmetic.keyed import KeyedRows
 from ddlp.sampling.checkpoint import is_stateful
 from ddlp.sampling.keyed_generators import GENERATORS, places
 from ddlp.sampling.own_generators import own_generators

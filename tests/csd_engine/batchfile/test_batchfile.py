@@ -18,8 +18,8 @@ from csd_engine.batchfile import writer as batchwriter
 from csd_engine.batchfile.checksum import BLOCK_BYTES, MULTIPLIER, Checksum
 from csd_engine.batchfile.reader import DATA_OFFSET, Layout, file_name, identity, read_batch
 from csd_engine.batchfile.writer import BatchWriter
-from csd_engine.directory import Directory
 from csd_engine.errors import DamagedBatch, EngineError, SpoolError, SpoolFull
+from csd_engine.machine.directory import Directory
 
 NAME = "0123456789abcdef" * 2
 LAYOUTS = [Layout(5, 7, 9, 3, 2), Layout(3, 224, 224, 3, 0), Layout(1, 1, 1, 1, 1), Layout(16, 64, 64, 3, 1)]

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from csd_engine.cache.segments import ENTRY, Head, Origin, Sample, SegmentWriter, checksums, open_segment
-from csd_engine.directory import Directory
 from csd_engine.errors import DamagedSegment
+from csd_engine.machine.directory import Directory
 
 SHELF = "0123456789abcdef" * 2
 SIZES = ((3, 5), (64, 48), (1, 1), (17, 200))

@@ -30,8 +30,8 @@ from csd_engine.data.objects.stored import Part, Stored, mark_of
 from csd_engine.data.objects.urls import below
 from csd_engine.data.parts import pack_parts
 from csd_engine.data.roots import Roots
-from csd_engine.directory import Directory
 from csd_engine.errors import DatasetError, EngineError, RootNotAllowed, SampleError, StorageRefused
+from csd_engine.machine.directory import Directory
 from csd_engine.prepare.large_image_lock import LargeImageLock
 from csd_engine.service.channel import LineBuffer, WorkerChannel
 from csd_engine.service.worker import Worker

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
+from csd_engine.arithmetic.keyed import Keyed
 from csd_engine.errors import PipelineError
-from csd_engine.keyed import Keyed
 from csd_engine.transforms import fileplan
 from csd_engine.transforms.compiled import compile_plan
 from csd_engine.transforms.fileplan import file_plan
@@ -147,7 +147,7 @@ def test_a_kernel_that_draws_otherwise_is_not_asked(kernel, monkeypatch):
     assert fileplan.first_difference(kernel) == "" and file_plan(pipeline, kernel) is not None
     fileplan._agrees.cache_clear()
     with monkeypatch.context() as other:
-        other.setattr("csd_engine.keyed._EXP_TERMS", (2.0, 1.0))  # as if this computer computed differently
+        other.setattr("csd_engine.arithmetic.keyed._EXP_TERMS", (2.0, 1.0))  # as if this computer computed differently
         with pytest.warns(UserWarning, match="draws otherwise than Python: image 0 of .* please report"):
             assert file_plan(pipeline, kernel) is None
         assert file_plan(pipeline, kernel) is None  # no second warning

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from csd_engine.keyed import KeyedRows
+from csd_engine.arithmetic.keyed import KeyedRows
 from csd_engine.transforms.draws import DrawKind, Program, Step, drawn
 from csd_engine.transforms.primitives import border_indices
 

@@ -7,11 +7,11 @@ import pytest
 from PIL import Image
 
 from csd_engine import kernels
+from csd_engine.arithmetic.keyed import Keyed
 from csd_engine.data.arrays import ArraySet
 from csd_engine.data.base import Reader, open_reader
 from csd_engine.data.concat import ConcatSet
 from csd_engine.kernels.pixels import Pixels, PixelSamples
-from csd_engine.keyed import Keyed
 from csd_engine.prepare import sample as samples
 from csd_engine.prepare import started_batch
 from csd_engine.prepare.batch_maker import BatchMaker

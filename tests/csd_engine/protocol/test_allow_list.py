@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from csd_engine.directory import Directory
 from csd_engine.errors import EngineError
+from csd_engine.machine.directory import Directory
 from csd_engine.protocol import keys
 from csd_engine.protocol.keys import AllowList, allowed_clients, load_pair, load_public, make_keys, make_pair, open_clients
 

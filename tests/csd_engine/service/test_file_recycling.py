@@ -16,7 +16,7 @@ import torch
 from csd_engine.batchfile.publishing import PART_SUFFIX
 from csd_engine.batchfile.reader import Layout, read_batch
 from csd_engine.batchfile.writer import BatchWriter
-from csd_engine.directory import Directory, Entry
+from csd_engine.machine.directory import Directory, Entry
 from csd_engine.service import file_recycling
 from csd_engine.service.file_recycling import RecycledFiles
 
@@ -137,7 +137,7 @@ def test_an_overlay_file_system_is_detected(tmp_path: Path) -> None:
     options = ",".join(f"{name}dir={tmp_path / name}" for name in ("lower", "upper", "work"))
     mount = f"mount -t overlay overlay -o {options} {tmp_path}/merged || exit 77"
     look = (
-        "from csd_engine.directory import Directory; from csd_engine.service.file_recycling import _write_leases_work; "
+        "from csd_engine.machine.directory import Directory; from csd_engine.service.file_recycling import _write_leases_work; "
         f"print(_write_leases_work(Directory({str(tmp_path / 'merged')!r}), 'trial'))"
     )
     command = ["unshare", "-m", "sh", "-c", f'{mount}; exec "$0" -c "$1"', sys.executable, look]

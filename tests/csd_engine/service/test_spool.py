@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from csd_engine.batchfile.publishing import PART_SUFFIX
-from csd_engine.directory import Entry
 from csd_engine.errors import SpoolError
+from csd_engine.machine.directory import Entry
 from csd_engine.machine.sizes import free_bytes
 from csd_engine.service.spool import Spool
 

@@ -16,8 +16,8 @@ from csd_engine.batchfile.reader import Layout
 from csd_engine.data.base import ARRAY, MANIFEST
 from csd_engine.data.files import FileSet
 from csd_engine.data.manifest import write_manifest
-from csd_engine.directory import Directory
 from csd_engine.errors import DatasetError, SpoolError
+from csd_engine.machine.directory import Directory
 from csd_engine.protocol.codec import MAX_PART_BYTES
 from csd_engine.service import uploads
 from csd_engine.service.uploads import FileCache, pack, read_part

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from csd_engine.keyed import Keyed
+from csd_engine.arithmetic.keyed import Keyed
 from csd_engine.transforms.bulk import Bulk
 from csd_engine.transforms.pipeline import Pipeline
 from csd_engine.transforms.resample import native_order

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from csd_engine.keyed import Keyed
+from csd_engine.arithmetic.keyed import Keyed
 from csd_engine.transforms.compiled import compile_plan
 from csd_engine.transforms.pipeline import Pipeline, SamplePlan
 from csd_engine.transforms.primitives import Crop, Flip, Gray, Pad, Resize, UserCall

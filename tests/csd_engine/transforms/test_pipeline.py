@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from csd_engine.arithmetic.keyed import Keyed
 from csd_engine.errors import PipelineError
-from csd_engine.keyed import Keyed
 from csd_engine.transforms import operators, primitives
 from csd_engine.transforms.pipeline import Pipeline
 from tests.small_images import image

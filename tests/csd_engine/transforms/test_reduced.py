@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from csd_engine.arithmetic.keyed import Keyed
 from csd_engine.errors import PipelineError
-from csd_engine.keyed import Keyed
 from csd_engine.transforms.pipeline import Pipeline
 from csd_engine.transforms.primitives import Crop, Flip, Resize
 from csd_engine.transforms.reduced import draft, reduced

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from csd_engine.arithmetic.keyed import Keyed
 from csd_engine.data.base import Reader
 from csd_engine.errors import PipelineError
 from csd_engine.kernels import kernel
-from csd_engine.keyed import Keyed
 from csd_engine.prepare import sample as samples
 from csd_engine.prepare.sample import prepare_sample
 from csd_engine.transforms.pipeline import Pipeline

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from csd_engine.arithmetic.keyed import Keyed
 from csd_engine.errors import OperatorFailed, PipelineError
-from csd_engine.keyed import Keyed
 from csd_engine.prepare.operator_file import OperatorFile
 from csd_engine.transforms.pipeline import Pipeline
 from tests.small_images import image

@@ -7,8 +7,8 @@ from dataclasses import asdict
 import pytest
 
 from benchmarks.papers.decisions import measure, random_workload
+from csd_engine.protocol.schema import Misfit
 from ddlp.auto.measured import Measured, OffloadPath
-from ddlp.schema import Misfit
 
 PATHS = (
     OffloadPath("csd0", 2.5, bytes_per_batch=38_535_168, spool_bytes=0.0, workers=4),

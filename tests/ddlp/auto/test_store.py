@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from csd_engine.protocol.schema import checked_fields
 from ddlp.auto import store as stores
 from ddlp.auto.store import Stored
 from ddlp.process import user_warnings
-from ddlp.schema import checked_fields
 
 OF = {"samples": ["photos", 900], "sources": [], "batch_size": 256}
 FIGURES = {"step_s": 0.1}

@@ -40,7 +40,7 @@ esac
 case $* in
   *is-enabled*) [ -e "$HOME/enabled" ] ;;
   *enable*) : > "$HOME/enabled" ;;
-  *start*) PYTHONPATH=$HOME/.ddlp/csd0/current python3 -m csd_engine.supervisor "$HOME/.ddlp/csd0" --detach ;;
+  *start*) PYTHONPATH=$HOME/.ddlp/csd0/current python3 -m csd_engine.tools.supervisor "$HOME/.ddlp/csd0" --detach ;;
 esac
 """,
 }

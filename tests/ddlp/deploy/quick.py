@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from csd_engine.parity import Case
+from csd_engine.tools.parity import Case
 from ddlp.deploy import deployment, kernel, parity
 from ddlp.deploy.kernel import cross_compile
 from ddlp.deploy.parity import all_cases

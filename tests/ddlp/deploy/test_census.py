@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from csd_engine.census import BROKEN, OUTSIDE, Entry, sort_key
+from csd_engine.tools.census import BROKEN, OUTSIDE, Entry, sort_key
 from ddlp.deploy import census
 from ddlp.deploy.census import CensusResult, compare, take_census
 
@@ -59,14 +59,14 @@ def take(trees, **options):
 
     def ask(paths):
         asked.extend(paths)
-        command = [sys.executable, "-m", "csd_engine.census", theirs, "--digests"]
+        command = [sys.executable, "-m", "csd_engine.tools.census", theirs, "--digests"]
         done = subprocess.run(command, input=b"".join(path + b"\0" for path in paths), stdout=subprocess.PIPE, check=True)
         return done.stdout.split(b"\0")[:-1]
 
     verify = ["--verify"] if options.get("verify") else []
     skip = [f"--skip={os.fsdecode(path)}" for path in options.get("skip", ())]
     with subprocess.Popen(
-        [sys.executable, "-m", "csd_engine.census", theirs, *verify, *skip], stdout=subprocess.PIPE
+        [sys.executable, "-m", "csd_engine.tools.census", theirs, *verify, *skip], stdout=subprocess.PIPE
     ) as process:
         result = take_census(ours, process.stdout.read, ask, **options)
     return result, asked

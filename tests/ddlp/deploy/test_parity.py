@@ -17,7 +17,7 @@ from PIL import Image
 
 import csd_engine
 from csd_engine.kernels import kernel
-from csd_engine.parity import pack_cases, read_results, run_cases
+from csd_engine.tools.parity import pack_cases, read_results, run_cases
 from csd_engine.transforms.parse import CONTAINERS, LEAVES
 from ddlp.cli import main
 from ddlp.deploy.parity import all_cases, compare, file_sources, operator_rows, pixel_sources
@@ -59,7 +59,7 @@ def test_a_kernel_takes_part_and_makes_what_pillow_makes(need_kernel, here):
     assert found.context().content() == sources["JPEG 4:2:0"].tobytes()
     request = pack_cases(sources, plain, [here.digest(number) for number in range(len(plain))])
     done = subprocess.run(
-        [sys.executable, "-m", "csd_engine.parity"], input=request, stdout=subprocess.PIPE, check=True,
+        [sys.executable, "-m", "csd_engine.tools.parity"], input=request, stdout=subprocess.PIPE, check=True,
         env={**os.environ, "DDLP_KERNEL": "off"},
     )  # fmt: skip
     there = read_results(done.stdout)

@@ -109,7 +109,7 @@ def test_every_output(images, output, memory_format, way, monkeypatch, request):
     if way == "kernel":
         request.getfixturevalue("need_kernel")
     else:
-        for user in ("csd_engine.transforms.bulk", "csd_engine.keyed", "ddlp.transfer.epilogue"):
+        for user in ("csd_engine.transforms.bulk", "csd_engine.arithmetic.keyed", "ddlp.transfer.epilogue"):
             monkeypatch.setattr(f"{user}.kernel", lambda: None)
     if output == "uint8":  # the mask's fill is no whole byte
         images = ImageArrays(images.images, images.targets, transforms.Compose(CIFAR.transforms[:-1]))

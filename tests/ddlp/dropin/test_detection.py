@@ -15,7 +15,7 @@ from torchvision.datasets import CocoDetection
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
-from csd_engine.keyed import Keyed
+from csd_engine.arithmetic.keyed import Keyed
 from csd_engine.transforms import primitives as steps
 from csd_engine.transforms.pipeline import Pipeline
 from csd_engine.transforms.resample import native_order

@@ -88,7 +88,7 @@ def test_an_engine_gets_the_bytes_from_the_host(served, root, engine, strategy):
 
 @pytest.mark.parametrize("strategy", ["csd", "wrr"])
 def test_an_engine_gets_the_bytes_of_members_of_shards(tmp_path, engine, strategy):
-    """All else of ``ddlp.TarObjects`` is in tests/ddlp/objects."""
+    """All else of ``ddlp.TarObjects`` is in tests/ddlp/data/objects."""
     shards = write_shards(tmp_path)
     expected = list(DDLPLoader(TarImages(shards, RANDOM), 4, seed=3))
     with ObjectServer({Path(path).name: Path(path).read_bytes() for path in shards}) as server:

@@ -19,7 +19,7 @@ from PIL import Image
 from torch.utils.data import ConcatDataset, Subset
 from torchvision import transforms
 
-import ddlp.tars
+import ddlp.data.tars
 from ddlp import DDLPLoader, TarImages
 from tests.ddlp.dropin.small_sets import DETERMINISTIC, numbered, write_images
 from tests.ddlp.dropin.test_data_sets import compare
@@ -122,8 +122,8 @@ def test_how_shards_are_named(shards, tmp_path):
 
 
 def test_the_index_is_made_once_and_again_when_a_shard_changes(shards, tmp_path, monkeypatch, capsys):
-    made, right = [], ddlp.tars._make
-    monkeypatch.setattr(ddlp.tars, "_make", lambda *a: made.append(1) or right(*a))
+    made, right = [], ddlp.data.tars._make
+    monkeypatch.setattr(ddlp.data.tars, "_make", lambda *a: made.append(1) or right(*a))
     first = TarImages(shards)
     (kept,) = Path(shards[0]).parent.glob(".ddlp-*.index")
     assert len(made) == 1
@@ -143,7 +143,7 @@ def test_the_index_is_made_once_and_again_when_a_shard_changes(shards, tmp_path,
     assert not list(kept.parent.glob("*.part"))
     TarImages(shards, index_dir=tmp_path / "elsewhere")
     assert len(list((tmp_path / "elsewhere").iterdir())) == 1
-    monkeypatch.setattr(ddlp.tars, "_QUIET_S", -1)
+    monkeypatch.setattr(ddlp.data.tars, "_QUIET_S", -1)
     kept.unlink()
     TarImages(shards)
     assert "index of tar shards: 3 of 3, 21 samples" in capsys.readouterr().err
@@ -151,17 +151,17 @@ def test_the_index_is_made_once_and_again_when_a_shard_changes(shards, tmp_path,
 
 def test_where_the_shards_cannot_be_written_beside(shards, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    right = ddlp.tars._write
+    right = ddlp.data.tars._write
 
     def refuse(path: Path, *arguments: Any) -> None:
         if path.parent == Path(shards[0]).parent:
             raise PermissionError(13, "no")
         right(path, *arguments)
 
-    monkeypatch.setattr(ddlp.tars, "_write", refuse)
+    monkeypatch.setattr(ddlp.data.tars, "_write", refuse)
     TarImages(shards)
     assert len(list((tmp_path / "cache" / "ddlp").iterdir())) == 1
-    monkeypatch.setattr(ddlp.tars, "_make", None)
+    monkeypatch.setattr(ddlp.data.tars, "_make", None)
     assert len(TarImages(shards)) == 21
 
 

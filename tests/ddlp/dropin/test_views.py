@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from torchvision import datasets
 from torchvision import transforms as T
 
-from csd_engine.keyed import Keyed
+from csd_engine.arithmetic.keyed import Keyed
 from ddlp import DDLPLoader, ImageFiles
 from ddlp.errors import Untranslatable
 from ddlp.observe import checked

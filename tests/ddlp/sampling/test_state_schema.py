@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from csd_engine.protocol.schema import Misfit
 from ddlp.sampling.state_schema import check_state
-from ddlp.schema import Misfit
 
 BIG = (1 << 63) - 1
 TORCH = base64.b64encode(torch.Generator().manual_seed(1).get_state().numpy().tobytes()).decode()

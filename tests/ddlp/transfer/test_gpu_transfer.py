@@ -19,8 +19,8 @@ import torch
 from csd_engine.batchfile.checksum import BLOCK_BYTES, Checksum, digest
 from csd_engine.batchfile.reader import Layout
 from csd_engine.batchfile.writer import BatchWriter
-from csd_engine.directory import Directory
 from csd_engine.errors import DamagedBatch, MissingBatch
+from csd_engine.machine.directory import Directory
 from ddlp.transfer.device_checksum import padded, sum_blocks
 from ddlp.transfer.device_stream import CudaStream, PlainStream
 from ddlp.transfer.epilogue import Epilogue

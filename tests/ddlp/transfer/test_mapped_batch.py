@@ -13,9 +13,9 @@ from torchvision import transforms
 
 from csd_engine.batchfile.reader import Layout, read_batch
 from csd_engine.batchfile.writer import BatchWriter
-from csd_engine.directory import Directory
 from csd_engine.errors import DamagedBatch, MissingBatch
-from ddlp.datasets import ImageArrays
+from csd_engine.machine.directory import Directory
+from ddlp.data.images import ImageArrays
 from ddlp.loader import DDLPLoader
 from ddlp.sources.engine import fetch as fetching
 from ddlp.sources.engine.embedded import EmbeddedOptions, acquire

@@ -3,7 +3,7 @@
 import numpy as np
 from torchvision import transforms as v1
 
-from csd_engine.keyed import Keyed
+from csd_engine.arithmetic.keyed import Keyed
 from ddlp.translate.transforms import translate
 
 P = 1e-3

@@ -17,9 +17,9 @@ from torchvision.transforms import functional as F
 from torchvision.transforms.v2 import _auto_augment as v2_auto_augment
 from torchvision.transforms.v2.functional import _geometry as v2_geometry
 
-from csd_engine import angles
+from csd_engine.arithmetic import angles
+from csd_engine.arithmetic.keyed import Keyed
 from csd_engine.kernels import kernel
-from csd_engine.keyed import Keyed
 from csd_engine.prepare.sample import prepare_sample
 from csd_engine.transforms import policies, warps
 from csd_engine.transforms.colour_steps import Blur, Hue
@@ -100,7 +100,7 @@ def test_policies_have_torchvisions_operators_and_magnitudes(kind, module):
 
 
 class CorrectMath:
-    """The module math with correctly rounded functions (tests/csd_engine/test_angles.py) in the place of the C library's."""
+    """The module math with correctly rounded functions (`csd_engine.arithmetic.angles`) in the place of the C library's."""
 
     sin, cos = (staticmethod(lambda x, part=part: angles.sine_cosine(x)[part]) for part in (0, 1))
     tan, atan = staticmethod(angles.tangent), staticmethod(angles.arctangent)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torchvision import transforms as v1
 
-from csd_engine.keyed import Keyed
+from csd_engine.arithmetic.keyed import Keyed
 from csd_engine.transforms.pipeline import Pipeline
 from tests.ddlp.translate.draws import P, same
 

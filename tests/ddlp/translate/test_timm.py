@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torchvision import transforms as v1
 
-from csd_engine.keyed import Keyed
+from csd_engine.arithmetic.keyed import Keyed
 from csd_engine.prepare.sample import prepare_sample
 from csd_engine.transforms import timm_policies
 from csd_engine.transforms.operators import Canvas

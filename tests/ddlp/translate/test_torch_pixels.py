@@ -18,7 +18,7 @@ from torchvision import transforms as v1
 from torchvision.models import ResNet18_Weights
 from torchvision.transforms import InterpolationMode, v2
 
-from csd_engine.keyed import Keyed
+from csd_engine.arithmetic.keyed import Keyed
 from csd_engine.transforms import torch_pixels as torch_definitions
 from csd_engine.transforms import torch_resample
 from csd_engine.transforms.torch_resample import torch_resize

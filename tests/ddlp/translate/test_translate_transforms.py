@@ -11,7 +11,7 @@ from torchvision import transforms as v1
 from torchvision.transforms import functional as F
 from torchvision.transforms import v2
 
-from csd_engine.keyed import Keyed
+from csd_engine.arithmetic.keyed import Keyed
 from csd_engine.transforms import primitives as steps
 from ddlp.errors import Untranslatable
 from ddlp.transforms import Cutout

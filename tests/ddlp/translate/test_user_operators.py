@@ -15,8 +15,8 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import ddlp
+from csd_engine.arithmetic.keyed import Keyed
 from csd_engine.errors import OperatorFileError
-from csd_engine.keyed import Keyed
 from csd_engine.prepare.operator_file import content_hash
 from ddlp.translate.transforms import translate
 from ddlp.translate.user_operators import by_name, operator_files, read_operators

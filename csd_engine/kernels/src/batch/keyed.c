@@ -1,4 +1,4 @@
-/* The keyed generator's numbers (csd_engine/keyed.py): BLAKE2b (RFC 7693) with a digest of 64 bytes and a personalization, of
+/* The keyed generator's numbers (csd_engine/arithmetic/keyed.py): BLAKE2b (RFC 7693) with a digest of 64 bytes and a personalization, of
  * one block each: seed, epoch, index, occurrence and counter, then zeros.
  *
  * Several rows are computed side by side, one in each lane of a vector, since all operations are the same for all rows. */
