@@ -113,12 +113,12 @@ def mapped() -> int:
 @pytest.fixture(autouse=True)
 def leaves_nothing() -> Any:
     gc.collect()
-    files, shared, maps = open_files(), set(os.listdir("/dev/shm")), mapped()
+    files, shared, maps, leases = open_files(), set(os.listdir("/dev/shm")), mapped(), set(hand_over._leases)
     yield
     gc.collect()
     with contextlib.suppress(AssertionError):  # torch doesn't wait for ending workers and queues: threads close pipes later
         until(lambda: not multiprocessing.active_children() and not opened_since(files))
-    assert (opened_since(files), len(hand_over._leases)) == ([], 0)
+    assert (opened_since(files), set(hand_over._leases) - leases) == ([], set())
     assert mapped() <= maps
     assert {one for one in set(os.listdir("/dev/shm")) - shared if one.startswith(f"torch_{os.getpid()}_")} == set()
 
