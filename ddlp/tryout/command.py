@@ -58,11 +58,11 @@ def run(options: argparse.Namespace) -> int:
     ])  # fmt: skip
     warnings.filterwarnings("ignore", module=r"PIL\.")  # of palettes and EXIF, for each file
     try:
-        found = compare(
+        comparison = compare(
             ImageFiles(images.paths, images.classes, pipeline), batch_size=options.batch_size, seconds=options.seconds,
             csd=options.csd, record=out / "wrr",
         )  # fmt: skip
-        print(f"\n{text(found)}\n", write_page(found, out), sep="\n")
+        print(f"\n{text(comparison)}\n", write_page(comparison, out), sep="\n")
     except OSError as error:
         raise DDLPError(f"{options.folder}: {error}. Did its files change meanwhile? Then try again.") from error
     finally:

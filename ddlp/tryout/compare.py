@@ -132,36 +132,36 @@ class _Comparing:
         """All of it."""
         ours = {"cpu": self._ours("cpu")}
         alone = {"cpu": self._rate("the host alone", ours["cpu"])}
-        found = Comparison(len(self._ring), self._batch_size, self._cores, self._csd, alone["cpu"])
+        comparison = Comparison(len(self._ring), self._batch_size, self._cores, self._csd, alone["cpu"])
         if why := why_not():
-            found.notes.append(f"Without the C kernel Pillow did the work: {why}")
+            comparison.notes.append(f"Without the C kernel Pillow did the work: {why}")
         try:
             others = {name: self._ours(name) for name in _STRATEGIES[1:]}
-            found.rate_engine = alone["csd"] = self._rate("the engine alone", others["csd"])
+            comparison.rate_engine = alone["csd"] = self._rate("the engine alone", others["csd"])
             ours |= others
         except (DDLPError, EngineError) as error:  # a device that is not there, a transform that can't travel
-            found.notes.append(f"csd, mte and wrr could not take part: {error}")
+            comparison.notes.append(f"csd, mte and wrr could not take part: {error}")
         both = sum(alone.values())
-        found.step_s = _STEP * self._batch_size / both
-        turns = [self._dataloader(found, (self._cores.host,), (0, 1, 2))]
+        comparison.step_s = _STEP * self._batch_size / both
+        turns = [self._dataloader(comparison, (self._cores.host,), (0, 1, 2))]
         if len(self._cores.both) > 1:
-            turns.append(self._dataloader(found, self._cores.both, (2, 3)))
+            turns.append(self._dataloader(comparison, self._cores.both, (2, 3)))
         for name, loader in ours.items():
             alone_or_away = name in ("cpu", "csd") or self._csd is not None
-            found.rows.append(row := Row(name, 1 if alone_or_away else len(self._cores.both)))
-            turns.append(partial(self._turn, row, loader, (self._cores.host,), alone.get(name, both), found.step_s))
+            comparison.rows.append(row := Row(name, 1 if alone_or_away else len(self._cores.both)))
+            turns.append(partial(self._turn, row, loader, (self._cores.host,), alone.get(name, both), comparison.step_s))
             if name not in alone:  # its first epoch finds out how fast both sides are
-                self._epoch(loader, (self._cores.host,), self._ring, found.step_s)
-        self._rounds(found.rows, turns)
-        measured = [[*row.rates, alone.get(row.name, row.rate)] for row in found.rows]
+                self._epoch(loader, (self._cores.host,), self._ring, comparison.step_s)
+        self._rounds(comparison.rows, turns)
+        measured = [[*row.rates, alone.get(row.name, row.rate)] for row in comparison.rows]
         if (most := max(max(rates) / min(rates) for rates in measured)) > _UNSTEADY:
-            found.notes.append(f"A row's figures differ by up to {most:.1f} times: others were at work. Try without them.")
+            comparison.notes.append(f"A row's figures differ by up to {most:.1f} times: others were at work. Try without them.")
         if record is not None and "wrr" in ours:
             self._doing("wrr, recorded")
-            ours["wrr"].record = found.recorded = record
+            ours["wrr"].record = comparison.recorded = record
             ours["wrr"].set_epoch(0)
-            self._epoch(ours["wrr"], (self._cores.host,), self._ring * self._times(both), found.step_s)
-        return found
+            self._epoch(ours["wrr"], (self._cores.host,), self._ring * self._times(both), comparison.step_s)
+        return comparison
 
     def _doing(self, what: str) -> None:
         """Say it on standard error, unless something was said a moment ago."""
@@ -210,7 +210,7 @@ class _Comparing:
             rate, _ = self._epoch(loader, (self._cores.host,), self._ring * self._times(rate), 0.0)
         return rate
 
-    def _dataloader(self, found: Comparison, cpus: Sequence[int], workers: Sequence[int]) -> Callable[[], None]:
+    def _dataloader(self, comparison: Comparison, cpus: Sequence[int], workers: Sequence[int]) -> Callable[[], None]:
         """Add DataLoader's row, with the best of these numbers of workers; returns the function that takes a turn."""
         loaders: dict[int, DataLoader] = {}
         rates: dict[int, float] = {}
@@ -225,14 +225,14 @@ class _Comparing:
                 with pinned(*cpus, engine=(self._cores.engine,)), _ctrl_c_waits():
                     iter(loader)  # starts the workers; they stay, on these CPUs
                 self._epoch(loader, cpus, self._ring[: 2 * self._batch_size], 0.0)
-                rates[number], _ = self._epoch(loader, cpus, self._ring, found.step_s)
+                rates[number], _ = self._epoch(loader, cpus, self._ring, comparison.step_s)
             except RuntimeError as error:  # /dev/shm is too small for its workers' batches, TMPDIR too long for their sockets
                 if not number:
                     raise
-                found.notes.append(f"DataLoader with {number} workers failed: {str(error).splitlines()[0]}")
+                comparison.notes.append(f"DataLoader with {number} workers failed: {str(error).splitlines()[0]}")
         best = max(rates, key=rates.__getitem__)
-        found.rows.append(row := Row("dataloader", len(cpus), best))
-        return partial(self._turn, row, loaders[best], cpus, rates[best], found.step_s)
+        comparison.rows.append(row := Row("dataloader", len(cpus), best))
+        return partial(self._turn, row, loaders[best], cpus, rates[best], comparison.step_s)
 
     # -- turns ---------------------------------------------------------------------------------------------------------
 
@@ -241,8 +241,8 @@ class _Comparing:
         for number in range(_ROUNDS):
             for row, turn in rotated(list(zip(rows, turns, strict=True)), number):
                 if number and time.monotonic() - self._began > _LATE * self._seconds:
-                    for one in rows:  # this round is not complete
-                        del one.rates[number:], one.waited[number:], one.by_engine[number:]
+                    for row in rows:  # this round is not complete
+                        del row.rates[number:], row.waited[number:], row.by_engine[number:]
                     return
                 self._doing(f"round {number + 1}/{_ROUNDS}: {row.name}")
                 turn()
@@ -252,8 +252,8 @@ class _Comparing:
         measured, waited = self._epoch(loader, cpus, self._ring * self._times(rate), step_s)
         row.rates.append(measured)
         row.waited.append(waited)
-        made = loader.report() if isinstance(loader, DDLPLoader) else None
-        row.by_engine.append(0.0 if made is None else made.batches_csd / (made.batches_cpu + made.batches_csd))
+        report = loader.report() if isinstance(loader, DDLPLoader) else None
+        row.by_engine.append(0.0 if report is None else report.batches_csd / (report.batches_cpu + report.batches_csd))
 
     def _epoch(self, loader: DataLoader, cpus: Sequence[int], order: Sequence[int], step_s: float) -> tuple[float, float]:
         """Train on these images. Returns images a second, and the part of the time that training waited.

@@ -73,5 +73,5 @@ class Comparison:
 
     def of_both(self, row: Row) -> float:
         """Its rate as a part of what ``cpu`` and ``csd`` made together: the median of the rounds' ratios."""
-        alone = [one.rates for one in self.rows if one.name in ("cpu", "csd")]
+        alone = [side.rates for side in self.rows if side.name in ("cpu", "csd")]
         return statistics.median(ratios(row.rates, [sum(rates) for rates in zip(*alone, strict=True)]))

@@ -54,15 +54,15 @@ def find_images(folder: Path, most: int, seed: int = 0) -> Images:
         DDLPError: it is not there, can't be read, or there is no image in it that can.
     """
     draws = random.Random(seed)
-    found, others, shut = _walk(folder, most * _SOME, draws)
-    if not found:
+    paths, others, shut = _walk(folder, most * _SOME, draws)
+    if not paths:
         more = f" ({others:,} other files are there)" if others else ""
         raise DDLPError(
             f"{folder}: there is no image in it or below{more}; looked for {', '.join(SUFFIXES)}. Name the folder of your "
             "training images, with a directory for each class or without."
         )
-    draws.shuffle(found)
-    good, broken = _readable(found[:most])
+    draws.shuffle(paths)
+    good, broken = _readable(paths[:most])
     if not good:
         path, why = broken[0]
         raise DDLPError(f"{folder}: none of {len(broken):,} images can be read; {path}: {why}. Name another folder.")
@@ -79,16 +79,16 @@ def find_images(folder: Path, most: int, seed: int = 0) -> Images:
     return Images(good, classes, mean, "; ".join(passed_over))
 
 
-def _counted(number: int, one: str, several: str = "") -> str:
-    return f"{number:,} {one if number == 1 else several or one + 's'}"
+def _counted(number: int, singular: str, plural: str = "") -> str:
+    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
 
 
 def _walk(folder: Path, enough: int, draws: random.Random) -> tuple[list[str], int, list[str]]:
     """Image files, the number of other ones, directories that can't be read; until there are enough, or the time is up."""
-    found: list[str] = []
+    paths: list[str] = []
     others, shut, seen = 0, [], set()
     directories, until = [os.path.abspath(folder)], time.monotonic() + _SECONDS
-    while directories and len(found) < enough and time.monotonic() < until:
+    while directories and len(paths) < enough and time.monotonic() < until:
         at = draws.randrange(len(directories))
         directories[at], directories[-1] = directories[-1], directories[at]
         directory = directories.pop()
@@ -103,16 +103,16 @@ def _walk(folder: Path, enough: int, draws: random.Random) -> tuple[list[str], i
                             seen.add((status.st_dev, status.st_ino))
                             directories.append(entry.path)
                     elif entry.name.lower().endswith(SUFFIXES):
-                        found.append(entry.path)
+                        paths.append(entry.path)
                     else:
                         others += 1
-                    if len(found) >= enough or time.monotonic() > until:
+                    if len(paths) >= enough or time.monotonic() > until:
                         break
         except OSError as error:
             if directory == os.path.abspath(folder):
                 raise DDLPError(f"{folder} can't be read: {error.strerror}. Name the folder of your training images.") from None
             shut.append(directory)
-    return found, others, shut
+    return paths, others, shut
 
 
 def _readable(paths: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
