@@ -163,7 +163,7 @@ def _anew(name: str) -> str:
 
 def _parse(data: Any, path: Path) -> DeviceRecord:
     try:
-        known = {one.name for one in dataclasses.fields(DeviceRecord)}
+        known = {field.name for field in dataclasses.fields(DeviceRecord)}
         values = {key: value for key, value in data.items() if key in known}  # a newer ddlp may have written more
         values["ssh_options"] = tuple(values["ssh_options"])
         values["engine_options"] = tuple(values["engine_options"])

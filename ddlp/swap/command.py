@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.usage = "ddlp run [OPTIONS] -- SCRIPT.py ... | -m MODULE ... | COMMAND ..."
     parser.add_argument(
-        "--strategy", choices=[DATALOADER, *(name for name, one in STRATEGIES.items() if not one.needs_device)],
+        "--strategy", choices=[DATALOADER, *(name for name, strategy in STRATEGIES.items() if not strategy.needs_device)],
         help="where batches come from, see docs/strategies.md; a loader whose order is not random gets ordered, not auto, "
         "wrr or mte. Default: cpu; with --csd auto, or ordered. Without --csd, all but cpu start an engine on this machine. "
         "dataloader swaps nothing: torch's own loaders are measured",
@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> NoReturn:
     ))  # fmt: skip
 
 
-def become(words: list[str], told: Settings) -> NoReturn:
+def become(words: list[str], settings: Settings) -> NoReturn:
     """Become the interpreter of a script, or the command, in these words. Its processes find the settings.
 
     Raises:
@@ -97,9 +97,10 @@ def become(words: list[str], told: Settings) -> NoReturn:
             f"{words[0]!r} is no command. Name a script that ends in .py, -m and a module, or a command such as torchrun; "
             "for a script of another name write python before it"
         )
-    told = replace(told, prefix=sys.prefix, pid=os.getpid() if is_script else 0, counts=_memory() if told.postpone else "")
+    counts = _memory() if settings.postpone else ""
+    settings = replace(settings, prefix=sys.prefix, pid=os.getpid() if is_script else 0, counts=counts)
     before = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", _START)]
-    environment = {**os.environ, VARIABLE: told.to_text(), "PYTHONPATH": os.pathsep.join([_START, *before])}
+    environment = {**os.environ, VARIABLE: settings.to_text(), "PYTHONPATH": os.pathsep.join([_START, *before])}
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and the script would inherit that
         signal.signal(number, signal.SIG_DFL)
     try:

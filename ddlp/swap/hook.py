@@ -34,10 +34,10 @@ def wait() -> None:
 
 
 def _at_end() -> None:
-    told = sys.modules.get("ddlp.swap.told")
+    module = sys.modules.get("ddlp.swap.told")
     postponed = _tell_postponed()
-    if told is not None and told.PLACES:
-        told.tell_gains()
+    if module is not None and module.PLACES:
+        module.tell_gains()
     elif postponed or lines.SAID:
         pass
     elif settings().fill:
@@ -134,13 +134,13 @@ def _note(module: Any) -> None:
     """Have each `DDLPLoader` noted when it is made, for `ddlp cache fill`. Nothing is swapped."""
 
     def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        made = object.__new__(cls)
+        instance = object.__new__(cls)
         ours = sys.modules.get("ddlp.loader")
-        if ours is not None and isinstance(made, ours.DDLPLoader) and (args or kwargs):
+        if ours is not None and isinstance(instance, ours.DDLPLoader) and (args or kwargs):
             from ddlp.swap import first_use
 
-            first_use.note(made)
-        return made
+            first_use.note(instance)
+        return instance
 
     module.DataLoader.__new__ = staticmethod(new)
 

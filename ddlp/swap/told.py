@@ -43,14 +43,14 @@ class Place:
     def gain(self) -> str | None:
         """Return the gain in one line; None if nothing was swapped or measured here."""
         sums = self._ended + [Sums().plus(counts) for counts in self._running.values()]
-        seconds = sum(one.seconds for one in sums)
+        seconds = sum(epoch.seconds for epoch in sums)
         if not seconds:
             return None
-        samples, waited = sum(one.samples for one in sums), sum(sum(one.waiting.values()) for one in sums)
+        samples, waited = sum(epoch.samples for epoch in sums), sum(sum(epoch.waiting.values()) for epoch in sums)
         parts = [f"{samples:,} samples in {seconds:.1f} s, of which training waited {waited:.1f} s"]
-        by_devices = sum(one.batches_csd for one in sums)
+        by_host, by_devices = sum(epoch.batches_host for epoch in sums), sum(epoch.batches_csd for epoch in sums)
         if by_devices:
-            parts.append(f"devices made {by_devices / (by_devices + sum(one.batches_host for one in sums)):.0%} of the batches")
+            parts.append(f"devices made {by_devices / (by_devices + by_host):.0%} of the batches")
         if isinstance(self.compared, Comparison):
             parts.append(str(self.compared))
             would_wait = samples / self.compared.torchs_per_s - (seconds - waited)
@@ -61,7 +61,7 @@ class Place:
         elif self.compared is not None:
             parts.append(f"the gain was not measured: {self.compared}")
         else:  # torch's own DataLoader
-            cpu_s = sum(one.host_cpu_s for one in sums) / max(1, sum(one.batches_host for one in sums))
+            cpu_s = sum(epoch.host_cpu_s for epoch in sums) / max(1, by_host)
             parts.append(f"to make a batch took {cpu_s:.3g} s of processor time")
         return "; ".join(parts)
 
