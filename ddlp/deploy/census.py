@@ -89,10 +89,10 @@ class CensusResult:
         text = f"names and sizes of {self.files:,} files compared"
         if self.compared >= self.files:
             return f"{text}, and all contents ({size_text(self.bytes)})"
-        share, found = self.compared / self.files, 1 - 0.99**self.compared
+        share, probability = self.compared / self.files, 1 - 0.99**self.compared
         return (
             f"{text}; contents of {self.compared:,} ({share:.2%}; drawn at random, the largest and the last changed): were 1 % "
-            f"of the files damaged, that finds it with probability {found:.2f}, but one changed file it can miss. "
+            f"of the files damaged, that finds it with probability {probability:.2f}, but one changed file it can miss. "
             "--verify compares all"
         )
 

@@ -134,15 +134,15 @@ def _install(survey: Survey, names: tuple[str, ...]) -> str:
     if "python" not in names:
         ways.append(f"--install pip (pip install {' '.join(PIP_NAMES[name] for name in names)}, in an environment of ours)")
     ways.append("without a network: --bundle DIR, a directory of .whl or .deb files for it")
-    told = "; or ".join(ways) + "."
+    advice = "; or ".join(ways) + "."
     python = survey.python
     if "obstore" in names:
-        told += " Debian has no package of obstore."
+        advice += " Debian has no package of obstore."
         if python is not None and python.version < _OBSTORE_PYTHON:
             needed = ".".join(map(str, _OBSTORE_PYTHON))
-            told += f" What is tested of it needs Python {needed} or newer: --python PATH names another interpreter."
-        told += " Without a --root URL this host sends the objects' bytes, and nothing need be installed for it."
-    return told
+            advice += f" What is tested of it needs Python {needed} or newer: --python PATH names another interpreter."
+        advice += " Without a --root URL this host sends the objects' bytes, and nothing need be installed for it."
+    return advice
 
 
 def _check_memory(survey: Survey) -> Finding:

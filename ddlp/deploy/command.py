@@ -123,12 +123,12 @@ def run(options: argparse.Namespace) -> int:
         return 0
     wanted = _wanted(options, before)
     record, findings = deploy(wanted, steps)
-    wrong = [one for one in findings if one.level is Level.BAD]
+    wrong = [finding for finding in findings if finding.level is Level.BAD]
     print()
     if wrong:
         print(f"{record.name} answers, but:")
-        for one in wrong:
-            print(one)
+        for finding in wrong:
+            print(finding)
         return 1
     print(
         "Nothing had to be changed." if not steps.changed else f"{record.name} is ready.", f'Use it with csd="{record.name}".'
@@ -266,9 +266,9 @@ def _check_paths(record: DeviceRecord) -> None:
 def _changes(before: DeviceRecord, wanted: DeviceRecord) -> tuple[str, ...]:
     """The options that would change the engine's settings."""
     of_each = {
-        "--root": lambda one: {device for _, device in one.roots},
-        "--spool": lambda one: one.device_spool,
-        "--listen-port": lambda one: one.listen_port,
+        "--root": lambda record: {device for _, device in record.roots},
+        "--spool": lambda record: record.device_spool,
+        "--listen-port": lambda record: record.listen_port,
     }
     old, new = before.options, wanted.options
     return (

@@ -146,19 +146,19 @@ class _Deployment:
             of_python = set(checks.check_python(self._survey)) if will_install else set()
             for finding in findings:
                 step.say(finding)
-            self._stop_if_bad([one for one in findings if one not in of_python])
-            self._findings += [one for one in findings if one.level is Level.WARN]
+            self._stop_if_bad([finding for finding in findings if finding not in of_python])
+            self._findings += [finding for finding in findings if finding.level is Level.WARN]
 
     def _stop_if_bad(self, findings: list[Finding]) -> None:
-        wrong = [one for one in findings if one.level is Level.BAD]
+        wrong = [finding for finding in findings if finding.level is Level.BAD]
         if wrong:
             raise DeviceNotReady(self._record.name, *wrong)
 
     @property
     def _another_build(self) -> str | None:
         """The build that runs there, if it is not this host's; else None."""
-        found = self._survey
-        return found.current if found.current not in (None, build()) and found.whole > 0 else None
+        survey = self._survey
+        return survey.current if survey.current not in (None, build()) and survey.whole > 0 else None
 
     def _refuse_changes_to_another_build(self) -> None:
         wanted, another = self._wanted, self._another_build
@@ -182,45 +182,45 @@ class _Deployment:
             self._steps.changed = True
             findings = self._look()
             self._stop_if_bad(findings)
-            step.say(f"{names}: installed; {'; '.join(one.what for one in checks.check_python(self._survey))}")
+            step.say(f"{names}: installed; {'; '.join(finding.what for finding in checks.check_python(self._survey))}")
 
     # -- what is put there
 
     def _put(self) -> None:
-        shell, found, wanted, record = self._shell, self._survey, self._wanted, self._record
+        shell, survey, wanted, record = self._shell, self._survey, self._wanted, self._record
         with self._steps.step("engine") as step:
             self._put_engine(step)
         with self._steps.step("kernel") as step:
             self._put_kernel(step)
         with self._steps.step("keys") as step:
-            changed = place.exchange_keys(shell, found, record.name, self._number)
-            self._restart |= changed and found.server_key is None
+            changed = place.exchange_keys(shell, survey, record.name, self._number)
+            self._restart |= changed and survey.server_key is None
             self._note(step, changed, "exchanged: each side's secret key was made there, and stays there")
         if wanted.operators or record.operators:
             with self._steps.step("operators") as step:
-                files = place.put_operators(shell, found, record.name, wanted.operators)
-                new = set(files) - set(found.operators)
+                files = place.put_operators(shell, survey, record.name, wanted.operators)
+                new = set(files) - set(survey.operators)
                 self._record = record = dataclasses.replace(record, operators={**files, **record.operators})
-                self._note(step, bool(new), f"copied: {', '.join(sorted(record.operators[one] for one in new))}")
+                self._note(step, bool(new), f"copied: {', '.join(sorted(record.operators[file] for file in new))}")
         if self._keeps_another_build:
-            there = settings.Settings.parse(found.settings)
+            there = settings.Settings.parse(survey.settings)
             if there is not None:
                 self._reads, self._cache, self._environment = there.reads, there.cache, there.environment
             return  # that build may have other options than ours
         with self._steps.step("settings") as step:
-            place.make_spool(shell, found, record.device_spool)
-            place.make_operators(shell, found)
-            made, findings = settings.make(found, record, wanted.given_options, ipv6="[" in self._address)
-            self._reads, self._cache, self._environment = made.reads, made.cache, made.environment
+            place.make_spool(shell, survey, record.device_spool)
+            place.make_operators(shell, survey)
+            written, findings = settings.make(survey, record, wanted.given_options, ipv6="[" in self._address)
+            self._reads, self._cache, self._environment = written.reads, written.cache, written.environment
             if self._cache:
-                place.make_cache(shell, found.home, self._cache)
+                place.make_cache(shell, survey.home, self._cache)
             for finding in findings:
                 self._tell(step, finding)
-            changed = settings.put(shell, found, record, made.text)
+            changed = settings.put(shell, survey, record, written.text)
             self._restart |= changed
-            if changed and found.settings and found.current == self._number and settings.others(found, record.name):
+            if changed and survey.settings and survey.current == self._number and settings.others(survey, record.name):
                 # Other hosts use this engine: if the new settings fail, the old ones must run again.
-                self._before = (self._number, found.settings)
+                self._before = (self._number, survey.settings)
             self._note(step, changed, "written")
 
     def _note(self, step: Step, changed: bool, text: str) -> None:
@@ -234,10 +234,10 @@ class _Deployment:
             self._findings.append(finding)
 
     def _put_engine(self, step: Step) -> None:
-        found = self._survey
-        if place.own_build_is_there(found):
-            assert found.current is not None
-            self._number = found.current
+        survey = self._survey
+        if place.own_build_is_there(survey):
+            assert survey.current is not None
+            self._number = survey.current
             step.say(f"unchanged, build {self._number[:12]}")
             return
         another = self._another_build
@@ -251,9 +251,9 @@ class _Deployment:
             )
             self._tell(step, finding)
             return
-        if another is not None and found.settings is not None:
-            self._before = (another, found.settings)
-        self._number = place.put_engine(self._shell, found.home)
+        if another is not None and survey.settings is not None:
+            self._before = (another, survey.settings)
+        self._number = place.put_engine(self._shell, survey.home)
         self._restart = self._steps.changed = True
         step.say(f"build {self._number[:12]} unpacked" + (f" beside {another[:12]}" if another is not None else ""))
 
@@ -276,21 +276,21 @@ class _Deployment:
         return Service.of(self._record, self._shell)
 
     def _serve(self) -> None:
-        found = self._survey
+        survey = self._survey
         with self._steps.step("service") as step:
             boots = self._enable(step)
             service = self._service
             user = service.not_lingering()
             if user:
                 self._tell(step, diagnosis.of_lingering(user))
-            running = found.supervisor is not None and found.state.startswith("ready")
+            running = survey.supervisor is not None and survey.state.startswith("ready")
             if running and not self._restart and not boots:
-                step.say(f"unchanged, {self._record.service}, listens on {found.state.split()[1]}")
+                step.say(f"unchanged, {self._record.service}, listens on {survey.state.split()[1]}")
                 return
             self._steps.changed = True
             service.stop()
-            if found.current != self._number or self._before is not None:
-                place.switch(self._shell, found.home, self._number)
+            if survey.current != self._number or self._before is not None:
+                place.switch(self._shell, survey.home, self._number)
             try:
                 listens = service.start()
             except ShellError as error:
@@ -371,8 +371,8 @@ class _Deployment:
                 if isinstance(error, EngineRefused) and "protocol" in str(error):
                     raise DDLPError(f"{error} Here: {upgrade(self._record.name)}.") from error
                 raise
-            told = ", ".join(f"{name} {versions[name]}" for name in ("csd_engine", "numpy", "pillow") if name in versions)
-            step.say(f"{self._address}: {told}")
+            summary = ", ".join(f"{name} {versions[name]}" for name in ("csd_engine", "numpy", "pillow") if name in versions)
+            step.say(f"{self._address}: {summary}")
         return link, versions
 
     def _save(self) -> None:
@@ -413,7 +413,7 @@ class _Deployment:
                 return finding
             text = finding.what
             if self._record.images_per_s is None or self._wanted.measure:
-                rate = trial.images_per_s(lambda seconds, made: setattr(step, "doing", f"{made} images"), _RATE_S)
+                rate = trial.images_per_s(lambda seconds, count: setattr(step, "doing", f"{count} images"), _RATE_S)
                 self._record = dataclasses.replace(self._record, images_per_s=None if rate is None else round(rate, 1))
             if self._record.images_per_s is not None:
                 text += f"; {self._record.images_per_s:g} images/s through RandomResizedCrop(224)"

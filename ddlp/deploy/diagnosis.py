@@ -55,17 +55,17 @@ def of_files(record: DeviceRecord, survey: Survey) -> Iterator[Finding]:
         yield bad(f"your operators {name} are not there", "pipelines that use them are refused", way_out)
 
 
-def of_kernel(found: KernelReport, record: DeviceRecord | None = None) -> Finding:
+def of_kernel(report: KernelReport, record: DeviceRecord | None = None) -> Finding:
     """Which kernel a device has, or (without its record) this host."""
     where = "this host" if record is None else record.name
-    if found.variant:
-        return ok(f"kernel of {where}: {found}")
+    if report.variant:
+        return ok(f"kernel of {where}: {report}")
     if record is None:
-        return warn("no kernel on this host", "Pillow does the work, slower", found.why_not)
+        return warn("no kernel on this host", "Pillow does the work, slower", report.why_not)
     if record.kernel_choice == "none":
         return ok(f"no kernel on {where}, as you chose (--kernel none): Pillow does the work")
     again = f"ddlp deploy --name {record.name} --kernel auto (compiles one, there or here, or says what that needs)"
-    return warn(f"no kernel on {where}", f"Pillow does the work, slower: {found.why_not}", again)
+    return warn(f"no kernel on {where}", f"Pillow does the work, slower: {report.why_not}", again)
 
 
 def of_keys(record: DeviceRecord, survey: Survey) -> Finding:
@@ -130,11 +130,11 @@ def of_lingering(user: str) -> Finding:
 
 def of_versions(record: DeviceRecord, versions: dict[str, str], python: Python | None) -> Iterator[Finding]:
     """The versions that a running engine reports, and whether the installed ones (``python``; None: not known) are the same."""
-    told = ", ".join(f"{name} {versions[name]}" for name in ("csd_engine", "python", "numpy", "pillow") if name in versions)
+    summary = ", ".join(f"{name} {versions[name]}" for name in ("csd_engine", "python", "numpy", "pillow") if name in versions)
     if versions.get("build") == build():
-        yield ok(f"{record.address} answers: {told}")
+        yield ok(f"{record.address} answers: {summary}")
     else:
-        yield warn(f"{record.address} answers: {told}", "it runs another build of the engine than this host's",
+        yield warn(f"{record.address} answers: {summary}", "it runs another build of the engine than this host's",
                    f"{upgrade(record.name)}; if its files are this host's already: "
                    f"ddlp stop {record.name} && ddlp start {record.name}")  # fmt: skip
     replaced = checks.replaced(python, versions)
@@ -182,7 +182,7 @@ def of_no_root(record: DeviceRecord, host: str, device: str) -> Finding:
     return bad(f"data {host} is not there on this host", "a loader reads it here as well", way_out)
 
 
-def of_census(record: DeviceRecord, host: str, device: str, found: CensusResult) -> Iterator[Finding]:
+def of_census(record: DeviceRecord, host: str, device: str, result: CensusResult) -> Iterator[Finding]:
     """What a comparison of a data set has found."""
     ssh = f" -e {shlex.quote(shlex.join(['ssh', *record.ssh_options]))}" if record.ssh_options else ""
     copy = f"rsync -a{ssh} {shlex.quote(host + '/')} {shlex.quote(f'{record.destination}:{device}/')}"
@@ -193,26 +193,26 @@ def of_census(record: DeviceRecord, host: str, device: str, found: CensusResult)
             subject = "file" if few.count == 1 else "files"
             yield make(f"{few.count:,} {subject} {what}: {few}", why, way_out)  # type: ignore[operator]
 
-    if not found.files and found.missing_there.count:
+    if not result.files and result.missing_there.count:
         yield bad(
-            f"{device} on the device holds none of the {found.missing_there.count:,} files of {host}",
+            f"{device} on the device holds none of the {result.missing_there.count:,} files of {host}",
             "it is another directory, or what should be there is not mounted",
             f"Mount it there; or {root}",
         )
         return
     mend = f"Copy what differs: {copy}; or, if {device} is another directory, {root}"
-    yield from differ(found.unreadable, f"can't be read in {device}", "the engine needs them", "Let its user read them there.")
-    yield from differ(found.refused, f"in {device} are links that lead out of it", "the engine follows none of those",
+    yield from differ(result.unreadable, f"can't be read in {device}", "the engine needs them", "Let its user read them there.")
+    yield from differ(result.refused, f"in {device} are links that lead out of it", "the engine follows none of those",
                       "Put the files there themselves, or deploy with a --root that holds what they lead to.")  # fmt: skip
-    yield from differ(found.missing_there, f"missing in {device}", "the host makes their batches itself", mend)
-    yield from differ(found.sizes, f"of another size in {device}", "the device would make other images of them", mend)
-    yield from differ(found.contents, f"with other contents in {device}", "the device would make other images of them",
+    yield from differ(result.missing_there, f"missing in {device}", "the host makes their batches itself", mend)
+    yield from differ(result.sizes, f"of another size in {device}", "the device would make other images of them", mend)
+    yield from differ(result.contents, f"with other contents in {device}", "the device would make other images of them",
                       mend.replace("rsync -a", "rsync -a --checksum"))  # fmt: skip
-    yield from differ(found.unreadable_here, f"can't be read here, in {host}", "a loader reads them here as well",
+    yield from differ(result.unreadable_here, f"can't be read here, in {host}", "a loader reads them here as well",
                       "Let this user read them.", warn)  # fmt: skip
-    yield from differ(found.missing_here, f"more in {device}", "no loader of this host asks for them", "", warn)
-    if found.same:
-        yield ok(f"{host} is {device} there: {found.coverage}")
+    yield from differ(result.missing_here, f"more in {device}", "no loader of this host asks for them", "", warn)
+    if result.same:
+        yield ok(f"{host} is {device} there: {result.coverage}")
 
 
 def of_parity(record: DeviceRecord, parity: Parity) -> Iterator[Finding]:
@@ -231,16 +231,16 @@ def of_parity(record: DeviceRecord, parity: Parity) -> Iterator[Finding]:
         yield ok(f"{count} operators and decoders make the same pixels" + (f" ({versions})" if versions else ""))
 
 
-def of_probe(spool: str, found: Probe) -> Iterator[Finding]:
+def of_probe(spool: str, probe: Probe) -> Iterator[Finding]:
     """Say how batch files of a spool get into GPU memory."""
-    if not found.gpu:
+    if not probe.gpu:
         yield ok("no NVIDIA GPU here: batches stay in the host's memory")
         return
-    speed = "" if found.gb_per_s is None else f", {found.gb_per_s:g} GB/s in one read"
-    if found.kind == "gds":
-        yield ok(f"gds: {spool} is read straight into GPU memory ({found.reason}{speed})")
+    speed = "" if probe.gb_per_s is None else f", {probe.gb_per_s:g} GB/s in one read"
+    if probe.kind == "gds":
+        yield ok(f"gds: {spool} is read straight into GPU memory ({probe.reason}{speed})")
         return
-    how = "cuFile copies through" if found.kind == "cufile-compat" else "files are read into"
-    way_out = "; and ".join(found.ways_out)
-    what = f"{found.kind}: no GPUDirect Storage from {spool}; {how} the host's memory{speed}"
-    yield warn(what, found.reason, way_out[:1].upper() + way_out[1:])
+    how = "cuFile copies through" if probe.kind == "cufile-compat" else "files are read into"
+    way_out = "; and ".join(probe.ways_out)
+    what = f"{probe.kind}: no GPUDirect Storage from {spool}; {how} the host's memory{speed}"
+    yield warn(what, probe.reason, way_out[:1].upper() + way_out[1:])

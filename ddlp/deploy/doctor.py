@@ -88,8 +88,11 @@ class Checkup:
             "healthy": self.healthy,
             "first": None if first is None else first.way_out,
             "checks": [
-                {"check": check, "level": one.level.value, "what": one.what, "why": one.why, "way_out": one.way_out}
-                for check, one in self.findings
+                {
+                    "check": check, "level": finding.level.value, "what": finding.what, "why": finding.why,
+                    "way_out": finding.way_out,
+                }  # fmt: skip
+                for check, finding in self.findings
             ],
             "not_asked": self.not_asked,
         }
@@ -113,7 +116,7 @@ class _Examination:
     def __init__(self, record: DeviceRecord, shell: Shell, steps: Steps, verify: bool) -> None:
         self._record, self._shell, self._steps, self._verify = record, shell, steps, verify
         self._checkup = Checkup(record.name)
-        self._found: Survey | None = None
+        self._last_survey: Survey | None = None
         self._link: EngineLink | None = None
         self._jobs: int | None = None
         self._versions: dict[str, str] | None = None  # what the engine tells
@@ -123,7 +126,7 @@ class _Examination:
             self._check("this host", _host)
             reached = connected = self._check("ssh", self._connect)
             fit = self._check("device", self._system, reached)
-            reached = reached and self._found is not None
+            reached = reached and self._last_survey is not None
             files = self._check("engine", self._files, reached)
             self._check("kernel", self._kernel, files and self._python_runs)
             keys = self._check("keys", lambda _: iter([diagnosis.of_keys(self._record, self._survey)]), reached)
@@ -164,8 +167,8 @@ class _Examination:
 
     @property
     def _survey(self) -> Survey:
-        assert self._found is not None
-        return self._found
+        assert self._last_survey is not None
+        return self._last_survey
 
     @property
     def _python_runs(self) -> bool:
@@ -181,7 +184,7 @@ class _Examination:
         record = self._record
         roots = [device for _, device in record.roots]
         environment = environment_file(record.options.get("--environment", "none"))
-        self._found = survey(self._shell, record.home, record.device_spool, roots, record.python, environment)
+        self._last_survey = survey(self._shell, record.home, record.device_spool, roots, record.python, environment)
         for finding in checks.check(self._survey, reserve_bytes(record.engine_options)):
             yield self._as_command(finding)
 
@@ -205,7 +208,7 @@ class _Examination:
             boots, user = service.is_enabled(), service.not_lingering()
         state = self._survey.state
         if self._survey.supervisor is not None and not state.startswith(("ready", "failed")):
-            self._found = dataclasses.replace(self._survey, state=self._settled(state))
+            self._last_survey = dataclasses.replace(self._survey, state=self._settled(state))
         yield from diagnosis.of_service(self._record, self._survey, boots)
         if user:
             yield diagnosis.of_lingering(user)
@@ -221,7 +224,7 @@ class _Examination:
 
     def _greet(self, _: Step) -> Iterator[Finding]:
         record = self._record
-        if self._found is not None:
+        if self._last_survey is not None:
             port = check_port(record.address or engine_address(record))  # the address is empty until the engine has answered
             if port.level is Level.BAD:
                 hangs = "its port does not answer on the device itself either"
@@ -236,7 +239,8 @@ class _Examination:
             yield self._why_not_greeted(error)
             return
         self._link, self._jobs, self._versions = link, len(status.jobs), dict(welcome.versions)
-        yield from diagnosis.of_versions(record, self._versions, None if self._found is None else self._found.python)
+        python = None if self._last_survey is None else self._last_survey.python
+        yield from diagnosis.of_versions(record, self._versions, python)
         yield from diagnosis.of_status(record, status)
 
     def _hangs(self, why: str) -> Finding:
@@ -246,7 +250,7 @@ class _Examination:
     def _why_not_greeted(self, error: EngineError) -> Finding:
         name = self._record.name
         what, _, way_out = str(error).partition(". ")
-        if self._found is None:
+        if self._last_survey is None:
             return bad(what, "", f"Mend ssh first; then ask again: ddlp doctor {name}")
         if isinstance(error, EngineUnreachable):
             return self._hangs(f"its port is open, and nothing comes from it ({what})")
@@ -291,8 +295,8 @@ class _Examination:
             with self._shell.stream(command, doing, input=names, timeout_s=_DIGESTS_TIMEOUT_S) as read:
                 return b"".join(iter(lambda: read(1 << 16), b"")).split(b"\0")[:-1]
 
-        def progress(found: CensusResult) -> None:
-            step.doing = f"{found.files:,} files"
+        def progress(result: CensusResult) -> None:
+            step.doing = f"{result.files:,} files"
 
         broken: CensusBrokenOff
         with self._shell.stream(engine_module(*census, *options), "comparing data sets") as read:

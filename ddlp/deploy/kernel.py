@@ -114,36 +114,36 @@ def bring(
     if choice == "none":
         line = "none, as you chose (--kernel none): Pillow does the work"
         return Brought(KernelReport(why_not="--kernel none"), _remove(shell, where), line)
-    found = look(shell, python, home, code)
-    if not found.system:  # a library that crashes Python leaves no answer: ask without it
-        found = look(shell, python, home, code, "off")
+    report = look(shell, python, home, code)
+    if not report.system:  # a library that crashes Python leaves no answer: ask without it
+        report = look(shell, python, home, code, "off")
     ways = {"device": (_ON_THE_DEVICE, _compile_there), "cross": (_CROSS, _compile_here)}
     wanted = [ways[choice]] if choice in ways else list(ways.values())
-    if found.variant and any(found.made.startswith(made) for made, _ in wanted):
-        return Brought(found, False, str(found))
+    if report.variant and any(report.made.startswith(how) for how, _ in wanted):
+        return Brought(report, False, str(report))
     failed = []
     for _, way in wanted:
         try:
-            made = way(shell, python, home, code, found, waiting)
+            how = way(shell, python, home, code, report, waiting)
             tried = look(shell, python, home, code, f"{where}/_kernel.new")
             if not tried.variant:
-                raise NotMade(f"{made}, it does not work there ({tried.why_not})")
+                raise NotMade(f"{how}, it does not work there ({tried.why_not})")
         except NotMade as error:
             shell.run(f"rm -f {shlex.quote(where)}/_kernel.new", timeout_s=60)
             failed.append(error)
             continue
-        command = f"cd {shlex.quote(where)} && printf '%s\\n' {shlex.quote(made)} > {MADE} && mv -f _kernel.new _kernel.so"
+        command = f"cd {shlex.quote(where)} && printf '%s\\n' {shlex.quote(how)} > {MADE} && mv -f _kernel.new _kernel.so"
         shell.must(command, "putting the kernel into its place", timeout_s=60)
-        brought = dataclasses.replace(tried, made=made)
+        brought = dataclasses.replace(tried, made=how)
         return Brought(brought, True, str(brought))
-    if found.variant:  # the old one works, but was made in another way than is asked for now
-        return Brought(found, False, f"{found}; not changed, because {'; '.join(map(str, failed))}")
+    if report.variant:  # the old one works, but was made in another way than is asked for now
+        return Brought(report, False, f"{report}; not changed, because {'; '.join(map(str, failed))}")
     line = f"none: Pillow does the work, because {', and '.join(map(str, failed))}"
     ways_out = [error.way_out for error in failed if error.way_out]
     if ways_out:
         line += f". To make it faster: {', or '.join(ways_out)}; then deploy again"
     # Remove an old kernel that does not work: it could crash the workers.
-    return Brought(dataclasses.replace(found, why_not=line), _remove(shell, where), line)
+    return Brought(dataclasses.replace(report, why_not=line), _remove(shell, where), line)
 
 
 def _remove(shell: Shell, where: str) -> bool:
@@ -171,19 +171,19 @@ def _compile_there(
     if done.status == _NO_COMPILER:
         raise NotMade("there is no C compiler on the device", way_out)
     if done.status:
-        raise NotMade(f"compiling there failed ({_told(done.err or done.out)})", way_out)
+        raise NotMade(f"compiling there failed ({_error_line(done.err or done.out)})", way_out)
     return f"{_ON_THE_DEVICE} with {' '.join(done.out.split())}"
 
 
 def _compile_here(
-    shell: Shell, _python: str, home: str, code: str, found: KernelReport, _waiting: Callable[[float, int], None] | None
+    shell: Shell, _python: str, home: str, code: str, report: KernelReport, _waiting: Callable[[float, int], None] | None
 ) -> str:
     """Compile here for the device, and copy the library there; returns how."""
     with tempfile.TemporaryDirectory(prefix="ddlp-kernel-") as scratch:
         library = Path(scratch) / "kernel.so"
-        made = cross_compile(found.system, library)
+        how = cross_compile(report.system, library)
         shell.put(library.read_bytes(), f"{home}/{code}/csd_engine/kernels/_kernel.new", 0o755)
-    return made
+    return how
 
 
 def cross_compile(target: str, library: Path) -> str:
@@ -200,21 +200,21 @@ def cross_compile(target: str, library: Path) -> str:
         raise NotMade("this host knows of no compiler for its system")
     compiler, package = ("cc", "gcc") if target == system() else _COMPILERS[target]
     way_out = f"apt-get install {package} or pip install ziglang on this host"
-    found = compiler if works(compiler) else zig(target)
-    if not found:
+    command = compiler if works(compiler) else zig(target)
+    if not command:
         raise NotMade(f"there is no {compiler} on this host", way_out)
     try:
         # zig links to symbols of an old glibc by itself.
-        build_kernel(str(library), found, _ANY_GLIBC if found == compiler else ())
+        build_kernel(str(library), command, _ANY_GLIBC if command == compiler else ())
     except KernelError as error:
-        raise NotMade(f"{shlex.split(found)[0]} failed ({_told(str(error))})", way_out) from None
-    if found != compiler:
+        raise NotMade(f"{shlex.split(command)[0]} failed ({_error_line(str(error))})", way_out) from None
+    if command != compiler:
         return f"{_CROSS} with zig {importlib.metadata.version('ziglang')}"
     version = subprocess.run([compiler, "-dumpfullversion"], capture_output=True, text=True).stdout.strip()
     return f"{_CROSS} with {compiler} {version}"
 
 
-def _told(text: str) -> str:
+def _error_line(text: str) -> str:
     """The most telling line of a tool's output."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if "error" in line.lower()] or lines or ["it says nothing"]

@@ -89,53 +89,53 @@ class _Rotation:
 
     def host(self, step: Step) -> None:
         """Replace this host's pair."""
-        found = self._survey()
+        survey = self._survey()
         old = load_public(self._here / "host.key").decode()
         if load_pair(self._here / "host.key_secret").public.decode() != old:  # broken off: the new pair was used already
-            self._finish_host(found, old)
+            self._finish_host(survey, old)
             step.say("an earlier run is finished: the new key is in use, the old one is gone")
             return
-        if old not in found.clients:
+        if old not in survey.clients:
             raise DDLPError(f"the engine of {self._record.name} does not know this host's key. First: {self._again}")
         self._begin()
         make_pair(self._next, "host")
         new = load_public(self._next / "host.key").decode()
         shutil.copyfile(self._here / "server.key", self._next / "server.key")
-        roots = found.clients[old]
+        roots = survey.clients[old]
         if roots:
-            self._shell.put(roots.encode() + b"\n", place.client_file(found.home, new, "roots"))
-        self._shell.put((self._next / "host.key").read_bytes(), place.client_file(found.home, new, "key"))
+            self._shell.put(roots.encode() + b"\n", place.client_file(survey.home, new, "roots"))
+        self._shell.put((self._next / "host.key").read_bytes(), place.client_file(survey.home, new, "key"))
         try:
             self._greet()
         except EngineError as error:
-            self._remove(found, new)
+            self._remove(survey, new)
             shutil.rmtree(self._next)
             raise DDLPError(f"{self._record.name} was not reached with the new key, and the old one stays: {error}") from error
         os.replace(self._next / "host.key_secret", self._here / "host.key_secret")  # from here on the new one is used
-        self._finish_host(found, old)
+        self._finish_host(survey, old)
         step.say("the engine knows the new one, this host has come in with it, and the old one is gone")
 
-    def _finish_host(self, found: Survey, old: str) -> None:
+    def _finish_host(self, survey: Survey, old: str) -> None:
         """Take the old key away, on both sides; that of this host last, since it tells the next run that this one broke off."""
-        self._remove(found, old)
+        self._remove(survey, old)
         if (self._next / "host.key").exists():
             os.replace(self._next / "host.key", self._here / "host.key")
         shutil.rmtree(self._next, ignore_errors=True)
 
-    def _remove(self, found: Survey, key: str) -> None:
-        files = [place.client_file(found.home, key, kind) for kind in ("key", "roots")]
+    def _remove(self, survey: Survey, key: str) -> None:
+        files = [place.client_file(survey.home, key, kind) for kind in ("key", "roots")]
         self._shell.must(f"rm -f {shlex.join(files)}", "removing a key", timeout_s=60)
 
     # -- the engine's
 
     def engine(self, step: Step) -> None:
         """Replace the engine's pair, and start the engine anew."""
-        found = self._survey()
-        if found.server_key is None or found.current is None:
-            raise DDLPError(f"there is no engine with keys in {found.home}. First: {self._again}")
-        keys = shlex.quote(f"{found.home}/keys")
+        survey = self._survey()
+        if survey.server_key is None or survey.current is None:
+            raise DDLPError(f"there is no engine with keys in {survey.home}. First: {self._again}")
+        keys = shlex.quote(f"{survey.home}/keys")
         make = place.engine_module(
-            self._record.python, found.home, "csd_engine", "--make-pair", f"{found.home}/keys/next", "server"
+            self._record.python, survey.home, "csd_engine", "--make-pair", f"{survey.home}/keys/next", "server"
         )
         self._shell.must(f"umask 077; rm -rf {keys}/next; {make}", "making the engine's keys", timeout_s=300)
         public = self._shell.must(f"cat {keys}/next/server.key", "reading the engine's new public key", timeout_s=60)
@@ -157,7 +157,7 @@ class _Rotation:
         shutil.rmtree(self._next)
         self._shell.must(f"rm -rf {keys}/old {keys}/next", "removing the engine's old keys", timeout_s=60)
         step.say("the engine was started anew with the new one, this host has come in, and the old one is gone")
-        rest = settings.others(found, self._record.name)
+        rest = settings.others(survey, self._record.name)
         if rest:
             step.say(f"{settings.hosts(rest)} must learn it: ddlp deploy --name {self._record.name}, typed there")
 

@@ -117,16 +117,16 @@ def file_sources(pixels: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         "JPEG with EXIF": (wide, {"exif": exif}),
         "JPEG restart markers": (wide, {"restart_marker_blocks": 3}),
     }
-    found = {name: _encoded(image, "JPEG", **options) for name, (image, options) in jpegs.items()}
+    files = {name: _encoded(image, "JPEG", **options) for name, (image, options) in jpegs.items()}
     # The same blocks in another arrangement, as in a camera's picture after a rotation without loss.
-    found["JPEG 4:4:0"] = _sampled(_encoded(square, "JPEG", subsampling=1), 0x21, 0x12)
-    found["JPEG 4:1:1"] = _sampled(_encoded(square, "JPEG", subsampling=2), 0x22, 0x41)
-    found["JPEG cut off"] = found["JPEG 4:2:0"][:-700]
-    found |= {f"PNG {mode}": _encoded(wide.convert(mode), "PNG") for mode in ("RGB", "L", "P", "RGBA", "LA", "1")}
-    found["PNG 16 bit"] = _encoded(Image.fromarray(pixels["grey"].astype(np.uint16) * 257), "PNG")
-    found |= {kind: _encoded(wide, kind) for kind in ("BMP", "PPM", "GIF", "TIFF")}
-    found["WebP"] = _encoded(wide, "WEBP", quality=80)
-    return found
+    files["JPEG 4:4:0"] = _sampled(_encoded(square, "JPEG", subsampling=1), 0x21, 0x12)
+    files["JPEG 4:1:1"] = _sampled(_encoded(square, "JPEG", subsampling=2), 0x22, 0x41)
+    files["JPEG cut off"] = files["JPEG 4:2:0"][:-700]
+    files |= {f"PNG {mode}": _encoded(wide.convert(mode), "PNG") for mode in ("RGB", "L", "P", "RGBA", "LA", "1")}
+    files["PNG 16 bit"] = _encoded(Image.fromarray(pixels["grey"].astype(np.uint16) * 257), "PNG")
+    files |= {kind: _encoded(wide, kind) for kind in ("BMP", "PPM", "GIF", "TIFF")}
+    files["WebP"] = _encoded(wide, "WEBP", quality=80)
+    return files
 
 
 def _encoded(image: Image.Image, kind: str, **options: object) -> np.ndarray:
@@ -195,15 +195,15 @@ def operator_rows() -> dict[str, list[Data]]:
 
 def rows_of_torchs_pixels(rows: dict[str, list[Data]]) -> dict[str, list[Data]]:
     """The rows whose operators can make the pixels that torch makes of tensors, by each kind of its arithmetic."""
-    found: dict[str, list[Data]] = {}
+    selected: dict[str, list[Data]] = {}
     for whose in PIXELS[1:]:
         for name, ops in rows.items():
             moves = "interpolation" in ops[0]
             known = moves or whose != "torch-v1-fused"  # v1 adds no products of colours, so it has the other's pixels
             if known and all(_has_torchs_pixels(op) for op in ops):
-                made = [{**op, "pixels": whose} for op in ops if op.get("v2", is_v2(whose)) == is_v2(whose)]
-                found.update({f"{name}, {whose}": made} if made else {})
-    return found
+                variants = [{**op, "pixels": whose} for op in ops if op.get("v2", is_v2(whose)) == is_v2(whose)]
+                selected.update({f"{name}, {whose}": variants} if variants else {})
+    return selected
 
 
 def _has_torchs_pixels(op: Data) -> bool:
@@ -303,10 +303,10 @@ def compare(here: Result, there: Result, cases: Sequence[tuple[str, Case]]) -> P
     """The rows of two results of the same cases."""
     rows: dict[str, Row] = {}
     for number, (name, case) in enumerate(cases):
-        one, before = _compare_case(number, here, there), rows.get(name, Row(name, 0, 0, 0))
-        error = f"{one.error} (on {case.source}, draw {case.index})" if one.error else ""
+        row, before = _compare_case(number, here, there), rows.get(name, Row(name, 0, 0, 0))
+        error = f"{row.error} (on {case.source}, draw {case.index})" if row.error else ""
         rows[name] = Row(
-            name, before.values + one.values, before.differ + one.differ, max(before.largest, one.largest),
+            name, before.values + row.values, before.differ + row.differ, max(before.largest, row.largest),
             before.error or error,
         )  # fmt: skip
     return Parity(here.versions, there.versions, tuple(rows.values()))
@@ -317,7 +317,7 @@ def _compare_case(number: int, here: Result, there: Result) -> Row:
     if ours is not None and theirs is not None:
         return Row("", 0, 0, 0)
     if number in there.same:
-        return Row("", sum(made[number].size for made in (here.pixels, here.boxes) if number in made), 0, 0)
+        return Row("", sum(arrays[number].size for arrays in (here.pixels, here.boxes) if number in arrays), 0, 0)
     if ours is not None or theirs is not None:
         return Row("", 0, 0, 0, f"fails {'here' if theirs is None else 'on the device'} only: {ours or theirs}")
     values = differ = largest = 0

@@ -53,20 +53,20 @@ def standard_pipeline() -> Pipeline:
 
 def some_images(root: str, limit: int = _IMAGES) -> list[str]:
     """Paths, relative to `root`, of up to `limit` image files below it: some of each directory, without reading all of it."""
-    found: dict[str, list[str]] = {}
+    by_directory: dict[str, list[str]] = {}
     looked = 0
     for directory, directories, files in os.walk(root):
         directories.sort()
         names = sorted(name for name in files if name.lower().endswith(_SUFFIXES))
         if names:
-            found[directory] = names[:limit]
+            by_directory[directory] = names[:limit]
         looked += len(files) + len(directories)
         if looked > _LOOK_AT:
             break
     rounds: Iterator[str] = (
         os.path.relpath(os.path.join(directory, names[k]), root)
         for k in range(limit)
-        for directory, names in found.items()
+        for directory, names in by_directory.items()
         if k < len(names)
     )
     return [path for path, _ in zip(rounds, range(limit), strict=False)]
@@ -217,7 +217,7 @@ class Trial:
             seconds: to measure for, from the first finished batch on.
         """
         count = len(self._dataset)
-        under_way, made, number, first = 0, 0, 0, 0.0
+        under_way, images, number, first = 0, 0, 0, 0.0
         began = time.monotonic()
         while time.monotonic() - began < _RATE_TIMEOUT_S:
             while under_way < 2 * self._workers:
@@ -228,7 +228,7 @@ class Trial:
             try:
                 event = self._events.get(timeout=1.0)
             except queue.Empty:
-                waiting(time.monotonic() - began, made)
+                waiting(time.monotonic() - began, images)
                 continue
             if isinstance(event, say.Failed):
                 return None
@@ -240,10 +240,10 @@ class Trial:
             if not first:
                 first = now  # from here on: caches and workers are warm
                 continue
-            made += _BATCH
+            images += _BATCH
             # At first all workers finish their batches at the same time, so some rounds are needed.
-            if now - first >= seconds and made >= 3 * self._workers * _BATCH:
-                return made / (now - first)
+            if now - first >= seconds and images >= 3 * self._workers * _BATCH:
+                return images / (now - first)
         return None
 
 
@@ -264,9 +264,9 @@ def of_storage(shell: Shell, record: DeviceRecord, url: str, environment: str, v
     done = shell.run(engine_module(record.python, record.home, *words), timeout_s=_STORAGE_TIMEOUT_S)
     if done.status == 0:
         return ok(f"data {done.out.strip()}")
-    told = (done.err.strip().splitlines() or [f"exit status {done.status}"])[-1]
+    message = (done.err.strip().splitlines() or [f"exit status {done.status}"])[-1]
     return warn(
-        f"data {told.removeprefix('csd_engine: ').partition('. Check the URL')[0]}",
+        f"data {message.removeprefix('csd_engine: ').partition('. Check the URL')[0]}",
         "the engine can request nothing there, so this host makes these batches itself; unless its credentials may read "
         "objects and list none",
         f"Correct the URL, or endpoint, region and credentials in {environment or '--environment FILE'} on the device; then: "

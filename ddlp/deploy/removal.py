@@ -37,18 +37,18 @@ def uninstall(record: DeviceRecord, steps: Steps, *, forget: bool = False, for_a
                 except ShellError as error:
                     raise type(error)(f"{error} If the device is gone for good: --uninstall --forget.") from error
                 step.say(f"{record.destination} answers")
-            found = survey(shell, place.check_home(record.home), record.device_spool, [])
-            rest = settings.others(found, record.name)
+            device = survey(shell, place.check_home(record.home), record.device_spool, [])
+            rest = settings.others(device, record.name)
             if rest and not for_all:
                 with steps.step("device") as step:
-                    settings.withdraw(shell, found, record.name)
+                    settings.withdraw(shell, device, record.name)
                     step.say(
                         f"the engine stays for {settings.hosts(rest)}, this one's key and directories are gone from it; to "
                         "remove it for all: --uninstall --all"
                     )
             else:
-                there = settings.Settings.parse(found.settings)
-                _remove(shell, dataclasses.replace(record, home=found.home), steps, "" if there is None else there.cache)
+                there = settings.Settings.parse(device.settings)
+                _remove(shell, dataclasses.replace(record, home=device.home), steps, "" if there is None else there.cache)
     with steps.step("host") as step:
         book.remove(record.name)
         step.say(f"{book.directory(record.name)} removed")

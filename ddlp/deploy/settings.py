@@ -80,8 +80,8 @@ class Settings:
             roots = tuple(_pair(value) for option, value in pairs if option == "--root")
             options = {option: value for option, value in pairs if option != "--root"}
             listen, spool, keys = options.pop("--listen"), options.pop("--spool"), options.pop("--keys")
-            found = Settings(listen, spool, keys, roots, options)
-            return found if found.port else None
+            settings = Settings(listen, spool, keys, roots, options)
+            return settings if settings.port else None
         except (AttributeError, KeyError, TypeError, ValueError):
             return None
 

@@ -328,8 +328,8 @@ class Shell:
                 return os.read(out, count)
 
             before = b""
-            while not before.endswith(_MARK) and (one := read(1)):  # the caller reads what follows the mark
-                before = (before + one)[-_LAST_BYTES:]
+            while not before.endswith(_MARK) and (byte := read(1)):  # the caller reads what follows the mark
+                before = (before + byte)[-_LAST_BYTES:]
             yield read
             while read(1 << 16):
                 pass

@@ -118,8 +118,8 @@ def explain(target: str, ssh_options: Sequence[str], err: str, out: str = "") ->
     options = " ".join(map(shlex.quote, ssh_options))
     destination = f"{options} {target}".strip()
     for pattern, kind, text in _FAULTS:
-        found = re.search(pattern, err)
-        if found is None:
+        match = re.search(pattern, err)
+        if match is None:
             continue
         forget = re.search(r"ssh-keygen -f \S+ -R \S+", err)
         if forget is None:
@@ -128,7 +128,7 @@ def explain(target: str, ssh_options: Sequence[str], err: str, out: str = "") ->
         else:
             remove = forget[0]
         fingerprint = re.search(r"\b(SHA256:[\w+/=]+)", err)
-        caught = found[1].strip() if found.groups() else ""
+        caught = match[1].strip() if match.groups() else ""
         words = text.format(caught, d=destination, forget=remove, fingerprint=fingerprint[1] if fingerprint else "see ssh")
         return kind(f"can't connect to {target}: {words}.")
     said = " ".join((err.strip() or out.strip() or "it said nothing").split())[-500:]

@@ -54,7 +54,7 @@ class Answer:
     @property
     def power_w(self) -> float | None:
         """The power that the device draws now; None if no sensor tells."""
-        watts = [one.watts for one in whole(self.sensors) if one.watts is not None]
+        watts = [reading.watts for reading in whole(self.sensors) if reading.watts is not None]
         return sum(watts) if watts else None
 
     def to_data(self) -> dict[str, object]:
@@ -64,7 +64,7 @@ class Answer:
             status = {**asdict(self.status), "jobs": [job._asdict() for job in self.status.jobs]}
         return {
             "name": self.name, "address": self.address, "node": self.node, "reachable": status is not None, "error": self.error,
-            "warnings": list(self.warnings), "status": status, "sensors": [one._asdict() for one in self.sensors],
+            "warnings": list(self.warnings), "status": status, "sensors": [reading._asdict() for reading in self.sensors],
             "power_w": self.power_w, "cache": None if self.cache is None else asdict(self.cache),
         }  # fmt: skip
 
@@ -101,7 +101,7 @@ def ask_all(names: Sequence[str], timeout_s: float = TIMEOUT_S) -> list[Answer]:
     if not all_of:
         return []
     with ThreadPoolExecutor(len(all_of), thread_name_prefix="ddlp-status") as pool:
-        return list(pool.map(lambda one: ask(one[0], timeout_s, one[1]), all_of))
+        return list(pool.map(lambda engine: ask(engine[0], timeout_s, engine[1]), all_of))
 
 
 def _own_build(status: say.Status) -> bool:

@@ -71,15 +71,15 @@ class Steps:
             self._print(step)
 
     def _tick(self, step: Step, over: threading.Event) -> None:
-        began = told = time.monotonic()
+        began = printed_at = time.monotonic()
         while not over.wait(_TICK_S):
             now = time.monotonic()
             text = f"{step.title:{_WIDTH}}... {now - began:.0f} s {step.doing}".rstrip()
             if self._live:
                 self._erase()
                 print(text[:120], end="", file=self._stream, flush=True)
-            elif now - told >= _SILENCE_S:
-                told = now
+            elif now - printed_at >= _SILENCE_S:
+                printed_at = now
                 print(text, file=self._stream, flush=True)
 
     def _erase(self) -> None:

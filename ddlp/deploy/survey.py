@@ -363,7 +363,7 @@ def _private_file(line: str) -> PrivateFile:
 
 def _python(line: str, needed: Sequence[str]) -> Python:
     path, version, *rest = line.split("|")
-    fields = dict(one.split("=", 1) for one in rest if "=" in one)
+    fields = dict(field.split("=", 1) for field in rest if "=" in field)
     if not re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,4})*", version):
         return Python(path, ())
     return Python(
@@ -384,6 +384,6 @@ def _python(line: str, needed: Sequence[str]) -> Python:
     )
 
 
-def _best(found: list[Python]) -> Python | None:
+def _best(pythons: list[Python]) -> Python | None:
     """The first that has everything; else the first that is new enough with the least missing; else any."""
-    return min(found, key=lambda one: (not one.new_enough, len(one.missing)), default=None)
+    return min(pythons, key=lambda python: (not python.new_enough, len(python.missing)), default=None)
