@@ -190,9 +190,10 @@ class Analysis:
         rows += [[f"  {name}", seconds(spent), percent(spent, self.wall_s)] for name, spent in by_size]
         yield from aligned(rows)
         rows = [["of its time", "busy", "waiting", "idle", "unaccounted"]]
-        for one in self.resources:
-            name = f"  {one.name} x {one.lanes}" if one.lanes > 1 else f"  {one.name}"
-            rows.append([name, *(percent(s, one.wall_s) for s in (one.busy_s, one.waiting_s, one.idle_s, one.unaccounted_s))])
+        for resource in self.resources:
+            name = f"  {resource.name} x {resource.lanes}" if resource.lanes > 1 else f"  {resource.name}"
+            times = resource.busy_s, resource.waiting_s, resource.idle_s, resource.unaccounted_s
+            rows.append([name, *(percent(s, resource.wall_s) for s in times)])
         yield from ("", *aligned(rows), "")
         yield "work of each stage, all its workers: " + ", ".join(f"{name} {seconds(s)}" for name, s in self.stages.items())
         rows = [["at work at once", *self.overlap]]
@@ -280,14 +281,14 @@ class _Epoch:
     def _seconds(self) -> dict[str, float]:
         seconds = {TRAINING: length(self.training), TRANSFER: length(self.handing)}
         waits = {READ: 0.0, CPU: 0.0, CSD: 0.0, TRANSFER: 0.0, START: 0.0}
-        made = {b.position: b for b in self.host if b.outcome == "made"}
+        batches = {b.position: b for b in self.host if b.outcome == "made"}
         brought = {f.position: f for f in self.fetched if not f.trouble}
         leased = {(e.device, e.lease): e.at for e in self.trace.of(LeaseGiven)}
         published = {(e.device, e.lease): e.at for e in self.trace.of(Published)}
         for step in self.steps:
             wait = [(step.asked_at, step.got_at)]
-            if step.side == "cpu" and step.position in made:
-                batch = made[step.position]
+            if step.side == "cpu" and step.position in batches:
+                batch = batches[step.position]
                 self._blame_host(waits, batch, clip(wait, batch.began_at, step.got_at))
                 earlier = clip(wait, 0.0, batch.began_at)
             elif step.side == "csd" and step.position in brought:
@@ -327,10 +328,10 @@ class _Epoch:
         """Count time before the delivered batch was begun: training waited for the stages at work on other batches."""
         left = spans
         for name, at_work in ((CPU, self.host_spans), (CSD, self.csd_spans), (TRANSFER, self.fetch_spans)):
-            found = [piece for begin, end in left for piece in within(at_work, begin, end)]
-            left = less(left, found)
-            waits[name] += length(found) * (1.0 - self.read_part if name == CPU else 1.0)
-            waits[READ] += length(found) * (self.read_part if name == CPU else 0.0)
+            pieces = [piece for begin, end in left for piece in within(at_work, begin, end)]
+            left = less(left, pieces)
+            waits[name] += length(pieces) * (1.0 - self.read_part if name == CPU else 1.0)
+            waits[READ] += length(pieces) * (self.read_part if name == CPU else 0.0)
         waits[START] += length(left)
 
     def _limit(self, seconds: dict[str, float]) -> str:
@@ -410,7 +411,7 @@ class _Epoch:
         devices = {d.device: rate(d.workers / d.ranks, (work.span for work in d.work if work.published)) for d in self.devices}
         return StageRates(
             host=rate(self.trace.began.workers, ((b.began_at, b.ended_at) for b in self.host if b.outcome == "made")),
-            devices={name: one for name, one in devices.items() if one is not None},
+            devices={name: device_rate for name, device_rate in devices.items() if device_rate is not None},
             transfer=rate(self.trace.began.fetchers, ((f.began_at, f.ended_at) for f in self.fetched if not f.trouble)),
             training=samples / length(self.training) if length(self.training) > 0 and samples else None,
         )
@@ -437,14 +438,16 @@ class _Epoch:
 
     def _gpus(self) -> dict[str, tuple[float, int, int]]:
         """Each GPU's use: a sample counts for the time since the one before it."""
-        found: dict[str, list[GpuUse]] = {}
+        by_gpu: dict[str, list[GpuUse]] = {}
         for sample in self.trace.of(GpuUse):
-            found.setdefault(sample.gpu, []).append(sample)
+            by_gpu.setdefault(sample.gpu, []).append(sample)
         used = {}
-        for gpu, samples in found.items():
-            since = [0.0, *(one.at for one in samples)]
-            busy_s = sum((one.at - before) * one.busy_percent / 100 for one, before in zip(samples, since, strict=False))
-            most, whole = max((one.memory_used_bytes, one.memory_bytes) for one in samples)
+        for gpu, samples in by_gpu.items():
+            since = [0.0, *(sample.at for sample in samples)]
+            busy_s = sum(
+                (sample.at - before) * sample.busy_percent / 100 for sample, before in zip(samples, since, strict=False)
+            )
+            most, whole = max((sample.memory_used_bytes, sample.memory_bytes) for sample in samples)
             used[gpu] = max(0.0, min(1.0, busy_s / self.wall_s)) if self.wall_s > 0 else 0.0, most, whole
         return used
 
@@ -467,8 +470,8 @@ class _Epoch:
             yield "the epoch's end was not recorded: its process ended before, or is still at it"
         if self.trace.left_out:
             yield f"{self.trace.left_out} events were left out: they came faster than they could be written"
-        for one in self.trace.of(Retires):
-            yield f"{one.device} retired after {one.at:.1f} s: {one.reason}"
+        for event in self.trace.of(Retires):
+            yield f"{event.device} retired after {event.at:.1f} s: {event.reason}"
         for lost in self._lost:
             yield f"{lost.device} was lost after {lost.at:.1f} s: {lost.reason}"
         delivered = len(self.steps)

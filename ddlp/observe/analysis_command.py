@@ -24,11 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print it."""
     files = epoch_files(options.run_directory)
-    found = [analyse(read_epoch(file)) for file in (files if options.all else files[-1:])]
+    analyses = [analyse(read_epoch(file)) for file in (files if options.all else files[-1:])]
     if options.json:
-        print(json.dumps([one.to_data() for one in found], indent=2))
+        print(json.dumps([analysis.to_data() for analysis in analyses], indent=2))
         return 0
-    print("\n\n".join(map(str, found)))
-    if len(files) > len(found):
+    print("\n\n".join(map(str, analyses)))
+    if len(files) > len(analyses):
         print(f"\n{len(files)} epochs were recorded; this is the last one. --all prints every one.")
     return 0

@@ -167,7 +167,7 @@ def figures(live: Live, pace: Pace, long: bool = False) -> str:
     if called(report.strategy).uses_device:
         share = report.batches_csd / max(1, report.batches_cpu + report.batches_csd)
         parts.append(f"host {1 - share:.0%}, csd {share:.0%}" if long else f"csd {share:.0%}")
-    cause, part = max(pace.waiting.items(), key=lambda one: one[1])
+    cause, part = max(pace.waiting.items(), key=lambda wait: wait[1])
     parts.append(f"waiting {pace.waited:.0%}" + (f" ({cause})" if part >= _WORTH_A_CAUSE else ""))
     return ", ".join(parts)
 

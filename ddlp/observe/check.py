@@ -149,7 +149,7 @@ class EpochCheck(Watch):
         of = {ONCE: "samples", ORDER: "batches", BITS: "samples made again", LABELS: "labels", COMPLETE: "batches",
               UNCHANGED: "tensors looked at again"}  # fmt: skip
         self.verdict = Verdict(0, "", {name: Claim(name, of=what) for name, what in of.items()})
-        self._made: set[int] = set()  # positions that a host worker has finished
+        self._finished: set[int] = set()  # positions that a host worker has finished
         self._leased: dict[int, int] = {}  # lease -> position
         self._published: set[int] = set()  # leases
         self._headers: dict[int, Header | None] = {}
@@ -174,7 +174,7 @@ class EpochCheck(Watch):
     def saw(self, event: Event) -> None:
         """As `Watch.saw`."""
         if isinstance(event, HostBatch) and event.outcome == "made":
-            self._made.add(event.position)
+            self._finished.add(event.position)
         elif isinstance(event, LeaseGiven):
             self._leased[event.lease] = event.position
         elif isinstance(event, Published):
@@ -216,7 +216,7 @@ class EpochCheck(Watch):
         self._arrived(position)
         claim = self.verdict.claims[COMPLETE]
         claim.looked_at += 1
-        if position not in (self._made if side is Side.HOST else self._verified):
+        if position not in (self._finished if side is Side.HOST else self._verified):
             by = "a worker of the host had finished it" if side is Side.HOST else "it was fetched and verified"
             self._refute(COMPLETE, f"batch {position} was delivered before {by}")
         if self._portable.rest is not None:
@@ -347,18 +347,18 @@ class EpochCheck(Watch):
         count = n if self._rows is None else min(self._rows, n)
         rows = sorted({(position + k * n // count) % n for k in range(count)})
         claim.looked_at += len(rows)
-        made = expected_images(self._resources, position, rows, sources)
-        for images, expected in zip(views, made, strict=True):
+        references = expected_images(self._resources, position, rows, sources)
+        for images, expected in zip(views, references, strict=True):
             self._compare(position, side, rows, images.detach().cpu()[rows], expected)
 
-    def _compare(self, position: int, side: Side, rows: list[int], found: torch.Tensor, expected: torch.Tensor) -> None:
-        if found.shape != expected.shape or found.dtype != expected.dtype:
-            what = f"{found.dtype} {tuple(found.shape)} instead of {expected.dtype} {tuple(expected.shape)}"
+    def _compare(self, position: int, side: Side, rows: list[int], actual: torch.Tensor, expected: torch.Tensor) -> None:
+        if actual.shape != expected.shape or actual.dtype != expected.dtype:
+            what = f"{actual.dtype} {tuple(actual.shape)} instead of {expected.dtype} {tuple(expected.shape)}"
             self._refute(BITS, f"batch {position} ({side.value}) is {what}")
             return
         for k, row in enumerate(rows):
-            if not torch.equal(found[k], expected[k]):
-                values = int((found[k] != expected[k]).sum())
+            if not torch.equal(actual[k], expected[k]):
+                values = int((actual[k] != expected[k]).sum())
                 where = self._resources.reader.where(self._resources.plan.image_items(position)[row][0])
                 self._refute(BITS, f"{where} (batch {position}, row {row}, by the {side.value}) differs in {values} values")
 

@@ -76,9 +76,9 @@ def measured_run(trace: EpochTrace, batch_bytes: float | None = None) -> Measure
         assumed.append("the recording does not say how many processors the host has (processors)")
     if rates.host is not None:
         fields["host_rate"] = fields["workers"] / (fields["workers"] * full / rates.host + _between_s(trace))
-        made = [batch for batch in trace.of(HostBatch) if batch.outcome == "made"]
+        batches = [batch for batch in trace.of(HostBatch) if batch.outcome == "made"]
         images = fmean(step.samples for step in steps)
-        fields["host_cpu_s"] = max(1e-9, fmean(batch.cpu_s for batch in made) / images * full)
+        fields["host_cpu_s"] = max(1e-9, fmean(batch.cpu_s for batch in batches) / images * full)
     if began.strategy == DATALOADER:
         assumed.append("the host goes on with torch's own DataLoader; whether a device can take part, loader.explain() tells")
     elif not began.travels:
@@ -121,7 +121,9 @@ def _between_s(trace: EpochTrace) -> float:
     """Mean seconds of a host's worker from the end of a batch to the beginning of the next one, without its rests."""
     done = [(batch.worker, batch.began_at, batch.ended_at, True) for batch in trace.of(HostBatch)]
     done += [(rest.number, rest.began_at, rest.ended_at, False) for rest in trace.of(Rested) if rest.who == "host"]
-    took = [then[1] - one[2] for one, then in pairwise(sorted(done)) if one[0] == then[0] and one[3] and then[3]]
+    took = [
+        after[1] - before[2] for before, after in pairwise(sorted(done)) if before[0] == after[0] and before[3] and after[3]
+    ]
     return max(0.0, fmean(took)) if took else 0.0
 
 
@@ -141,17 +143,17 @@ def _period_s(trace: EpochTrace, device: DeviceTime) -> float | None:
 def _engine(trace: EpochTrace, device: DeviceTime, rate: float, fields: Fields, assumed: list[str]) -> Fields:
     """A device's fields. Its link is taken to be as fast as its batches came while any was on its way."""
     name = device.device
-    fetched = [one for one in trace.of(Fetched) if one.device == name and not one.trouble]
+    fetched = [fetch for fetch in trace.of(Fetched) if fetch.device == name and not fetch.trouble]
     engine: Fields = {
         "name": name, "rate": rate, "workers": max(1, device.workers), "room": max(1, device.quota),
     }  # fmt: skip
     if not fetched:
         return engine
     assumed.append(f"whether batches of {name} came by spool or stream is not recorded; it is called stream")
-    reading_s = length(union((one.began_at, one.read_at) for one in fetched))
+    reading_s = length(union((fetch.began_at, fetch.read_at) for fetch in fetched))
     engine["bandwidth"] = fields["batch_bytes"] * len(fetched) / max(reading_s, 1e-6)
     if "host_cpu_s" in fields:
-        took_s = fmean(one.ended_at - one.began_at for one in fetched)
+        took_s = fmean(fetch.ended_at - fetch.began_at for fetch in fetched)
         engine["host_cpu_s"] = min(took_s, TYPICAL_OCYCLE["stream"] * fields["host_cpu_s"])
         assumed.append(
             f"taking a batch of {name} costs the host {engine['host_cpu_s']:.3g} s of a processor: the time of a fetch, "

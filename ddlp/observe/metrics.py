@@ -37,8 +37,8 @@ def _metrics(now: Live) -> Iterator[tuple[str, str, str, Samples]]:
     total, report, devices = now.total, now.report, now.devices
     yield "info", "gauge", "What runs; always 1.", [({"version": __version__, "strategy": report.strategy}, 1)]
     yield "epochs_total", "counter", "Epochs begun.", [({}, total.epochs)]
-    made = _sides(total.batches_host, total.batches_csd)
-    yield "batches_total", "counter", "Batches delivered, by the side that prepared them.", made
+    by_side = _sides(total.batches_host, total.batches_csd)
+    yield "batches_total", "counter", "Batches delivered, by the side that prepared them.", by_side
     yield "samples_total", "counter", "Samples delivered.", [({}, total.samples)]
     yield "epoch_seconds_total", "counter", "Time within epochs.", [({}, total.seconds)]
     text = "Time that training waited for a batch: an epoch's first one (start), one that the host or a device (csd) was at, "
@@ -58,16 +58,17 @@ def _metrics(now: Live) -> Iterator[tuple[str, str, str, Samples]]:
     yield "side_samples_per_second", "gauge", text, _sides(report.rate_cpu, report.rate_csd)
     text = "Batches ready in memory, by the side that prepared them."
     yield "ready_batches", "gauge", text, _sides(now.ready_host, now.ready_csd)
-    up = [({"device": one.name}, int(one.alive)) for one in devices]
+    up = [({"device": device.name}, int(device.alive)) for device in devices]
     yield "device_up", "gauge", "1 while the device is at work for the epoch, else 0.", up
-    states = Counter(one.state for one in devices)
+    states = Counter(device.state for device in devices)
     by_state = [({"state": state}, states[state]) for state in STATES] if states else []
     yield "engines", "gauge", "Devices and engines of pools, by what they do.", by_state
-    rates = [({"device": one.name, "node": one.node}, one.rate) for one in devices]
+    rates = [({"device": device.name, "node": device.node}, device.rate) for device in devices]
     yield "device_samples_per_second", "gauge", "What the device can prepare, as seen so far.", rates
-    held = [({"device": one.name}, one.held) for one in devices]
+    held = [({"device": device.name}, device.held) for device in devices]
     yield "spool_batches", "gauge", "Batches in the device's spool, those being written included.", held
-    yield "spool_quota_batches", "gauge", "Batches that may be there.", [({"device": one.name}, one.quota) for one in devices]
+    quotas = [({"device": device.name}, device.quota) for device in devices]
+    yield "spool_quota_batches", "gauge", "Batches that may be there.", quotas
 
 
 def _sides(host: float | None, csd: float | None) -> Samples:
@@ -154,10 +155,10 @@ class MetricsServer:
 
 def _answer(request: BaseHTTPRequestHandler, text: Callable[[], str]) -> None:
     """Answer one request, in a thread of its own."""
-    found = request.path.partition("?")[0] == "/metrics"
-    body = (text() if found else "see /metrics\n").encode()
-    request.send_response(200 if found else 404)
-    request.send_header("Content-Type", CONTENT_TYPE if found else "text/plain; charset=utf-8")
+    known = request.path.partition("?")[0] == "/metrics"
+    body = (text() if known else "see /metrics\n").encode()
+    request.send_response(200 if known else 404)
+    request.send_header("Content-Type", CONTENT_TYPE if known else "text/plain; charset=utf-8")
     request.send_header("Content-Length", str(len(body)))
     request.end_headers()
     if request.command != "HEAD":

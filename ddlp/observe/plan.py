@@ -47,16 +47,16 @@ def rows(setup: Setup, recorded: Played | None = None, name: str = "") -> list[R
     works as `wrr` with the engines that `decide` chooses.
     """
     engines = setup.measured.paths
-    found = [predict(setup, Cpu)]
+    table = [predict(setup, Cpu)]
     if recorded is not None:
         paths = tuple(path for path in engines if path.source in recorded.taken)
-        found.append(_row(setup, f"{name}, as recorded", paths, recorded, None, found[0].seconds))
+        table.append(_row(setup, f"{name}, as recorded", paths, recorded, None, table[0].seconds))
     if engines:
         for strategy in STRATEGIES.values():
             if strategy.uses_device and not strategy.decides:
-                found.append(predict(setup, strategy, engines, cpu_s=found[0].seconds))
-        found.append(predict(setup, Wrr, decide(setup.measured).chosen.paths, Auto.name, found[0].seconds))
-    return found
+                table.append(predict(setup, strategy, engines, cpu_s=table[0].seconds))
+        table.append(predict(setup, Wrr, decide(setup.measured).chosen.paths, Auto.name, table[0].seconds))
+    return table
 
 
 def predict(
@@ -93,10 +93,10 @@ def _row(
     return Row(name, engines, seconds, waiting, limit, bound_s, 1.0 if cpu_s is None else cpu_s / seconds)
 
 
-def text(setup: Setup, source: str, found: Sequence[Row]) -> str:
+def text(setup: Setup, source: str, rows: Sequence[Row]) -> str:
     """For a person: what is planned for, the table, and what has been assumed. ``source`` says where the figures are from."""
     measured = setup.measured
-    table = [("strategy", "engines", "epoch", "speed", "at best", "waits", "limit"), *map(_cells, found)]
+    table = [("strategy", "engines", "epoch", "speed", "at best", "waits", "limit"), *map(_cells, rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     words = {0, 1, 6}  # columns that stand to the left
     lines = [
@@ -112,7 +112,7 @@ def text(setup: Setup, source: str, found: Sequence[Row]) -> str:
         cells = (cell.ljust(width) if column in words else cell.rjust(width)
                  for column, (cell, width) in enumerate(zip(row, widths, strict=True)))  # fmt: skip
         lines.append("  ".join(cells).rstrip())
-    lines += ["", *(f"assumed: {one}" for one in setup.assumed)]
+    lines += ["", *(f"assumed: {assumption}" for assumption in setup.assumed)]
     if setup.batches > SIMULATED:
         lines.append(f"simulated: {SIMULATED:,} of the {setup.batches:,} batches; seconds are scaled")
     return "\n".join(lines)

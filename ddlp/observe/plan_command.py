@@ -53,17 +53,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Predict and print. Returns the exit status. Raises DDLPError for a recording that can't be read."""
     try:
-        given: Fields = {} if options.setup is None else read_file(options.setup)
-        given = merged(given, checked({"engine": [engine_of(one) for one in options.engine]}, "the options"))
+        fields: Fields = {} if options.setup is None else read_file(options.setup)
+        fields = merged(fields, checked({"engine": [engine_of(engine) for engine in options.engine]}, "the options"))
         sources = [*([] if options.setup is None else [str(options.setup)]), *(["the options"] if options.engine else [])]
         if options.from_run is not None:
             file = epoch_files(options.from_run)[-1]
-            found = measured_run(read_epoch(file), given.get("batch_bytes"))
+            measured = measured_run(read_epoch(file), fields.get("batch_bytes"))
             sources = [str(file), *sources]
-            setup = setup_of(merged(found.fields, given), found.assumed)
-            epochs = rows(setup, found.played, found.strategy)
+            setup = setup_of(merged(measured.fields, fields), measured.assumed)
+            epochs = rows(setup, measured.played, measured.strategy)
         elif options.setup is not None:
-            setup = setup_of(given)
+            setup = setup_of(fields)
             epochs = rows(setup)
         else:
             raise ValueError(_NOTHING)

@@ -78,17 +78,17 @@ def expected_images(resources: Resources, position: int, rows: list[int], source
         with reader.image(sources[row % len(sources)]) as image:
             keyed = Keyed(epoch.seed, epoch.number, index, occurrence)
             pipeline.run(image, keyed, images[k], None if boxes is None else boxes[k])
-    made = portable.epilogue(torch.from_numpy(images), None if boxes is None else torch.from_numpy(boxes))
-    return portable.epilogue.views(made, 1)
+    result = portable.epilogue(torch.from_numpy(images), None if boxes is None else torch.from_numpy(boxes))
+    return portable.epilogue.views(result, 1)
 
 
 def expected_targets(resources: Resources, position: int, sources: list[int]) -> list[Any]:
     """A batch's targets, one by one. ``sources``: as for `expected_images`."""
-    epoch, found = resources.epoch, []
+    epoch, targets = resources.epoch, []
     for (index, occurrence), source in zip(resources.plan.items(position), sources, strict=True):
         with keyed_globals(Keyed(epoch.seed, epoch.number, index, occurrence).u64()):
-            found.append(epoch.portable.dataset.target(source))
-    return found
+            targets.append(epoch.portable.dataset.target(source))
+    return targets
 
 
 def own_target(dataset: Any, index: int, keys: DictSample | None) -> Any:

@@ -67,8 +67,8 @@ def _count(value: Any) -> int:
 def _engines(value: Any) -> list[Fields]:
     if not isinstance(value, (list, tuple)):
         raise ValueError("a list of engines")
-    return [checked_fields(f"engine {number}", one, {"name": ENGINE_FIELDS["name"]}, ENGINE_FIELDS)
-            for number, one in enumerate(value, 1)]  # fmt: skip
+    return [checked_fields(f"engine {number}", engine, {"name": ENGINE_FIELDS["name"]}, ENGINE_FIELDS)
+            for number, engine in enumerate(value, 1)]  # fmt: skip
 
 
 ENGINE_FIELDS: Mapping[str, Check] = {

@@ -100,9 +100,9 @@ def _spans(trace: EpochTrace) -> Iterator[dict[str, Any]]:
 
 def _marks(trace: EpochTrace) -> Iterator[dict[str, Any]]:
     """Points in time, drawn over all tracks."""
-    for one in happened(trace):
-        at = round(one.at * 1e6, 1)
-        yield {"ph": "i", "s": "p", "name": one.text, "ts": at, "pid": trace.began.pid, "tid": _TRAINING, "cat": "event"}
+    for moment in happened(trace):
+        at = round(moment.at * 1e6, 1)
+        yield {"ph": "i", "s": "p", "name": moment.text, "ts": at, "pid": trace.began.pid, "tid": _TRAINING, "cat": "event"}
 
 
 def _counters(trace: EpochTrace) -> Iterator[dict[str, Any]]:
@@ -112,6 +112,6 @@ def _counters(trace: EpochTrace) -> Iterator[dict[str, Any]]:
             ("spool, batches", {"published": step.in_spool, "being written": max(0, step.held - step.in_spool)}),
         ):
             yield {"ph": "C", "name": name, "ts": round(step.got_at * 1e6, 1), "pid": trace.began.pid, "args": values}
-    for one in trace.of(GpuUse):
-        at, values = round(one.at * 1e6, 1), {"busy": one.busy_percent}
-        yield {"ph": "C", "name": f"{one.gpu}, % of the time", "ts": at, "pid": trace.began.pid, "args": values}
+    for sample in trace.of(GpuUse):
+        at, values = round(sample.at * 1e6, 1), {"busy": sample.busy_percent}
+        yield {"ph": "C", "name": f"{sample.gpu}, % of the time", "ts": at, "pid": trace.began.pid, "args": values}

@@ -60,5 +60,5 @@ class Verdict:
 
     def __str__(self) -> str:
         begun = f"epoch {self.epoch}, {self.strategy}, checked" + ("" if self.over else " as far as it went")
-        found = "REFUTED" if self.refuted else "nothing found"
-        return "\n".join([f"{begun}: {found}", *(f"  {claim}" for claim in self.claims.values())])
+        outcome = "REFUTED" if self.refuted else "nothing found"
+        return "\n".join([f"{begun}: {outcome}", *(f"  {claim}" for claim in self.claims.values())])

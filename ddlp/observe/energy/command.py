@@ -83,10 +83,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     meters = action("meters", "which meters there are here, what they say, and why others are missing")
     meters.add_argument("--seconds", type=float, default=1.0, metavar="S", help="measure for so long (%(default)s)")
     measure = action("run", "measure what a command takes: ddlp energy run [OPTIONS] -- COMMAND ...")
-    for one in (meters, measure):
-        one.add_argument("--csd", action="append", default=[], metavar="NAME", help="a device, to ask its sensors; repeatable")
-        add_meter_arguments(one)
-        add_json(one, "the result")
+    for subparser in (meters, measure):
+        subparser.add_argument(
+            "--csd", action="append", default=[], metavar="NAME", help="a device, to ask its sensors; repeatable",
+        )  # fmt: skip
+        add_meter_arguments(subparser)
+        add_json(subparser, "the result")
     measure.add_argument("--out", type=Path, metavar="FILE", help="write the result there, for compare")
     measure.add_argument(
         "--label", default="",
@@ -174,11 +176,11 @@ def _compare(options: argparse.Namespace) -> int:
     for file in options.files:
         those = load(file)
         results += those
-        for label in dict.fromkeys(one.label for one in those):
+        for label in dict.fromkeys(result.label for result in those):
             files.setdefault(label, []).append(str(file))
     if options.json:
-        found = summaries(results, options.baseline)
-        print(json.dumps([{**asdict(one), "files": files[one.label]} for one in found]))
+        groups = summaries(results, options.baseline)
+        print(json.dumps([{**asdict(group), "files": files[group.label]} for group in groups]))
         return 0
     print(comparison(results, options.baseline))
     for label, named in files.items():

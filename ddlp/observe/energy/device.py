@@ -38,19 +38,19 @@ class DeviceSensors(Source):
         """Connect, and see whether it has any. Raises DDLPError where it has none, EngineError where it can't be reached."""
         self._link = link_to(self._device)
         try:
-            told = self._link.sensors(_TIMEOUT_S)
-            counted = whole(told, self._chosen)
+            readings = self._link.sensors(_TIMEOUT_S)
+            counted = whole(readings, self._chosen)
             if not counted:
-                raise DDLPError(self._none(told))
-            ranges = [one.range_j for one in counted if one.joules is not None]
+                raise DDLPError(self._none(readings))
+            ranges = [reading.range_j for reading in counted if reading.joules is not None]
             self.interval_s = _POWER_INTERVAL_S if len(ranges) < len(counted) else max(_LEAST_S, min(map(interval_s, ranges)))
-            self._chosen = tuple(one.sensor for one in counted)  # the same ones from now on, even if some sleep
+            self._chosen = tuple(reading.sensor for reading in counted)  # the same ones from now on, even if some sleep
         except BaseException:
             self.close()
             raise
 
-    def _none(self, told: tuple[Reading, ...]) -> str:
-        names = ", ".join(one.sensor for one in told)
+    def _none(self, readings: tuple[Reading, ...]) -> str:
+        names = ", ".join(reading.sensor for reading in readings)
         if self._chosen:
             return f"it has no sensor {', '.join(self._chosen)}, but {names or 'none'}"
         return f"it has no sensor of its power{f', only {names}' if names else ''}"
@@ -60,8 +60,8 @@ class DeviceSensors(Source):
         if self._link is None or self._link.lost is not None:
             self.close()
             self._link = link_to(self._device)
-        told = self._link.sensors(_TIMEOUT_S)
-        return [one._replace(sensor=f"{self.name} {one.sensor}", part=CSD) for one in whole(told, self._chosen)]
+        readings = self._link.sensors(_TIMEOUT_S)
+        return [reading._replace(sensor=f"{self.name} {reading.sensor}", part=CSD) for reading in whole(readings, self._chosen)]
 
     def close(self) -> None:
         """Close the connection."""

@@ -92,10 +92,10 @@ class _Reader:
                 self.trouble = str(error)
                 return
             now_s = min((before_s + self._clock()) / 2, self._ended_s)
-            for one in readings:
-                if one.sensor not in self.tallies:
-                    self.tallies[one.sensor] = one.part, Tally(self._longest_s)
-                self.tallies[one.sensor][1].add(one, now_s)
+            for reading in readings:
+                if reading.sensor not in self.tallies:
+                    self.tallies[reading.sensor] = reading.part, Tally(self._longest_s)
+                self.tallies[reading.sensor][1].add(reading, now_s)
 
 
 def _devices(csd: str | Device | Iterable[str | Device] | None) -> list[Device]:
@@ -103,9 +103,9 @@ def _devices(csd: str | Device | Iterable[str | Device] | None) -> list[Device]:
         return []
     from ddlp.devices.device import Device  # brings zmq, which not every user needs
 
-    given = [csd] if isinstance(csd, (str, Device)) else csd
+    devices = [csd] if isinstance(csd, (str, Device)) else csd
     try:
-        return [Device.at(one) if isinstance(one, str) else one for one in given]
+        return [Device.at(device) if isinstance(device, str) else device for device in devices]
     except ValueError as error:
         raise DDLPError(str(error)) from None
 
@@ -176,7 +176,7 @@ class EnergyMeter:
             DDLPError: an external meter that does not work, or a device that is not known.
         """
         meters = [ExternalMeter(spec) for spec in external]
-        yours = {one.part for one in meters}
+        yours = {meter.part for meter in meters}
         local, absent = local_sources(sys, yours)
         gpus, no_gpus = find_gpus()
         if gpus is not None and "gpu" in yours:
@@ -185,9 +185,9 @@ class EnergyMeter:
         absent += [no_gpus] if no_gpus else []
         devices = _devices(csd)
         if CSD in yours:
-            absent += [f"{one.label}: {YOURS}" for one in devices]
+            absent += [f"{device.label}: {YOURS}" for device in devices]
         else:
-            sources += [DeviceSensors(one, tuple(csd_sensors)) for one in devices]
+            sources += [DeviceSensors(device, tuple(csd_sensors)) for device in devices]
         for meter in meters:
             meter.open()
             sources.append(meter)
@@ -213,8 +213,8 @@ class EnergyMeter:
                 except _TROUBLE as error:
                     self._failed.append(f"{source.name}: {error}")
             self._began_s = self._clock()
-            for one in self._readers:
-                one.start()
+            for reader in self._readers:
+                reader.start()
         except BaseException:
             self.stop()
             self._seconds = None
@@ -227,11 +227,11 @@ class EnergyMeter:
         self._running = False
         ended_s = self._clock()
         self._seconds = ended_s - self._began_s
-        for one in self._readers:
-            one.stop(ended_s)
-        for one in self._readers:
-            one.join()
-            for _, tally in one.tallies.values():
+        for reader in self._readers:
+            reader.stop(ended_s)
+        for reader in self._readers:
+            reader.join()
+            for _, tally in reader.tallies.values():
                 tally.finish(self._began_s, ended_s)
 
     def result(
@@ -260,8 +260,8 @@ class EnergyMeter:
             raise DDLPError("nothing was measured yet: result() comes after the with block (or after stop())")
         seconds = self._seconds
         strategy = report.strategy if report is not None else None
-        notes = [text for one in self._readers for _, tally in one.tallies.values() for text in tally.notes]
-        notes += [f"{one.source.name}: {one.trouble}" for one in self._readers if one.trouble]
+        notes = [text for reader in self._readers for _, tally in reader.tallies.values() for text in tally.notes]
+        notes += [f"{reader.source.name}: {reader.trouble}" for reader in self._readers if reader.trouble]
         those = here()
         ranks = 1 if those is None else those.local_ranks
         parts = self._measured(seconds, notes)
@@ -272,12 +272,12 @@ class EnergyMeter:
             notes.append("every rank's meter counts the whole computer: add up those of one rank a computer only")
         preparing_s = None
         if report is not None:
-            made = report.batches_cpu + report.batches_csd
-            batches = ranks * made if batches is None else batches
+            rank_batches = report.batches_cpu + report.batches_csd
+            batches = ranks * rank_batches if batches is None else batches
             samples = ranks * report.samples if samples is None else samples
             host_cpu_s = (ranks * report.host_cpu_s or None) if host_cpu_s is None else host_cpu_s
-            if report.rate_cpu and made:
-                preparing_s = ranks * report.samples * report.batches_cpu / made / report.rate_cpu
+            if report.rate_cpu and rank_batches:
+                preparing_s = ranks * report.samples * report.batches_cpu / rank_batches / report.rate_cpu
             elif not report.batches_cpu:
                 preparing_s = 0.0
         return EnergyResult(
@@ -297,15 +297,15 @@ class EnergyMeter:
         )
 
     def _measured(self, seconds: float, notes: list[str]) -> list[PartEnergy]:
-        found: dict[str, list[tuple[str, Tally]]] = {}
-        for one in self._readers:
-            for sensor, (part, tally) in one.tallies.items():
+        by_part: dict[str, list[tuple[str, Tally]]] = {}
+        for reader in self._readers:
+            for sensor, (part, tally) in reader.tallies.items():
                 if tally.silent:
                     notes.append(f"{sensor} told nothing: it slept all the time, or can't be read; its joules are missing")
                 if tally.covered_s > 0:
-                    found.setdefault(part, []).append((sensor, tally))
+                    by_part.setdefault(part, []).append((sensor, tally))
         parts = []
-        for part, those in found.items():
+        for part, those in by_part.items():
             covered = min(1.0, min(tally.covered_s for _, tally in those) / seconds) if seconds > 0 else 0.0
             if covered < _ENOUGH:
                 notes.append(f"{part} was metered for {covered:.0%} of the time only; the rest is missing in its joules")
@@ -315,8 +315,8 @@ class EnergyMeter:
 
     def _unmetered(self) -> int:
         """How many devices no meter has measured. There is at least one device: the engine on this computer."""
-        metering = [one.source for one in self._readers if CSD in one.parts]
-        if any(isinstance(one, ExternalMeter) for one in metering):
+        metering = [reader.source for reader in self._readers if CSD in reader.parts]
+        if any(isinstance(source, ExternalMeter) for source in metering):
             return 0  # a meter of the user's counts them all
         return max(0, max(1, self._devices) - len(metering))
 
@@ -325,7 +325,7 @@ class EnergyMeter:
     ) -> None:
         if self._model is None:
             return
-        there, unmetered = {one.part for one in parts}, self._unmetered()
+        there, unmetered = {part.part for part in parts}, self._unmetered()
         strategy = strategy or ("wrr" if self._devices else None)
         watts = self._model.watts(strategy, workers, ranks=ranks, devices=unmetered)
         host_measured = bool(there & {HOST, MACHINE})

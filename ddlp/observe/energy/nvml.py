@@ -80,15 +80,15 @@ class Gpus(Source):
 
 def find_gpus() -> tuple[Gpus | None, str]:
     """The GPUs, or why there are none; with them a remark if CUDA may use another one than is measured, else ""."""
-    wanted = visible_gpus()
-    gpus = Gpus(wanted)
+    visible = visible_gpus()
+    gpus = Gpus(visible)
     try:
         gpus.open()
     except DDLPError as error:
         return None, f"NVML: {error}"
     finally:
         gpus.close()
-    numbers = [one for one in wanted or () if one.isdigit()]
+    numbers = [gpu for gpu in visible or () if gpu.isdigit()]
     if numbers and gpus.one_of_several_kinds and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
         return gpus, (
             f"NVML, of CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']}: the GPUs here differ, CUDA counts them from "

@@ -66,19 +66,19 @@ class EnergyResult:
     @property
     def counted(self) -> tuple[PartEnergy, ...]:
         """The parts that add up to the total. If the whole machine is metered, the parts inside it are left out."""
-        if any(one.part == MACHINE for one in self.parts):
-            return tuple(one for one in self.parts if one.part not in _INSIDE_MACHINE)
+        if any(part.part == MACHINE for part in self.parts):
+            return tuple(part for part in self.parts if part.part not in _INSIDE_MACHINE)
         return self.parts
 
     @property
     def total_j(self) -> float:
         """Joules of all `counted` parts."""
-        return sum(one.joules for one in self.counted)
+        return sum(part.joules for part in self.counted)
 
     @property
     def how(self) -> str:
         """Whether the total is ``measured``, ``modelled`` or ``partly modelled``; ``not metered`` where it is nothing."""
-        kinds = {one.modelled for one in self.counted}
+        kinds = {part.modelled for part in self.counted}
         return {(): "not metered", (False,): "measured", (True,): "modelled"}.get(tuple(kinds), "partly modelled")
 
     @property
@@ -98,7 +98,7 @@ class EnergyResult:
 
     def to_data(self) -> dict[str, Any]:
         """Plain data for JSON, with the derived figures."""
-        parts = [{**asdict(one), "how": one.how} for one in self.parts]
+        parts = [{**asdict(part), "how": part.how} for part in self.parts]
         return {
             **asdict(self), "parts": parts, "total_j": self.total_j, "total_how": self.how, "cost": self.cost,
             "co2_g": self.co2_g, "j_per_batch": self.j_per_batch,
@@ -122,10 +122,10 @@ class EnergyResult:
         what += [f"{self.batches} batches"] if self.batches is not None else []
         what += [f"{self.samples} samples"] if self.samples is not None else []
         rows = [("", "joules", "J/batch", "W", "")]
-        for one in self.parts:
-            note = one.how + ("" if one in self.counted else "; inside machine, not added")
-            rows.append((one.part, *self._figures(one.joules), note))
-        modelled_j = sum(one.joules for one in self.counted if one.modelled)
+        for part in self.parts:
+            note = part.how + ("" if part in self.counted else "; inside machine, not added")
+            rows.append((part.part, *self._figures(part.joules), note))
+        modelled_j = sum(part.joules for part in self.counted if part.modelled)
         part_of_it = f": {modelled_j:.4g} J of it" if self.how == "partly modelled" else ""
         rows.append(("total", *self._figures(self.total_j), self.how + part_of_it))
         lines = [", ".join(what).replace(":,", ":"), *aligned(rows, left=(0, 4))]
@@ -176,7 +176,7 @@ def save(path: str | os.PathLike[str], results: Sequence[EnergyResult], about: M
     """Write results as JSON; ``about``: what else is worth knowing of the run."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    data = {"format": FORMAT, "about": dict(about or {}), "results": [one.to_data() for one in results]}
+    data = {"format": FORMAT, "about": dict(about or {}), "results": [result.to_data() for result in results]}
     path.write_text(json.dumps(data, indent=1) + "\n")
 
 
@@ -192,13 +192,13 @@ def load(path: str | os.PathLike[str]) -> list[EnergyResult]:
         results = data.get("results", [])
         if not isinstance(results, list):
             raise DDLPError(f"results is {results!r:.80}; it must be a list")
-        return [EnergyResult.from_data(one) for one in results]
+        return [EnergyResult.from_data(result) for result in results]
     except DDLPError as error:
         raise DDLPError(f"{path}: {error}") from None
 
 
 def find(run: str | os.PathLike[str]) -> Path | None:
     """The newest file of results in a run's directory: energy*.json or *.energy.json."""
-    found = {path for pattern in ("energy*.json", "*.energy.json") for path in Path(run).glob(pattern)}
-    ours = [path for path in found if FORMAT in path.read_text(errors="replace")[:200]]
+    paths = {path for pattern in ("energy*.json", "*.energy.json") for path in Path(run).glob(pattern)}
+    ours = [path for path in paths if FORMAT in path.read_text(errors="replace")[:200]]
     return max(ours, key=lambda path: path.stat().st_mtime, default=None)

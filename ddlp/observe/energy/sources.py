@@ -52,11 +52,11 @@ class LocalSensors(Source):
     No file is kept open, since a domain has a new one after its driver was loaded again.
     """
 
-    def __init__(self, name: str, found: Sequence[Sensor]) -> None:
+    def __init__(self, name: str, sensors: Sequence[Sensor]) -> None:
         self.name = name
-        self.sensors = tuple(found)
-        gauges = any(not one.counts for one in found)
-        self.interval_s = _POWER_INTERVAL_S if gauges else min(interval_s(one.range_j) for one in found)
+        self.sensors = tuple(sensors)
+        gauges = any(not sensor.counts for sensor in sensors)
+        self.interval_s = _POWER_INTERVAL_S if gauges else min(interval_s(sensor.range_j) for sensor in sensors)
 
     def read(self) -> list[Reading]:
         """Each that may be read."""
@@ -76,13 +76,13 @@ def local_sources(sys: str, yours: Collection[str] = ()) -> tuple[list[LocalSens
     monitors = sensors.hwmon(sys)
     # Of the rails of a board, count those that together measure all of it. A GPU's sensor stands for itself.
     # It makes no difference which of them sleep at this moment.
-    told = sensors.read_all(monitors)
-    counted = {one.sensor for one in sensors.whole([one for one in told if one.part == "machine"])}
-    counted |= {one.sensor for one in told if one.part == "gpu"}
-    found = _without_yours("hwmon", [one for one in monitors if one.name in counted], yours, absent)
-    if found:
-        used.append(LocalSensors("hwmon", found))
-    left = [one.name for one in monitors if one.name not in counted]
+    readings = sensors.read_all(monitors)
+    counted = {reading.sensor for reading in sensors.whole([reading for reading in readings if reading.part == "machine"])}
+    counted |= {reading.sensor for reading in readings if reading.part == "gpu"}
+    usable = _without_yours("hwmon", [monitor for monitor in monitors if monitor.name in counted], yours, absent)
+    if usable:
+        used.append(LocalSensors("hwmon", usable))
+    left = [monitor.name for monitor in monitors if monitor.name not in counted]
     if left:
         absent.append(f"hwmon {', '.join(left)}: part of what is counted already, not readable, or of no known part")
     elif not monitors:
@@ -90,24 +90,24 @@ def local_sources(sys: str, yours: Collection[str] = ()) -> tuple[list[LocalSens
     return used, absent
 
 
-def _without_yours(name: str, found: list[Sensor], yours: Collection[str], absent: list[str]) -> list[Sensor]:
-    dropped = [one.name for one in found if one.part in yours]
+def _without_yours(name: str, candidates: list[Sensor], yours: Collection[str], absent: list[str]) -> list[Sensor]:
+    dropped = [sensor.name for sensor in candidates if sensor.part in yours]
     if dropped:
         absent.append(f"{name} {', '.join(dropped)}: {YOURS}")
-    return [one for one in found if one.part not in yours]
+    return [sensor for sensor in candidates if sensor.part not in yours]
 
 
 def _rapl(sys: str, yours: Collection[str], used: list[LocalSensors], absent: list[str]) -> None:
-    domains = [one for one in sensors.rapl(sys) if one.part]
+    domains = [domain for domain in sensors.rapl(sys) if domain.part]
     if not domains:
         why = f"no processor package in {sys}/class/powercap"
         absent.append(f"RAPL: {why}. Virtual machines, containers and most ARM boards have none")
         return
     counted = _without_yours("RAPL", domains, yours, absent)
-    refused = [one for one in counted if _refused(one.files[0])]
-    readable = [one for one in counted if one not in refused]
+    refused = [domain for domain in counted if _refused(domain.files[0])]
+    readable = [domain for domain in counted if domain not in refused]
     if refused:
-        names = ", ".join(one.name for one in refused)
+        names = ", ".join(domain.name for domain in refused)
         files = f"{Path(sys) / 'class/powercap'}/intel-rapl:*/energy_uj"
         text = (
             f"RAPL {names}: this user may not read it; since Linux 5.10 only root may. sudo chmod a+r {files} "

@@ -77,21 +77,21 @@ def report_page(
     run: str | os.PathLike[str], *, epoch: int | None = None, every: bool = False, energy: str | os.PathLike[str] | None = None
 ) -> str:
     """Return the page of a run. Arguments and errors as of `write_report`."""
-    found: list[Analysis] = []
+    analyses: list[Analysis] = []
     shown: dict[Path, EpochTrace] = {}
     for file in epoch_files(run):
         trace = read_epoch(file)
-        found.append(analyse(trace))
+        analyses.append(analyse(trace))
         if every:
             shown[file] = trace
         elif epoch is None or trace.began.epoch == epoch:
             shown = {file: trace}
     if not shown:
-        there = ", ".join(map(str, sorted({one.epoch for one in found})))
+        there = ", ".join(map(str, sorted({analysis.epoch for analysis in analyses})))
         raise DDLPError(f"{run}: epoch {epoch} was not recorded, only {there}. Choose one of these, or --all.")
-    parts = [part for one in found if one.path in shown for part in _epoch(shown[one.path], one)]
-    if len(found) > 1:
-        parts += [_heading(f"All {len(found)} epochs of this run"), _text(_epochs(found))]
+    parts = [part for analysis in analyses if analysis.path in shown for part in _epoch(shown[analysis.path], analysis)]
+    if len(analyses) > 1:
+        parts += [_heading(f"All {len(analyses)} epochs of this run"), _text(_epochs(analyses))]
     energy_from = find(run) if energy is None else Path(energy)
     if energy_from is not None:
         parts += [_heading(f"Energy, from {energy_from}"), _text("\n\n".join(map(str, load(energy_from))))]
@@ -119,8 +119,8 @@ def headline(analysis: Analysis) -> str:
 
 def _epoch(trace: EpochTrace, analysis: Analysis) -> Iterator[str]:
     yield _heading(headline(analysis), 1)
-    said, _, tables = str(analysis).partition("\n\n")
-    yield _text(said, "said")
+    summary, _, tables = str(analysis).partition("\n\n")
+    yield _text(summary, "said")
     yield _text(tables)
     label = f"Epoch {analysis.epoch} over {seconds(trace.wall_s)}: which batch was made when, who was at work when, rates"
     yield _picture(_pictures().epoch(trace, analysis), label)
@@ -128,18 +128,19 @@ def _epoch(trace: EpochTrace, analysis: Analysis) -> Iterator[str]:
     if events:
         more = f", the first {_MOST_EVENTS} of {len(events)}; ddlp trace has all" if len(events) > _MOST_EVENTS else ""
         yield _heading(f"Events{more}")
-        yield _text("\n".join(f"{one.at:10.3f} s  {one.text}" for one in events[:_MOST_EVENTS]))
+        yield _text("\n".join(f"{moment.at:10.3f} s  {moment.text}" for moment in events[:_MOST_EVENTS]))
 
 
-def _epochs(found: list[Analysis]) -> str:
+def _epochs(analyses: list[Analysis]) -> str:
     rows = [["epoch", "file", "strategy", "state", "time", "images/s", "by the host", "by the device", "waited", "of the bound",
              "limit"]]  # fmt: skip
-    for one in found:
-        waited = percent(one.stages[WAITING], one.wall_s)
-        bound = "-" if one.of_bound is None else percent(one.of_bound)
+    for analysis in analyses:
+        waited = percent(analysis.stages[WAITING], analysis.wall_s)
+        bound = "-" if analysis.of_bound is None else percent(analysis.of_bound)
         rows.append([
-            str(one.epoch), one.path.name, one.strategy, one.state, seconds(one.wall_s), number(one.images_per_s),
-            str(one.batches["cpu"]), str(one.batches["csd"]), waited, bound, one.limit if one.samples else "-",
+            str(analysis.epoch), analysis.path.name, analysis.strategy, analysis.state, seconds(analysis.wall_s),
+            number(analysis.images_per_s), str(analysis.batches["cpu"]), str(analysis.batches["csd"]), waited, bound,
+            analysis.limit if analysis.samples else "-",
         ])  # fmt: skip
     return "\n".join(aligned(rows, left=(1, 2, 3, 10)))
 

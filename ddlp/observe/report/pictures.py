@@ -31,7 +31,7 @@ def epoch(trace: EpochTrace, analysis: Analysis) -> Figure:
     heights = [4.0, 1.0 + min(0.25 * len(lanes), 12.0), 3.0, 3.0, *([2.0] if analysis.gpus else [])]
     figure = Figure(figsize=(11, sum(heights)), dpi=110, layout="constrained")
     plots = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
-    _made(plots[0], trace)
+    _batches(plots[0], trace)
     _work(plots[1], trace, lanes)
     _rates(plots[2], trace, analysis)
     _ready(plots[3], trace)
@@ -51,15 +51,15 @@ def _legend(axes: Any) -> None:
         axes.legend(named.values(), named.keys(), loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
 
 
-def _made(axes: Any, trace: EpochTrace) -> None:
+def _batches(axes: Any, trace: EpochTrace) -> None:
     """A mark for each batch: the host comes from the head, the device from the tail."""
     axes.set_title("Which batch was made when", loc="left")
     axes.set_ylabel("batch of the epoch")
-    made = {HOST: [(b.ended_at, b.position) for b in trace.of(HostBatch) if b.outcome == "made"],
+    points = {HOST: [(b.ended_at, b.position) for b in trace.of(HostBatch) if b.outcome == "made"],
             DEVICE: [(e.at, e.position) for e in trace.of(Published) if e.position >= 0]}  # fmt: skip
     for side, marker in ((HOST, "o"), (DEVICE, "s")):
-        if made[side]:
-            times, positions = zip(*made[side], strict=True)
+        if points[side]:
+            times, positions = zip(*points[side], strict=True)
             look = {"color": _COLOURS[side], "marker": marker, "s": 12, "linewidths": 0}
             axes.scatter(times, positions, label=f"made by the {side}", gid=f"dots {side}", **look)
 
@@ -95,10 +95,10 @@ def _work(axes: Any, trace: EpochTrace, lanes: dict[str, dict[str, list[tuple[fl
             tall = 0.4 if kind == UNUSED else 0.8
             place, look = (row + 0.4 - tall, tall), {"facecolor": _COLOURS[kind], "linewidth": 0}
             axes.broken_barh(spans, place, label=kind, gid=f"box {kind}", **look)
-    for one in happened(trace):
-        if one.kind in ("joined", "retires", "lost", "decided"):
+    for moment in happened(trace):
+        if moment.kind in ("joined", "retires", "lost", "decided"):
             label = "a decision, or a device came or went"
-            axes.axvline(one.at, color="black", linestyle="--", linewidth=0.8, label=label, gid="moment")
+            axes.axvline(moment.at, color="black", linestyle="--", linewidth=0.8, label=label, gid="moment")
     axes.set_yticks(range(len(lanes)), lanes, fontsize=8 if len(lanes) <= 48 else 4)
     axes.set_ylim(len(lanes) - 0.5, -0.5)
 
@@ -113,9 +113,9 @@ def _rates(axes: Any, trace: EpochTrace, analysis: Analysis) -> None:
     device = [(e.at, a_batch) for e in trace.of(Published) if e.position >= 0]
     got = [(step.got_at, step.samples) for step in steps]
     bins = min(_BINS, max(4, len(steps) // 2))
-    for kind, name, found in ((HOST, "host makes", host), (DEVICE, "device makes", device), (TRAIN, "training gets", got)):
-        if found:
-            times, samples = zip(*found, strict=True)
+    for kind, name, points in ((HOST, "host makes", host), (DEVICE, "device makes", device), (TRAIN, "training gets", got)):
+        if points:
+            times, samples = zip(*points, strict=True)
             look = {"histtype": "step", "color": _COLOURS[kind], "label": name, "gid": f"curve {kind}"}
             axes.hist(times, bins, range=(0, wall_s), weights=[count * bins / wall_s for count in samples], **look)
     top = axes.get_ylim()[1]
@@ -151,22 +151,25 @@ def _gpus(axes: Any, trace: EpochTrace) -> None:
     for gpu in dict.fromkeys(sample.gpu for sample in trace.of(GpuUse)):
         samples = [sample for sample in trace.of(GpuUse) if sample.gpu == gpu]
         # A sample is of the time since the one before it.
-        axes.step([one.at for one in samples], [one.busy_percent for one in samples], where="pre", label=gpu, gid=f"gpu {gpu}")
+        times, busy = [sample.at for sample in samples], [sample.busy_percent for sample in samples]
+        axes.step(times, busy, where="pre", label=gpu, gid=f"gpu {gpu}")
     axes.set_ylim(0, 102)
 
 
-def comparison(found: Comparison) -> Figure:
+def comparison(result: Comparison) -> Figure:
     """Draw for each group the time of an epoch, with a mark for each run, and below what training did in it."""
-    groups = found.groups
+    groups = result.groups
     figure = Figure(figsize=(11, 3.0 + 0.8 * len(groups)), dpi=110, layout="constrained")
     times, spent = figure.subplots(2, 1, sharex=True)
     for row, group in enumerate(groups):
-        walls = group.values(lambda one: one.wall_s)
+        walls = group.values(lambda analysis: analysis.wall_s)
         times.barh(row, sum(walls) / len(walls), height=0.4, color=_COLOURS[UNUSED], label="mean of the runs")
         times.scatter(walls, [row] * len(walls), s=22, color=_COLOURS[HOST], zorder=3, label="a run", gid="dots run")
     left = [0.0] * len(groups)
     for kind, name in ((TRAIN, TRAINING), (FETCH, TRANSFER), (WAIT, WAITING)):
-        took = [group.spent(name) if name != WAITING else group.mean(lambda one: one.stages[WAITING]) for group in groups]
+        took = [
+            group.spent(name) if name != WAITING else group.mean(lambda analysis: analysis.stages[WAITING]) for group in groups
+        ]
         for bar in spent.barh(range(len(groups)), took, 0.6, left, color=_COLOURS[kind], label=kind):
             bar.set_gid(f"box {kind}")
         left = [a + b for a, b in zip(left, took, strict=True)]
