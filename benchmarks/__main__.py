@@ -91,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
         if not skip:
             part = _run_part(title, bench, arguments, options.parts)
             _path(options.parts, title).write_text(json.dumps(asdict(part), indent=1) + "\n")
-        parts = [found for title, _, _ in wanted if (found := _kept(options.parts, title)) is not None]
+        parts = [saved for title, _, _ in wanted if (saved := _kept(options.parts, title)) is not None]
         options.document.parent.mkdir(parents=True, exist_ok=True)
         options.document.write_text(document(parts, options.quick))  # after each part: the run may be interrupted
     failed = [part.title for part in parts if part.status]
@@ -101,12 +101,12 @@ def run(options: argparse.Namespace) -> int:
 
 def planned(benches: Mapping[str, str], quick: bool) -> list[tuple[str, str, list[str]]]:
     """Return (title, bench, arguments) of all parts."""
-    found = []
+    plan = []
     for bench, text in benches.items():
         module: Any = importlib.import_module(f"benchmarks.{bench}")
         parts = module.report_parts(quick) if hasattr(module, "report_parts") else [(text[:1].upper() + text[1:], [])]
-        found += [(title, bench, list(arguments)) for title, arguments in parts]
-    return found
+        plan += [(title, bench, list(arguments)) for title, arguments in parts]
+    return plan
 
 
 def _run_part(title: str, bench: str, arguments: Sequence[str], parts: Path) -> Part:

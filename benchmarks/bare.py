@@ -48,22 +48,22 @@ def delivered_as(output: str) -> torch.memory_format:
     return torch.channels_last if output == "uint8" else torch.contiguous_format
 
 
-def _order(found: Portable) -> list[int]:
+def _order(parts: Portable) -> list[int]:
     """Return a fixed random order of all samples. A loop repeats it, so the few very large files count as in an epoch."""
-    return np.random.default_rng(0).permutation(len(found.dataset)).tolist()
+    return np.random.default_rng(0).permutation(len(parts.dataset)).tolist()
 
 
-def host_batch(found: Portable, batch: int, order: Sequence[int] | None = None) -> Callable[[int], torch.Tensor]:
+def host_batch(parts: Portable, batch: int, order: Sequence[int] | None = None) -> Callable[[int], torch.Tensor]:
     """Return a function that prepares the n-th batch as the host does: reads, decodes, transforms, applies the epilogue.
 
     ``order``: the indices to repeat again and again; None: all, in a fixed random order.
     """
-    ring = np.asarray(order or _order(found))
-    maker = _maker(found)
+    ring = np.asarray(order or _order(parts))
+    maker = _maker(parts)
     never_before = np.zeros(batch, dtype=np.int64)
     # The same memory for every batch. A loader can't do that, since it gives its batches away; but a bound must not be too low.
-    plan = EpochPlan(SequentialSampler(range(0)), found.dataset, whole=True, batched=False)
-    resources = Resources(Epoch(found, 0, 0), plan, found.dataset.reader(), MemoryPool(1))
+    plan = EpochPlan(SequentialSampler(range(0)), parts.dataset, whole=True, batched=False)
+    resources = Resources(Epoch(parts, 0, 0), plan, parts.dataset.reader(), MemoryPool(1))
     rows = Rows(resources, batch, finished=True)
 
     def make(k: int) -> torch.Tensor:
@@ -76,14 +76,14 @@ def host_batch(found: Portable, batch: int, order: Sequence[int] | None = None) 
     return make
 
 
-def _maker(found: Portable) -> BatchMaker:
-    return BatchMaker(found.dataset.reader(), found.pipeline, found.shape, found.pipeline.boxes)
+def _maker(parts: Portable) -> BatchMaker:
+    return BatchMaker(parts.dataset.reader(), parts.pipeline, parts.shape, parts.pipeline.boxes)
 
 
-def engine_batch(found: Portable, batch: int, directory: str, slowdown: float) -> Callable[[int], object]:
+def engine_batch(parts: Portable, batch: int, directory: str, slowdown: float) -> Callable[[int], object]:
     """Return a function that prepares the n-th batch as an engine's worker does: into a file in the spool, which it removes."""
-    maker, ring = _maker(found), np.asarray(_order(found))
-    layout, never_before = Layout(batch, *found.shape, 0), np.zeros(batch, dtype=np.int64)
+    maker, ring = _maker(parts), np.asarray(_order(parts))
+    layout, never_before = Layout(batch, *parts.shape, 0), np.zeros(batch, dtype=np.int64)
     spool = Directory(directory)
     slow = Slowdown(slowdown)  # as in the worker: a slow processor also writes its files slowly
 
@@ -104,17 +104,17 @@ def engine_batch(found: Portable, batch: int, directory: str, slowdown: float) -
     return make
 
 
-def fetched_batch(found: Portable, batch: int, directory: str) -> Callable[[int], object]:
+def fetched_batch(parts: Portable, batch: int, directory: str) -> Callable[[int], object]:
     """Return a function that fetches the n-th batch file as the host does: maps and verifies it, then applies the epilogue."""
     pool = MemoryPool(2)
-    layout = Layout(batch, *found.shape, 0)
-    reader, order = found.dataset.reader(), _order(found)
+    layout = Layout(batch, *parts.shape, 0)
+    reader, order = parts.dataset.reader(), _order(parts)
     paths = []
     for number in range(_FETCHED_FILES):
         writer = BatchWriter(Directory(directory), f"{number:032x}", number, layout)
         for row in range(batch):
-            pixels = np.empty(found.shape, dtype=np.uint8)
-            prepare_sample(reader, found.pipeline, (order[(number * batch + row) % len(order)], 0), 0, 0, pixels, None)
+            pixels = np.empty(parts.shape, dtype=np.uint8)
+            prepare_sample(reader, parts.pipeline, (order[(number * batch + row) % len(order)], 0), 0, 0, pixels, None)
             writer.write_rows(row, pixels[np.newaxis])
         paths.append(writer.publish())
 
@@ -122,7 +122,7 @@ def fetched_batch(found: Portable, batch: int, directory: str) -> Callable[[int]
         number = k % _FETCHED_FILES
         mapped = map_batch(paths[number], f"{number:032x}", number, layout)
         assert mapped is not None
-        return found.epilogue(torch.from_numpy(mapped.images), pool=pool)
+        return parts.epilogue(torch.from_numpy(mapped.images), pool=pool)
 
     return make
 
@@ -143,15 +143,15 @@ def main(arguments: list[str] | None = None) -> None:
         os.sched_setaffinity(0, {options.cpu})
     torch.set_num_threads(1)
     images = loader(options.data, options.pipeline, options.batch)
-    found = portable(images, getattr(torch, options.output), delivered_as(options.output))
+    parts = portable(images, getattr(torch, options.output), delivered_as(options.output))
     with tempfile.TemporaryDirectory(prefix="ddlp-bench-", dir=options.spool) as spool:
         make: Callable[[int], object]
         if options.side == "host":
-            make = host_batch(found, options.batch)
+            make = host_batch(parts, options.batch)
         elif options.side == "engine":
-            make = engine_batch(found, options.batch, spool, options.slowdown)
+            make = engine_batch(parts, options.batch, spool, options.slowdown)
         else:
-            make = fetched_batch(found, options.batch, spool)
+            make = fetched_batch(parts, options.batch, spool)
         make(0)  # warm: imports, page cache, tables
         print("ready", flush=True)
         done = 0
@@ -218,8 +218,8 @@ class Bare:
         """Wait until the time is over, and return the rate."""
         if self._endless:
             self._say("enough")
-        made = json.loads(self._answer())
-        return Timed.of(made["samples"], made["began"], made["ended"])
+        answer = json.loads(self._answer())
+        return Timed.of(answer["samples"], answer["began"], answer["ended"])
 
     def _say(self, line: str) -> None:
         assert self._process.stdin is not None

@@ -77,11 +77,11 @@ def compare(samples: int, tell: Say, kinds: Sequence[str] = KINDS) -> Bits:
         raise BenchFailed(f"--bits {samples}: give the number of samples of each kind, 1 or more.")
     tell(f"{samples} samples of each of {len(kinds)} kinds of JPEG, on {len(os.sched_getaffinity(0))} cores")
 
-    def told(answer: dict[str, Any]) -> None:
+    def report(answer: dict[str, Any]) -> None:
         tell(f"  {answer['kind']:18} {answer['differing']} of {samples} differ")
 
     result = Bits()
-    for answer in on_all_cores("benchmarks.bits", [{"kind": kind, "samples": samples} for kind in kinds], told):
+    for answer in on_all_cores("benchmarks.bits", [{"kind": kind, "samples": samples} for kind in kinds], report):
         kind = answer["kind"]
         result.samples[kind], result.by_kernel[kind] = samples, answer["by_kernel"]
         result.differing_by_kind[kind] = answer["differing"]
@@ -183,8 +183,8 @@ def by_torchvision(image: Image.Image, primitives: Sequence[Primitive], interpol
 
 def kernel_takes(path: Path) -> bool:
     """Whether the kernel decodes the file; else Pillow does."""
-    found = kernel()
-    return found is not None and found.context().take(path.read_bytes()) is not None
+    c_kernel = kernel()
+    return c_kernel is not None and c_kernel.context().take(path.read_bytes()) is not None
 
 
 def table(result: Bits) -> str:

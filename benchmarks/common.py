@@ -44,11 +44,11 @@ class Terminated(KeyboardInterrupt):
 def end_on_sigterm() -> None:
     """From now on, raise `Terminated` in the main thread at SIGTERM, so that processes and files are cleaned up."""
 
-    def told(*_: object) -> None:
+    def handler(*_: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal would interrupt the cleaning up
         raise Terminated
 
-    signal.signal(signal.SIGTERM, told)
+    signal.signal(signal.SIGTERM, handler)
 
 
 @dataclass(frozen=True)
@@ -127,27 +127,27 @@ def child(module: str, work: Mapping[str, Any], cpus: Sequence[int], timeout_s: 
 
 
 def on_all_cores(
-    module: str, works: Sequence[Mapping[str, Any]], told: Callable[[dict[str, Any]], None]
+    module: str, works: Sequence[Mapping[str, Any]], on_answer: Callable[[dict[str, Any]], None]
 ) -> list[dict[str, Any]]:
-    """Call `child` for each work, one at a time on each core. Calls ``told`` with each answer; returns them, core by core."""
+    """Call `child` for each work, one at a time on each core. Calls ``on_answer`` with each answer; returns all by core."""
     cores = sorted(os.sched_getaffinity(0))
 
     def one_core(number: int) -> list[dict[str, Any]]:
         answers = []
         for work in works[number :: len(cores)]:
             answers.append(child(module, work, [cores[number]], 3600.0))
-            told(answers[-1])
+            on_answer(answers[-1])
         return answers
 
     with ThreadPoolExecutor(len(cores)) as pool:
         return [answer for answers in pool.map(one_core, range(len(cores))) for answer in answers]
 
 
-def machine_line(found: Mapping[str, Any]) -> str:
+def machine_line(facts: Mapping[str, Any]) -> str:
     """Return the facts that `machine` has found in one line."""
-    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    computer = f"{found['processor']}, {found['cores']} cores, {found['memory_gb']} GB"
-    return f"{computer}; {versions}; kernel: {found['kernel']}; {found['date']}"
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    computer = f"{facts['processor']}, {facts['cores']} cores, {facts['memory_gb']} GB"
+    return f"{computer}; {versions}; kernel: {facts['kernel']}; {facts['date']}"
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:

@@ -285,9 +285,9 @@ def _bare(output: torch.dtype) -> Callable[[Work], Iterator[Any]]:
         from benchmarks.bare import host_batch
         from ddlp.translate.portable import portable
 
-        found = portable(data.loader(Path(work.directory), work.pipeline, work.batch), output, None)
+        parts = portable(data.loader(Path(work.directory), work.pipeline, work.batch), output, None)
         ring: Any = _ring(work)
-        batch = host_batch(found, work.batch, ring.indices)
+        batch = host_batch(parts, work.batch, ring.indices)
         return (batch(k) for k in itertools.count())
 
     return make
@@ -296,21 +296,21 @@ def _bare(output: torch.dtype) -> Callable[[Work], Iterator[Any]]:
 def _bare_at_once(work: Work) -> Iterator[Any]:
     """A bare loop on each core, in independent processes: the cores share nothing but the memory's bandwidth."""
     several = multiprocessing.get_context("spawn")
-    ready, told = several.Pipe(duplex=False)
+    receiver, sender = several.Pipe(duplex=False)
     for cpu in sorted(os.sched_getaffinity(0)):
-        several.Process(target=_bare_loop, args=(work, cpu, told), daemon=True).start()
+        several.Process(target=_bare_loop, args=(work, cpu, sender), daemon=True).start()
     for _ in range(work.cores):
-        ready.recv_bytes()  # it has begun
+        receiver.recv_bytes()  # it has begun
     while True:
-        yield ready.recv_bytes()
+        yield receiver.recv_bytes()
 
 
-def _bare_loop(work: Work, cpu: int, told: Any) -> None:
+def _bare_loop(work: Work, cpu: int, sender: Any) -> None:
     os.sched_setaffinity(0, {cpu})
     torch.set_num_threads(1)
     with contextlib.suppress(OSError):  # the process that counts has ended
         for _ in _bare(torch.float32)(work):
-            told.send_bytes(b"1")
+            sender.send_bytes(b"1")
 
 
 def _entropy(work: Work) -> Iterator[Any]:

@@ -206,11 +206,11 @@ def image_files(directory: Path, most: int) -> list[str]:
         from benchmarks.data import ensure_data
 
         ensure_data(directory.parent)
-    found = sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.suffix.lower() in _SUFFIXES)
-    if not found:
+    paths = sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.suffix.lower() in _SUFFIXES)
+    if not paths:
         raise DDLPError(f"there is no image below {directory} ({', '.join(_SUFFIXES)}). Name another one with --images.")
-    chosen = np.random.default_rng(0).permutation(len(found))[:most]
-    return [found[number] for number in chosen]
+    chosen = np.random.default_rng(0).permutation(len(paths))[:most]
+    return [paths[number] for number in chosen]
 
 
 class _Turns:
@@ -285,8 +285,8 @@ def measure(place: Place, options: argparse.Namespace, say: Callable[[str], None
             result = Result(place.name, workers, len(wanted), options.batch, versions, kernel=versions.get("kernel", "none"))
             sides = list(zip([bare, *rates], [result.bare, result.engine, result.pillow]))  # noqa: B905 - the last may lack
             for number in range(options.rounds):
-                for side, found in sides[:: 1 if number % 2 == 0 else -1]:
-                    found.append(side(wanted))
+                for side, values in sides[:: 1 if number % 2 == 0 else -1]:
+                    values.append(side(wanted))
                 say(f"round {number + 1}/{options.rounds}: engine {result.engine[-1]:.1f}, bare {result.bare[-1]:.1f} images/s")
         finally:
             for turns in engines:

@@ -83,10 +83,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _blocks(text: str) -> tuple[int, int]:
-    found = re.fullmatch("([1-9][0-9]*)x([1-9][0-9]*)", text)
-    if found is None:
+    match = re.fullmatch("([1-9][0-9]*)x([1-9][0-9]*)", text)
+    if match is None:
         raise argparse.ArgumentTypeError(f"{text}: wanted is READERSxMIB, as 16x4")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def run(options: argparse.Namespace) -> int:
@@ -137,10 +137,10 @@ def measure(options: argparse.Namespace, stream: DeviceStream, spool: Path) -> R
     turns = {BOUND: turn(copy), RAW: turn(lambda reads: _raw(files, layout, reads, stream))}
     opened: list[FileReader | GpuTransfer] = []
     mapped = may_map(spool)
-    found = {name: ways(stream, name) for name in options.ways}
+    openers = {name: ways(stream, name) for name in options.ways}
     for readers, mib in options.pinned:
-        found[f"pinned, {readers} x {mib} MiB"] = partial(_pinned, stream, readers, mib << 20)
-    for name, open_ways in found.items():
+        openers[f"pinned, {readers} x {mib} MiB"] = partial(_pinned, stream, readers, mib << 20)
+    for name, open_ways in openers.items():
         try:
             way = open_ways(spool, mapped)[0]
         except DDLPError as error:
@@ -151,12 +151,12 @@ def measure(options: argparse.Namespace, stream: DeviceStream, spool: Path) -> R
         opened += [way, gpu_transfer]
         turns[WHOLE.format(name)] = turn(_whole(gpu_transfer.open(spool, mapped), files, layout))
     try:
-        for one in turns.values():
-            one()  # warm: memory, its registration, the page cache
+        for timed in turns.values():
+            timed()  # warm: memory, its registration, the page cache
         result.rates = alternate(turns, options.rounds, say, "GB/s")
     finally:
-        for one_opened in opened:
-            one_opened.close()
+        for opener in opened:
+            opener.close()
     return result
 
 
@@ -177,7 +177,7 @@ def _alone(way: FileReader, stream: DeviceStream, files: list[Path], layout: Lay
         way.prepare(buffer)
         buffers.put(buffer)
 
-    def one(k: int) -> None:
+    def read(k: int) -> None:
         path, buffer = files[k % len(files)], buffers.get()
         with open_batch(path, layout) as descriptor:
             kept = way.read(path, descriptor, buffer, layout.data_bytes)
@@ -185,24 +185,24 @@ def _alone(way: FileReader, stream: DeviceStream, files: list[Path], layout: Lay
             del kept
         buffers.put(buffer)
 
-    return _by_fetchers(one)
+    return _by_fetchers(read)
 
 
 def _whole(gpu_transfer: FileTransfer, files: list[Path], layout: Layout) -> Work:
     table = torch.arange(256, dtype=torch.float32).div(255).repeat(3, 1)
     epilogue = Epilogue(table, torch.zeros(0, 3))
 
-    def one(k: int) -> None:
+    def read(k: int) -> None:
         number = k % len(files)
         gpu_transfer.read(epilogue, files[number], f"{number:032x}", number, layout)
 
-    return _by_fetchers(one)
+    return _by_fetchers(read)
 
 
-def _by_fetchers(one: Callable[[int], None]) -> Work:
+def _by_fetchers(read: Callable[[int], None]) -> Work:
     def work(reads: range) -> None:
         with ThreadPoolExecutor(FETCHERS) as fetchers:
-            list(fetchers.map(one, reads))
+            list(fetchers.map(read, reads))
 
     return work
 

@@ -147,9 +147,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
     if options.bits is not None:
-        found = bits.compare(options.bits, say)
-        emit(options, found, bits.table(found), bits.aims(found))
-        return 0 if found.differing == 0 else 1
+        comparison = bits.compare(options.bits, say)
+        emit(options, comparison, bits.table(comparison), bits.aims(comparison))
+        return 0 if comparison.differing == 0 else 1
     result = measure(options, say)
     emit(options, result, table(result), aims(result))
     return 0
@@ -206,22 +206,22 @@ def _turn(name: str, here: Table, directory: Path, options: argparse.Namespace, 
 
 def aims(result: Result) -> list[Aim]:
     """Return the aims of all tables."""
-    found = []
+    aims = []
     for here in result.tables:
         wanted = _AIMS.get((here.pipeline, here.mean_kb), {})
         for name, (of_baseline, of_dali) in wanted.items():
-            found.append(Aim(f"{title(here)}: {name} / DataLoader's best", of_baseline, _median(here, name, here.baseline)))
+            aims.append(Aim(f"{title(here)}: {name} / DataLoader's best", of_baseline, _median(here, name, here.baseline)))
             if of_dali is not None:
-                found.append(Aim(f"{title(here)}: {name} / {DALI}", of_dali, _median(here, name, here.rates.get(DALI))))
+                aims.append(Aim(f"{title(here)}: {name} / {DALI}", of_dali, _median(here, name, here.rates.get(DALI))))
         peers = [here.rates[name] for name in PEERS if name in here.rates]
         if peers:
             best = [max(those) for those in zip(*peers, *filter(None, [here.baseline]), strict=True)]
-            found.append(Aim(f"{title(here)}: {OURS} / the best peer", 1.0, _median(here, OURS, best)))
+            aims.append(Aim(f"{title(here)}: {OURS} / the best peer", 1.0, _median(here, OURS, best)))
         if wanted and here.pipeline in PIPELINES:
             machine = _median(here, BARE_TWO, here.rates.get(BARE))
             own = "" if machine is None else f" (the bare loops: {machine:.3f})"
-            found.append(Aim(f"{title(here)}: two cores / one{own}", _TWO_CORES, _median(here, OURS_TWO, here.rates.get(OURS))))
-    return found
+            aims.append(Aim(f"{title(here)}: two cores / one{own}", _TWO_CORES, _median(here, OURS_TWO, here.rates.get(OURS))))
+    return aims
 
 
 def _median(here: Table, name: str, other: Sequence[float] | None) -> float | None:

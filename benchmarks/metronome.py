@@ -50,8 +50,8 @@ class Metronome:
             for cpu in self._cpus:
                 options = ["--cpu", str(cpu), "--beats", str(self._file(cpu))]
                 # In a session of its own, so that Ctrl-C reaches this process alone. This process ends the other.
-                one = subprocess.Popen([*command, *options], env=user_environment(), start_new_session=True)
-                self._processes.append(one)
+                process = subprocess.Popen([*command, *options], env=user_environment(), start_new_session=True)
+                self._processes.append(process)
             while not all(self._file(cpu).exists() for cpu in self._cpus):
                 if any(process.poll() is not None for process in self._processes):
                     raise BenchFailed("the metronome did not start; its messages are above")
@@ -72,15 +72,15 @@ class Metronome:
 
     def speeds(self, began: float, ended: float) -> dict[int, float]:
         """Return each CPU's mean speed between these two times (time.monotonic): by the beats within, else by the nearest."""
-        found = {}
+        speeds = {}
         for cpu in self._cpus:
             data = self._file(cpu).read_bytes()
             beats = np.frombuffer(data[: len(data) // 16 * 16]).reshape(-1, 2)
             within = np.flatnonzero((beats[:, 0] >= began) & (beats[:, 0] < ended))
             if len(within) < _LEAST:
                 within = np.argsort(abs(beats[:, 0] - (began + ended) / 2))[:_LEAST]
-            found[cpu] = float(np.mean(1 / beats[within, 1]))
-        return found
+            speeds[cpu] = float(np.mean(1 / beats[within, 1]))
+        return speeds
 
 
 def _images(root: Path, manifest: Path) -> Reader:

@@ -113,9 +113,9 @@ def run(options: argparse.Namespace) -> int:
     if TIMMS in names and importlib.util.find_spec("timm") is None:
         say(f"without {TIMMS}: pip install timm")
         names = [name for name in names if name != TIMMS]
-    found = compare(options.draws, names, say)
-    emit(options, found, table(found), aims(found))
-    return 0 if all(found.right(name) for name in found.draws) else 1
+    result = compare(options.draws, names, say)
+    emit(options, result, table(result), aims(result))
+    return 0 if all(result.right(name) for name in result.draws) else 1
 
 
 def compare(draws: int, names: list[str], tell: Say) -> OperatorBits:
@@ -127,8 +127,8 @@ def compare(draws: int, names: list[str], tell: Say) -> OperatorBits:
     )
     works = [{"kind": kind, "draws": each, "names": names} for kind in KINDS]
     result = OperatorBits()
-    for found in on_all_cores("benchmarks.operators", works, lambda found: tell(f"  {found['kind']}: done")):
-        for answer in found["answers"]:
+    for reply in on_all_cores("benchmarks.operators", works, lambda reply: tell(f"  {reply['kind']}: done")):
+        for answer in reply["answers"]:
             result.add(answer)
     return result
 

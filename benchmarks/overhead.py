@@ -198,8 +198,8 @@ def bare(n: int = 2000) -> tuple[float, float]:
     resources = dataclasses.replace(resources, pool=MemoryPool(2))
     began = time.thread_time()
     for k in range(n):
-        made = prepare_batch(resources, k, lambda: True, finished=True)
-        iterator._assemble(k, made)
+        prepared = prepare_batch(resources, k, lambda: True, finished=True)
+        iterator._assemble(k, prepared)
     host_us = 1e6 * (time.thread_time() - began) / n
     with tempfile.TemporaryDirectory(prefix="ddlp-bench-") as spool:
         layout, name = Layout(1, 1, 1, 3), f"{0:032x}"
@@ -226,23 +226,23 @@ def loader(name: str, n: int, recorded: bool = False) -> tuple[float, float, flo
         return _epoch(DDLPLoader(dataset(n), 1, strategy=name, seed=0, record=home if recorded else None), n)
 
 
-def _epoch(made: DDLPLoader, n: int) -> tuple[float, float, float]:
+def _epoch(loader: DDLPLoader, n: int) -> tuple[float, float, float]:
     gc.collect()
     before = most = 0.0
     first, look = n // 10, max(1, n // 20)
     began = time.process_time()
-    for k, _ in enumerate(made):
+    for k, _ in enumerate(loader):
         if k == first:  # plan, threads and the engine's first answers are there by now
             before = most = resident_mib()
         elif k > first and k % look == 0:
             most = max(most, resident_mib())
-    return 1e6 * (time.process_time() - began) / n, most - before, made.report().batches_csd / n
+    return 1e6 * (time.process_time() - began) / n, most - before, loader.report().batches_csd / n
 
 
 def idle() -> float:
     """Return CPU seconds a second of this process and its engine, while training is at one step and all is prepared."""
-    made = DDLPLoader(dataset(5000), 1, strategy="wrr", seed=0, spool_bytes=1 << 20)  # a hundred batches fill the spool
-    batches = iter(made)
+    loader = DDLPLoader(dataset(5000), 1, strategy="wrr", seed=0, spool_bytes=1 << 20)  # a hundred batches fill the spool
+    batches = iter(loader)
     for _ in range(100):
         next(batches)
     accounts, until = batches.executor.ledger.devices.values(), time.monotonic() + _FILLED_S
@@ -258,7 +258,7 @@ def idle() -> float:
 
 def aims(result: Result) -> list[Aim]:
     """Return the aims: a batch's time is below the bound; neither it nor the memory grows with the length of the epoch."""
-    found = [
+    aims = [
         Aim(f"{what}: {result.bound_us:g} us over the worst line's", 1.0, result.bound_us / max(worst, 1e-9))
         for what in ("rules", "loader")
         if (worst := max((statistics.median(line.us) for line in result.lines if line.what == what), default=0.0))
@@ -271,10 +271,10 @@ def aims(result: Result) -> list[Aim]:
             for (what, name, batches), taken in us.items()
             if batches == lengths[-1]
         )
-        found.append(Aim(f"a batch's time at {lengths[-2]} batches over that at {lengths[-1]}, the worst line", _FLAT, flat))
+        aims.append(Aim(f"a batch's time at {lengths[-2]} batches over that at {lengths[-1]}, the worst line", _FLAT, flat))
     grown = max((statistics.median(line.mib) for line in result.lines), default=0.0)
-    found.append(Aim(f"memory: {_GROWTH_MIB:g} MiB over what the worst line grew by", 1.0, _GROWTH_MIB / max(grown, 0.1)))
-    return found
+    aims.append(Aim(f"memory: {_GROWTH_MIB:g} MiB over what the worst line grew by", 1.0, _GROWTH_MIB / max(grown, 0.1)))
+    return aims
 
 
 def table(result: Result) -> str:

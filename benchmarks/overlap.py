@@ -95,9 +95,9 @@ class Result:
 
     def gain(self, line: Line) -> list[float]:
         """Return a contender's rate divided by the best DataLoader's on cores of the same speed, round by round."""
-        peers = [one for one in self.lines if one.name in PEERS]
+        peers = [peer for peer in self.lines if peer.name in PEERS]
         best = max(
-            statistics.median(rate / host for rate, (host, _) in zip(one.rates, one.speeds, strict=True)) for one in peers
+            statistics.median(rate / host for rate, (host, _) in zip(peer.rates, peer.speeds, strict=True)) for peer in peers
         )
         return [rate / (best * host) for rate, (host, _) in zip(line.rates, line.speeds, strict=True)]
 
@@ -175,8 +175,8 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Result:
         metronome = stack.enter_context(Metronome(options.directory, cpus))
 
         def speeds(time: Timed) -> Speeds:
-            found = metronome.speeds(time.began, time.ended)
-            return found[cpus[0]], found[cpus[1]]
+            by_cpu = metronome.speeds(time.began, time.ended)
+            return by_cpu[cpus[0]], by_cpu[cpus[1]]
 
         slowdown = options.slowdown or _slowdown(options, speeds, say)
         result = Result(options.batches, options.batch, options.output, slowdown, accelerator_bound=options.accelerator > 1)
@@ -214,12 +214,12 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Result:
 
 def _slowdown(options: argparse.Namespace, speeds: Callable[[Timed], Speeds], say: Callable[[str], None]) -> float:
     """Return the factor by which the engine must be slowed, to have the wanted part of the host's speed on equal cores."""
-    with _bare("host", options, 1.0) as one, _bare("engine", options, 1.0) as other:
-        host, engine = both_at_once((one, other), options.seconds)
+    with _bare("host", options, 1.0) as host_loop, _bare("engine", options, 1.0) as engine_loop:
+        host, engine = both_at_once((host_loop, engine_loop), options.seconds)
     on_host, by_engine = speeds(host)
     slowdown = max(1.0, (engine.rate / by_engine) / (options.csd * host.rate / on_host))
-    found = f"host {host.rate:.0f}, engine {engine.rate:.0f} samples/s on cores of speeds {on_host:.0f} and {by_engine:.0f}"
-    say(f"bare loops, not slowed: {found}; engine slowed {slowdown:.2f} times")
+    text = f"host {host.rate:.0f}, engine {engine.rate:.0f} samples/s on cores of speeds {on_host:.0f} and {by_engine:.0f}"
+    say(f"bare loops, not slowed: {text}; engine slowed {slowdown:.2f} times")
     return slowdown
 
 
@@ -272,7 +272,7 @@ def aims(result: Result) -> list[Aim]:
     """Return the aims: wrr and mte against the bound; if preparing is the limit, wrr also against the best DataLoader."""
     lines = {line.name: line for line in result.lines}
     of = "" if result.pipeline == "imagenet1" else f"{result.pipeline}: "
-    found = [
+    aims = [
         Aim(f"{of}{name}, {result.output}: of the bound", least, statistics.median(result.of_bound(lines[name])))
         for name, least in (("wrr", 0.97), ("mte", 0.95))
         if name in lines
@@ -282,8 +282,8 @@ def aims(result: Result) -> list[Aim]:
         gain = statistics.median(result.gain(wrr))
         # The part of the largest possible gain. DataLoader's rate is in both gains, so it cancels out.
         of_it = statistics.median(ratios(wrr.rates, [sum(result.bare(speeds)) for speeds in wrr.speeds]))
-        found.append(Aim(f"{of}wrr's gain over DataLoader, {gain:.2f}: of (r_cpu + r_csd) / r_DataLoader", 0.97, of_it))
-    return found
+        aims.append(Aim(f"{of}wrr's gain over DataLoader, {gain:.2f}: of (r_cpu + r_csd) / r_DataLoader", 0.97, of_it))
+    return aims
 
 
 def table(result: Result) -> str:

@@ -128,7 +128,7 @@ def with_ddlp(engines: int, result: Result, count: int) -> tuple[float, float]:
 
     batches_per_s = rate(loader, result.step_s, ready, count)
     taking = loader._parts.life.rates.taking_cpu.values()
-    return batches_per_s, sum(one.seconds for one in taking) / max(1, len(taking))
+    return batches_per_s, sum(cost.seconds for cost in taking) / max(1, len(taking))
 
 
 def with_dataloader(workers: int, result: Result, count: int) -> float:

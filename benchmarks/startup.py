@@ -49,7 +49,7 @@ class Result:
 
     def earlier(self, line: Line) -> list[float]:
         """Return DataLoader's time divided by this contender's, round by round."""
-        peer = next(one for one in self.lines if (one.data, one.workers, one.name) == (line.data, line.workers, PEER))
+        peer = next(other for other in self.lines if (other.data, other.workers, other.name) == (line.data, line.workers, PEER))
         return ratios(peer.seconds, line.seconds)
 
 
@@ -91,9 +91,9 @@ def measure(options: argparse.Namespace, directory: Path) -> Result:
             "directory": str(directory), "files": SIZES[line.data], "batch": options.batch, "workers": line.workers,
             "strategy": STRATEGIES.get(line.name),
         }  # fmt: skip
-        found = child("benchmarks.startup", work, cpus)
-        line.seconds.append(found["seconds"])
-        line.grown_mb.append(found["grown_mb"])
+        answer = child("benchmarks.startup", work, cpus)
+        line.seconds.append(answer["seconds"])
+        line.grown_mb.append(answer["grown_mb"])
         return 1000 * line.seconds[-1]
 
     for data in options.sizes:

@@ -69,8 +69,8 @@ def _warp(span: Span, name: str) -> dict[str, Any]:
     return {"interpolation": InterpolationMode(name), "fill": span.colour()}
 
 
-def _joined(rows: Callable[[Any], Rows], several: Iterable[Any]) -> Rows:
-    return {name: row for one in several for name, row in rows(one).items()}
+def _joined(rows: Callable[[Any], Rows], variants: Iterable[Any]) -> Rows:
+    return {name: row for variant in variants for name, row in rows(variant).items()}
 
 
 def _resampling_rows(name: str) -> Rows:

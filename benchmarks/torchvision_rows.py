@@ -218,23 +218,23 @@ def _theirs(t: Any, image: Image.Image, index: int) -> np.ndarray:
     keyed = Keyed(0, 0, index, 0)
     with _drawing(keyed):
         if type(t).__name__ == "RandomErasing":
-            kept: torch.Tensor = t(torch.ones(1, image.height, image.width)) == 1
-            return kept.permute(1, 2, 0).numpy().astype(np.uint8)
+            mask: torch.Tensor = t(torch.ones(1, image.height, image.width)) == 1
+            return mask.permute(1, 2, 0).numpy().astype(np.uint8)
         if type(t).__name__ == "AugmentOp":
             keyed.below(1)  # for ddlp it is a list of one
         before, last = (t.transforms[:-1], t.transforms[-1]) if isinstance(t, v2.Compose) else ([], t)
         if isinstance(last, _POLICIES):
             for step in before:
                 image = step(image)
-            made: Any = _by_policy(last, image, keyed)
+            result: Any = _by_policy(last, image, keyed)
         elif isinstance(t, Views):
-            made = t.transforms[0](image)
+            result = t.transforms[0](image)
         else:
-            made = t(image)
-        if isinstance(made, torch.Tensor):
-            made = made.permute(1, 2, 0).contiguous()
-    images = [np.asarray(one) for one in (made if isinstance(t, _SEVERAL) else [made])]
-    return np.concatenate([one if one.ndim == 3 else one[..., np.newaxis] for one in images])
+            result = t(image)
+        if isinstance(result, torch.Tensor):
+            result = result.permute(1, 2, 0).contiguous()
+    images = [np.asarray(view) for view in (result if isinstance(t, _SEVERAL) else [result])]
+    return np.concatenate([pixels if pixels.ndim == 3 else pixels[..., np.newaxis] for pixels in images])
 
 
 def _ours(t: Any, source: str, sources: Mapping[str, np.ndarray], index: int, mode: str) -> np.ndarray:
@@ -243,7 +243,7 @@ def _ours(t: Any, source: str, sources: Mapping[str, np.ndarray], index: int, mo
     if erases:
         translation = translate(v1.Compose([v1.ToTensor(), t]), mode)
     elif isinstance(t, Views):
-        translation = translate(Views(*(v1.Compose([one, v1.PILToTensor()]) for one in t.transforms)), mode)
+        translation = translate(Views(*(v1.Compose([view, v1.PILToTensor()]) for view in t.transforms)), mode)
     else:
         translation, _ = translate_steps(steps_of(t, mode), mode)
     result = run_cases(sources, [Case(source, index, translation.pipeline.to_data())])
@@ -252,10 +252,10 @@ def _ours(t: Any, source: str, sources: Mapping[str, np.ndarray], index: int, mo
     pixels = result.pixels[0]
     if not erases:
         return pixels
-    kept = np.ones((*pixels.shape[:2], 1), np.uint8)
+    mask = np.ones((*pixels.shape[:2], 1), np.uint8)
     for top, left, bottom, right in result.boxes[0][:: 2 if getattr(t, "per_pixel", False) else 1]:
-        kept[top:bottom, left:right] = 0
-    return kept
+        mask[top:bottom, left:right] = 0
+    return mask
 
 
 # -- whose a difference is -------------------------------------------------------------------------------------------------
@@ -371,7 +371,7 @@ def compare_row(name: str, draws: int) -> Compared:
         return _compare_decoding(name, files)
     plain = name.removesuffix(_FROM_A_JPEG)
     parameters, make = {**ROWS, **ON_TENSORS}[plain]
-    found = Compared(name, parameters)
+    row = Compared(name, parameters)
     wanted = ("JPEG 4:2:0", "JPEG greyscale") if name != plain else tuple(pixels)
     for source in wanted:
         grey = source == "grey"
@@ -380,11 +380,11 @@ def compare_row(name: str, draws: int) -> Compared:
         with Image.fromarray(pixels[source]) if source in pixels else _loaded(files[source]) as image:
             for trial in range(draws):
                 t = make((v1, v2)[trial % 2] if draws > 1 else v1, Span(name, trial // 2))
-                _compare(found, t, source, {**pixels, **files}, image, trial, "L" if grey else "RGB")
-    return found
+                _compare(row, t, source, {**pixels, **files}, image, trial, "L" if grey else "RGB")
+    return row
 
 
-def _compare(found: Compared, t: Any, source: str, sources: Any, image: Image.Image, index: int, mode: str) -> None:
+def _compare(row: Compared, t: Any, source: str, sources: Any, image: Image.Image, index: int, mode: str) -> None:
     """Add one trial."""
     answers: list[Any] = []
     for make in (lambda: _ours(t, source, sources, index, mode), lambda: _theirs(t, image, index)):
@@ -394,24 +394,24 @@ def _compare(found: Compared, t: Any, source: str, sources: Any, image: Image.Im
             answers.append(error)
     ours, theirs = answers
     if isinstance(theirs, Exception):
-        found.refused += 1
+        row.refused += 1
     elif isinstance(ours, Exception) or ours.shape != theirs.shape:
         shapes = [answer if isinstance(answer, Exception) else answer.shape for answer in answers]
-        found.error = found.error or f"{t!r} on {source}, draw {index}: ddlp {shapes[0]}, torchvision {shapes[1]}"
+        row.error = row.error or f"{t!r} on {source}, draw {index}: ddlp {shapes[0]}, torchvision {shapes[1]}"
     else:
-        _add(found, ours, theirs, lambda: _whose(t, image, index, ours, theirs))
+        _add(row, ours, theirs, lambda: _whose(t, image, index, ours, theirs))
 
 
-def _add(found: Compared, ours: np.ndarray, theirs: np.ndarray, whose: Callable[[], str]) -> None:
+def _add(row: Compared, ours: np.ndarray, theirs: np.ndarray, whose: Callable[[], str]) -> None:
     distance = np.abs(ours.astype(int) - theirs)
-    found.trials, found.values = found.trials + 1, found.values + distance.size
-    found.largest = max(found.largest, int(distance.max(initial=0)))
+    row.trials, row.values = row.trials + 1, row.values + distance.size
+    row.largest = max(row.largest, int(distance.max(initial=0)))
     differ = int(np.count_nonzero(distance))
     if differ:
         name = whose()
-        found.differ += differ
-        found.whose[name] = found.whose.get(name, 0) + 1
-        found.values_whose[name] = found.values_whose.get(name, 0) + differ
+        row.differ += differ
+        row.whose[name] = row.whose.get(name, 0) + 1
+        row.values_whose[name] = row.values_whose.get(name, 0) + differ
 
 
 def _loaded(content: np.ndarray) -> Image.Image:
@@ -423,19 +423,19 @@ def _loaded(content: np.ndarray) -> Image.Image:
 
 
 def _compare_decoding(name: str, files: Mapping[str, np.ndarray]) -> Compared:
-    found, source = Compared(name, ""), name.removeprefix("decode ")
+    row, source = Compared(name, ""), name.removeprefix("decode ")
     data = translate(v1.PILToTensor()).pipeline.to_data()
     result = run_cases(files, [Case(source, 0, data)])
     try:
         theirs = np.asarray(_loaded(files[source]))
     except OSError as error:
-        found.refused, found.error = 1, "" if 0 in result.errors else f"torchvision alone refuses it: {error}"
-        return found
+        row.refused, row.error = 1, "" if 0 in result.errors else f"torchvision alone refuses it: {error}"
+        return row
     if 0 in result.errors:
-        found.error = f"ddlp alone refuses it: {result.errors[0]}"
+        row.error = f"ddlp alone refuses it: {result.errors[0]}"
     else:
-        _add(found, result.pixels[0], theirs, lambda: "ddlp")
-    return found
+        _add(row, result.pixels[0], theirs, lambda: "ddlp")
+    return row
 
 
 def all_names() -> list[str]:
@@ -494,11 +494,11 @@ def compare(names: Sequence[str], draws: int, tell: Say) -> Table:
     works = [{"names": list(names[k :: 4 * cores]), "draws": draws} for k in range(4 * cores)]
     done: dict[str, Compared] = {}
 
-    def told(answer: dict[str, Any]) -> None:
+    def add(answer: dict[str, Any]) -> None:
         done.update((row["name"], Compared(**row)) for row in answer["rows"])
         tell(f"{len(done)} of {len(names)} rows")
 
-    on_all_cores("benchmarks.torchvision_rows", [work for work in works if work["names"]], told)
+    on_all_cores("benchmarks.torchvision_rows", [work for work in works if work["names"]], add)
     return Table(versions(), [done[name] for name in names])
 
 

@@ -143,7 +143,7 @@ def measure(options: argparse.Namespace) -> Result:
         result.workers = max(speeds, key=lambda workers: speeds[workers])
         say(f"DataLoader: {', '.join(f'{w} workers {r:.0f}' for w, r in speeds.items())} samples/s without training")
         loaders: dict[str, Any] = {BASELINE: _baseline(options, result.workers, options.batches)}
-        loaders |= {one: _ours(options, one, hosts) for one in (*STRATEGIES, "csd")}
+        loaders |= {strategy: _ours(options, strategy, hosts) for strategy in (*STRATEGIES, "csd")}
         for loader in loaders.values():
             _prepared(loader, options.batch)  # workers and engines up, rates known
         for k in range(options.rounds):
@@ -279,14 +279,14 @@ def _settled(device: torch.device) -> None:
 def aims(result: Result) -> list[Aim]:
     """Return the aims: wrr against the bound; if training is the bound, also the part of a step without waiting for a batch."""
     line = next(line for line in result.lines if line.name == "wrr")
-    found = [Aim(f"wrr, {result.model}: of the bound", _AIM, statistics.median(ratios(line.rates, result.bounds)))]
+    aims = [Aim(f"wrr, {result.model}: of the bound", _AIM, statistics.median(ratios(line.rates, result.bounds)))]
     if result.bounds == result.r_train:
         rounds = zip(line.idle_ms, result.idle_ms, line.rates, strict=True)
         busy = [1 - (idle - least) / (1e3 * result.batch / rate) for idle, least, rate in rounds]
-        found.append(
+        aims.append(
             Aim(f"wrr, {result.model}: part of a step without waiting for a batch", _BUSY_AIM, statistics.median(busy))
         )
-    return found
+    return aims
 
 
 def table(result: Result) -> str:

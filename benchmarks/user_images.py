@@ -71,8 +71,8 @@ def _web_dataset(directory: Path) -> IterableDataset:
                 archive.addfile(member, io.BytesIO(content))
         new.rename(shard)
     pipeline: Any = webdataset.WebDataset(str(shard), shardshuffle=False).decode("pilrgb").to_tuple("jpg", "cls")
-    made: IterableDataset = pipeline.map_tuple(transform("imagenet1"), int)
-    return made
+    dataset: IterableDataset = pipeline.map_tuple(transform("imagenet1"), int)
+    return dataset
 
 
 # How each is made from the photographs' directory, the package that it needs, and the aim.

@@ -161,8 +161,8 @@ def run(options: argparse.Namespace) -> int:
     """Measure and print."""
     result = measure(options)
     aims = [
-        Aim(f"{OURS} / {PEER}, {one.data}, {one.workers} workers", _aim(one.data), statistics.median(one.ratio))
-        for one in result.lines
+        Aim(f"{OURS} / {PEER}, {line.data}, {line.workers} workers", _aim(line.data), statistics.median(line.ratio))
+        for line in result.lines
     ]
     emit(options, result, table(result), aims)
     return 0

@@ -94,7 +94,8 @@ def measure(truth: Measured, rng: random.Random, *, steps: int = 100, noise: flo
 
 def oracle(truth: Measured) -> Estimate:
     """Return the fastest of all candidates by the true figures; of several, one with the fewest sources."""
-    return min((estimate(truth, paths) for paths in all_sets(truth.paths)), key=lambda one: (one.value("time"), len(one.paths)))
+    candidates = (estimate(truth, paths) for paths in all_sets(truth.paths))
+    return min(candidates, key=lambda candidate: (candidate.value("time"), len(candidate.paths)))
 
 
 @dataclass(frozen=True)
@@ -143,9 +144,9 @@ def _compare_one(rng: random.Random, steps: int, noise: float) -> Iterator[Compa
             chosen = decide(measured).chosen.paths
         else:
             chosen = rule.choose(measured) if isinstance(rule, FastFlow) else rule.choose(measured, window_s)
-        one = true(chosen)
-        slower = one.value("time") / best.value("time") - 1
-        yield Comparison(name, limit, slower, one.engine_s / truth.step_s, best.engine_s / truth.step_s, len(chosen))
+        outcome = true(chosen)
+        slower = outcome.value("time") / best.value("time") - 1
+        yield Comparison(name, limit, slower, outcome.engine_s / truth.step_s, best.engine_s / truth.step_s, len(chosen))
 
 
 def play(
@@ -181,7 +182,7 @@ def table(rows: Sequence[Comparison]) -> str:
         slower = [row.slower for row in its]
         cheaper = [row.slower for row, our in zip(its, ours, strict=True) if row.engine_s < our.engine_s * 0.999]
         lines.append(
-            f"| {rule} | {fmean(slower):.2%} | {max(slower):.1%} | {sum(one > 0.03 for one in slower)} "
+            f"| {rule} | {fmean(slower):.2%} | {max(slower):.1%} | {sum(excess > 0.03 for excess in slower)} "
             f"| {fmean(row.sources for row in its):.2f} | {fmean(row.engine_s for row in its):.3f} "
             f"| {len(cheaper)} | {fmean(cheaper) if cheaper else 0.0:.1%} |"
         )

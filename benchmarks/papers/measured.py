@@ -86,9 +86,9 @@ class Measured:
         backends = ("native", "torch") if backend is None else (backend,)
         return [
             run
-            for (of, name, by, count), found in self._runs.items()
+            for (of, name, by, count), runs in self._runs.items()
             if of == setup and name == strategy and by in backends and workers in (None, count)
-            for run in found
+            for run in runs
         ]
 
     def column(self, setup: Setup, column: str) -> list[dict[str, Any]]:
@@ -169,18 +169,18 @@ def by_columns(
     lines, all_saved = [], dict[str, list[dict[str, float]]]()
 
     def add_saved(whose: str, values: dict[str, float]) -> None:
-        found = savings(values)
-        all_saved.setdefault(whose, []).append(found)
-        lines.append(["", "", f"{whose}, saved", *(percent(found[c]) if c in found else "" for c in COLUMNS)])
+        by_column = savings(values)
+        all_saved.setdefault(whose, []).append(by_column)
+        lines.append(["", "", f"{whose}, saved", *(percent(by_column[c]) if c in by_column else "" for c in COLUMNS)])
 
     for row, model, pipeline, ranks in paper_rows(table):
         lines.append([row["model"], row["preprocess_type"], "paper", *(contents.printed(row, column) for column in COLUMNS)])
         add_saved("paper", {c: value for c in COLUMNS if (value := contents.printed_value(row, c)) is not None})
         for setup in measured.setups(model, pipeline, ranks):
             runs = {column: measured.column(setup, column) for column in COLUMNS}
-            cells = [contents.own(setup, c, found) if found else NONE for c, found in runs.items()]
+            cells = [contents.own(setup, c, column_runs) if column_runs else NONE for c, column_runs in runs.items()]
             lines.append(["", "", str(setup), *cells])
-            known = {c: contents.own_value(found) for c, found in runs.items() if found}
+            known = {c: contents.own_value(column_runs) for c, column_runs in runs.items() if column_runs}
             add_saved("own", {c: value for c, value in known.items() if value is not None})
             lines += more(setup)
     return lines + summary(all_saved, COLUMNS)
@@ -188,19 +188,19 @@ def by_columns(
 
 def savings(values: dict[str, float]) -> dict[str, float]:
     """Return for each column of a strategy the per cent that it saves against the CPU alone with as many processes."""
-    found = {}
+    by_column = {}
     for column, value in values.items():
         baseline = None if column.startswith(("cpu", "csd")) else values.get("cpu" + column[3:])
         if (part := saved(value, baseline)) is not None:
-            found[column] = part
-    return found
+            by_column[column] = part
+    return by_column
 
 
 def summary(all_saved: dict[str, list[dict[str, float]]], columns: Sequence[str]) -> list[list[str]]:
     """Return the lines "up to" and "mean" of what is saved in all rows, the paper's and the own ones."""
     lines = []
     for whose, rows_saved in all_saved.items():
-        by_column = {c: [one[c] for one in rows_saved if c in one] for c in columns}
+        by_column = {c: [row[c] for row in rows_saved if c in row] for c in columns}
         if any(by_column.values()):
             for name, of in (("up to", max), ("mean", statistics.mean)):
                 cells = [percent(of(values)) if values else "" for values in by_column.values()]
@@ -248,22 +248,22 @@ def table7(measured: Measured) -> str:
     def add_saved(whose: str, times: dict[str, float]) -> None:
         dali = min((times[c] for c in ("dali_c", "dali_g") if c in times), default=None)
         for against, baseline in (("torchvision", times.get("tv")), ("DALI", dali)):
-            found = {c: part for c in ("mte_d", "wrr_d") if (part := saved(times.get(c), baseline)) is not None}
+            by_column = {c: part for c in ("mte_d", "wrr_d") if (part := saved(times.get(c), baseline)) is not None}
             name = f"{whose} against {against}"
-            all_saved.setdefault(name, []).append(found)
-            lines.append(["", "", f"{name}, saved", *(percent(found[c]) if c in found else "" for c in columns)])
+            all_saved.setdefault(name, []).append(by_column)
+            lines.append(["", "", f"{name}, saved", *(percent(by_column[c]) if c in by_column else "" for c in columns)])
 
     for row, model, pipeline, ranks in paper_rows("table7"):
         lines.append([row["model"], row["preprocess_type"], "paper", *(row[c] for c in columns)])
         add_saved("paper", {c: float(row[c]) for c in columns})
         for setup in measured.setups(model, pipeline, ranks):
-            found = [
+            column_runs = [
                 next((runs for by in backends if (runs := measured.runs(setup, name, measured.many, by))), [])
                 for name, backends in columns.values()
             ]
-            if any(found):
-                lines.append(["", "", str(setup), *(cell(figure(runs, "s_per_batch")) for runs in found)])
-                times = [statistics.mean(figure(runs, "s_per_batch")) if runs else None for runs in found]
+            if any(column_runs):
+                lines.append(["", "", str(setup), *(cell(figure(runs, "s_per_batch")) for runs in column_runs)])
+                times = [statistics.mean(figure(runs, "s_per_batch")) if runs else None for runs in column_runs]
                 add_saved("own", {c: s for c, s in zip(columns, times, strict=True) if s is not None})
     lines += summary(all_saved, list(columns))
     title = f"Table VII: with DALI, 16 extra processes (own: {measured.many}), seconds a batch"
@@ -316,32 +316,32 @@ def preparing_s(runs: list[dict[str, Any]]) -> list[float]:
 
     That is the paper's measure: the host's images over its rate. Without a rate (it made none) the host took no time.
     """
-    found = []
+    values = []
     for run in runs:
         epochs = [epoch for epoch in run["epochs"] if epoch["number"] > 0] or run["epochs"]
         seconds, known = 0.0, True
         for epoch in epochs:
-            made = epoch["batches_cpu"] + epoch["batches_csd"]
+            prepared = epoch["batches_cpu"] + epoch["batches_csd"]
             if epoch["batches_cpu"]:
                 known = known and bool(epoch["rate_cpu"])
-                seconds += epoch["samples"] * epoch["batches_cpu"] / made / epoch["rate_cpu"] if epoch["rate_cpu"] else 0.0
+                seconds += epoch["samples"] * epoch["batches_cpu"] / prepared / epoch["rate_cpu"] if epoch["rate_cpu"] else 0.0
         if known and (batches := sum(epoch["batches"] for epoch in epochs)):
-            found.append(seconds / batches)
-    return found
+            values.append(seconds / batches)
+    return values
 
 
 def table9(measured: Measured) -> str:
     """Return the section about the time of the host's CPU and DRAM."""
 
     def processor(setup: Setup) -> list[list[str]]:
-        found = [measured.column(setup, column) for column in (*COLUMNS, *PROCESSOR)]
-        return [["", "", "own, processor s", *(cell(figure(runs, "host_cpu_s_per_batch")) for runs in found)]]
+        column_runs = [measured.column(setup, column) for column in (*COLUMNS, *PROCESSOR)]
+        return [["", "", "own, processor s", *(cell(figure(runs, "host_cpu_s_per_batch")) for runs in column_runs)]]
 
     contents = Contents(
         lambda row, c: row.get(c, NONE),
         lambda row, c: float(row[c]) if c in row else None,
         lambda _, __, runs: cell(preparing_s(runs)),
-        lambda runs: statistics.mean(found) if (found := preparing_s(runs)) else None,
+        lambda runs: statistics.mean(seconds) if (seconds := preparing_s(runs)) else None,
     )
     names = [*head(measured), *(f"DataLoader_{workers}, processor s" for workers in (0, measured.many))]
     lines = [line + [""] * (len(names) - len(line)) for line in by_columns("table9", measured, contents, processor)]
@@ -392,7 +392,7 @@ def figure1(studies: Sequence[dict[str, Any]]) -> str:
 
 def table2(reports: Sequence[dict[str, Any]]) -> str:
     """Return what ran side by side: of the runs of each report that were recorded, a column for each strategy."""
-    found: list[tuple[str, dict[str, str]]] = []  # (whose, cell by column), one a line
+    entries: list[tuple[str, dict[str, str]]] = []  # (whose, cell by column), one a line
     for report in reports:
         record = report.get("options", {}).get("record")
         runs = [run for run in report["runs"] if run["complete"]] if record else []
@@ -403,9 +403,9 @@ def table2(reports: Sequence[dict[str, Any]]) -> str:
         whose = f"own: {runs[0]['model']}, batch {runs[0]['batch_size']}, {report['accelerator'] or runs[0]['device']}"
         for title in next(iter(groups.values())):
             cells = {name: _part(*times[title]) for name, times in groups.items()}
-            found.append((whose, {"": title, **cells}))
-    columns = list(dict.fromkeys(name for _, cells in found for name in cells if name))
-    lines = [[whose, cells[""], *(cells.get(column, NONE) for column in columns)] for whose, cells in found]
+            entries.append((whose, {"": title, **cells}))
+    columns = list(dict.fromkeys(name for _, cells in entries for name in cells if name))
+    lines = [[whose, cells[""], *(cells.get(column, NONE) for column in columns)] for whose, cells in entries]
     titles = ["PyTorch" if column == "dataloader" else column.upper() for column in columns]
     notes = ["The part of the time in which data are prepared that ran beside other work. Recorded by the templates' --record."]
     title = "Table II: what runs side by side"
@@ -418,20 +418,20 @@ def _part(both_s: float, prepared_s: float) -> str:
 
 def read(directory: Path) -> list[dict[str, Any]]:
     """Return the templates' reports in a directory. Other JSON files are skipped."""
-    found = []
+    reports = []
     for path in sorted(directory.glob("*.json")):
         data = json.loads(path.read_text())
         if isinstance(data, dict) and {"template", "runs", "accelerator"} <= data.keys():
-            found.append(data)
-    return found
+            reports.append(data)
+    return reports
 
 
 def tables(measured: Measured, reports: Sequence[dict[str, Any]] = ()) -> str:
     """Return all sections as one text; Figure 1 and Table II come from the reports themselves."""
     studies = [report for report in reports if report["template"] == "bottleneck_study"]
     others = [report for report in reports if report["template"] != "bottleneck_study"]
-    made = [make(measured) for make in (table6, table7, table8, table9, figure8)]
-    return "\n\n".join([figure1(studies), table2(others), *made])
+    sections = [make(measured) for make in (table6, table7, table8, table9, figure8)]
+    return "\n\n".join([figure1(studies), table2(others), *sections])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -42,10 +42,10 @@ def table6_seconds(text: str) -> dict[tuple[str, int], float]:
     if not section:
         raise ValueError(f"docs/benchmarks.md has no section {TABLE6!r}; `python -m benchmarks --all` writes it")
     form = r"^(\w+ \w+) +(\d+)(?: +[\d.]+){4} +[+-][\d.]+% +([\d.]+) +[\d.]+ \("
-    found = {(name, int(extra)): float(s) for name, extra, s in re.findall(form, section, re.M)}
-    if missing := [place for cell in clean_cells() if (place := _place(cell)) not in found]:
+    seconds = {(name, int(extra)): float(s) for name, extra, s in re.findall(form, section, re.M)}
+    if missing := [place for cell in clean_cells() if (place := _place(cell)) not in seconds]:
         raise ValueError(f"docs/benchmarks.md, {TABLE6}: no line of {missing[0]}")
-    return found
+    return seconds
 
 
 def _place(cell: Cell) -> tuple[str, int]:
@@ -96,11 +96,11 @@ def table6(cells: Sequence[Cell], ours: dict[tuple[str, int], float]) -> Iterato
 
 def table7(predicted: Sequence[Prediction]) -> Iterator[Sequence[str]]:
     """Yield the lines of Table VII."""
-    for one in predicted:
-        if one.part.startswith("Table VII"):
+    for prediction in predicted:
+        if prediction.part.startswith("Table VII"):
             yield (
-                one.cell, f"{one.cpu_s:.3f}", f"{one.strategy.upper()}_D", f"{one.printed_s:.3f}",
-                less(one.printed_s, one.cpu_s), f"{one.rules_s:.3f}", "not run",
+                prediction.cell, f"{prediction.cpu_s:.3f}", f"{prediction.strategy.upper()}_D", f"{prediction.printed_s:.3f}",
+                less(prediction.printed_s, prediction.cpu_s), f"{prediction.rules_s:.3f}", "not run",
             )  # fmt: skip
 
 
@@ -122,7 +122,7 @@ def table9(cells: Sequence[Cell]) -> Iterator[Sequence[str]]:
     for row in rows("table9"):
         for processes in (0, 16):
             place = (f"{row['model']} {row['preprocess_type']}", processes)
-            (cell,) = (one for one in cells if _place(one) == place)
+            (cell,) = (cell for cell in cells if _place(cell) == place)
             cpu, wrr = (float(row[f"{column}{processes}"]) for column in ("cpu", "wrr"))
             own = cpu * (1 - device_share(cell))
             yield *map(str, place), f"{cpu:.3f}", f"{wrr:.3f}", less(wrr, cpu), f"{own:.3f}", less(own, cpu)

@@ -109,14 +109,14 @@ def measure(options: argparse.Namespace) -> Result:
                 {"cell": number, "scale": options.step / cell.limit_s, "batches": options.batches, "strategy": options.strategy}
                 for number, cell in enumerate(cells)
             ]
-            replayed = pool.map(lambda one: child("benchmarks.papers.scaled", one, cpus), work)
-            for cell, line, found in zip(cells, result.lines, replayed, strict=True):
-                line.seconds.append(found["seconds"] / options.batches / (options.step / cell.limit_s))
+            replayed = pool.map(lambda task: child("benchmarks.papers.scaled", task, cpus), work)
+            for cell, line, answer in zip(cells, result.lines, replayed, strict=True):
+                line.seconds.append(answer["seconds"] / options.batches / (options.step / cell.limit_s))
                 line.of_limit.append(line.limit_s / line.seconds[-1])
-                line.csd_batches.append(found["csd"])
+                line.csd_batches.append(answer["csd"])
                 say(
                     f"round {k + 1}: {line.cell} {cell.processes:2}: {line.of_limit[-1]:.3f} of the limit, "
-                    f"{found['csd']} from the CSD"
+                    f"{answer['csd']} from the CSD"
                 )
     return result
 

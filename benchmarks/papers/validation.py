@@ -95,14 +95,15 @@ def validate() -> Validation:
         (_ONE, "mte", 0.01, 0.0015), (_ONE, "wrr", 0.01, 0.004), (_TWO, "mte", 0.015, None), (_TWO, "wrr", 0.015, None),
         (_DALI, "mte", 0.0015, None), (_DALI, "wrr", 0.0015, None),
     ):  # fmt: skip
-        found = [one for one in predictions if (one.part, one.strategy) == (part, strategy)]
-        errors = [abs(one.error) for one in found], [abs(one.formula_error) for one in found]
-        what = f"{part}, {strategy.upper()}: error of {len(found)} cells,"
+        matching = [prediction for prediction in predictions if (prediction.part, prediction.strategy) == (part, strategy)]
+        errors = [abs(prediction.error) for prediction in matching], [abs(prediction.formula_error) for prediction in matching]
+        what = f"{part}, {strategy.upper()}: error of {len(matching)} cells,"
         aims.append(_at_most(f"{what} largest", most, *map(max, errors)))
         if mean is not None:
             aims.append(_at_most(f"{what} mean", mean, *map(statistics.mean, errors)))
-    wrong = [one for one in predictions if one.part == _WRONG]
-    least, by_formula = min(abs(one.error) for one in wrong), min(abs(one.formula_error) for one in wrong)
+    wrong = [prediction for prediction in predictions if prediction.part == _WRONG]
+    least = min(abs(prediction.error) for prediction in wrong)
+    by_formula = min(abs(prediction.formula_error) for prediction in wrong)
     what = f"{_WRONG}: error of {len(wrong)} figures, least"
     aims.append(Aim(what, "above 1 %", f"{least:.2%}", f"{by_formula:.2%}", least > 0.01))
     return Validation(predictions, aims)
@@ -115,12 +116,12 @@ def _at_most(what: str, limit: float, rules: float, formula: float) -> Aim:
 def _toy_aims() -> list[Aim]:
     """Section IV-D: 1000 batches; 1/4 s to prepare one on the CPU and train on it, 1 s on the CSD, 1/8 s to read and train."""
     n, toy = 1000, (0.25, 1.0, 0.125)
-    found = [
+    examples = [
         ("MTE", (225.0, 1000, 200), paper_epoch(n, *toy, split(n, *toy[:2])), f"{n * _formula('mte', *toy):g} s"),
         ("WRR", (222.25, 1000, 222), paper_epoch(n, *toy), f"{n * _formula('wrr', *toy):.2f} s"),
         ("Algorithm 2 to the letter", (285.625, 1285, 285), paper_epoch(n, *toy, literal=True), ""),
     ]
-    return [Aim(f"Section IV-D, {name}", _epoch(aim), _epoch(got), formula, got == aim) for name, aim, got, formula in found]
+    return [Aim(f"Section IV-D, {name}", _epoch(aim), _epoch(got), formula, got == aim) for name, aim, got, formula in examples]
 
 
 def _epoch(outcome: tuple[float, int, int]) -> str:
@@ -132,7 +133,7 @@ def _dali_cells() -> Iterable[Cell]:
     """Table VII's rows: Table VI's cells with 16 processes whose CPU times are those of DALI on the GPU."""
     for row in rows("table7"):
         place = (row["model"], row["preprocess_type"], 16)
-        (cell,) = (one for one in clean_cells() if (one.model, one.pipeline, one.processes) == place)
+        (cell,) = (cell for cell in clean_cells() if (cell.model, cell.pipeline, cell.processes) == place)
         yield replace(cell, cpu_s=float(row["dali_g"]), mte_s=float(row["mte_d"]), wrr_s=float(row["wrr_d"]))
 
 
@@ -173,15 +174,15 @@ def table(validation: Validation) -> str:
             part = mte.part
             lines.append(part)
         lines.append(f"  {mte.cell:20} {mte.processes:5} {mte.cpu_s:7.3f}  {_line(mte)}  {_line(wrr)}")
-    told = [("what must come out", "aim", "rules", "formula", "")]
-    told += [(aim.what, aim.aim, aim.rules, aim.formula, "met" if aim.met else "MISSED") for aim in validation.aims]
-    widths = [max(map(len, column)) for column in zip(*told, strict=True)]
-    lines += ["", *("  ".join(map(str.ljust, row, widths)).rstrip() for row in told)]
+    aim_rows = [("what must come out", "aim", "rules", "formula", "")]
+    aim_rows += [(aim.what, aim.aim, aim.rules, aim.formula, "met" if aim.met else "MISSED") for aim in validation.aims]
+    widths = [max(map(len, column)) for column in zip(*aim_rows, strict=True)]
+    lines += ["", *("  ".join(map(str.ljust, row, widths)).rstrip() for row in aim_rows)]
     return "\n".join(lines)
 
 
-def _line(one: Prediction) -> str:
-    return f"{one.printed_s:7.3f} {one.rules_s:7.3f} {one.error:+8.2%} {one.formula_error:+8.2%}"
+def _line(prediction: Prediction) -> str:
+    return f"{prediction.printed_s:7.3f} {prediction.rules_s:7.3f} {prediction.error:+8.2%} {prediction.formula_error:+8.2%}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -189,11 +190,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     options = parser.parse_args(arguments)
-    found = validate()
-    print(json.dumps(asdict(found), indent=2) if options.json else table(found))
-    for aim in found.missed:
+    validation = validate()
+    print(json.dumps(asdict(validation), indent=2) if options.json else table(validation))
+    for aim in validation.missed:
         print(f"validation: {aim.what}: must be {aim.aim}, is {aim.rules}", file=sys.stderr)
-    return 1 if found.missed else 0
+    return 1 if validation.missed else 0
 
 
 if __name__ == "__main__":
