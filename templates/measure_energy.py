@@ -41,7 +41,7 @@ def measure(task: Task, options: Any, meter: EnergyMeter, strategy: str, seed: i
 
     run, _ = train(task, options, strategy, seed, around=around)
     steady = {epoch.number for epoch in run.steady}
-    results = [one for one in results if one.epoch in steady and one.batches]
+    results = [result for result in results if result.epoch in steady and result.batches]
     if results:
         run.energy = asdict(summaries(results)[0])
     return run, results
@@ -64,9 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     status = 130  # Ctrl-C's, unless all runs end by themselves
     try:
         for strategy, seed in turns(options):
-            run, found = measure(task, options, meter, strategy, seed)
+            run, measured = measure(task, options, meter, strategy, seed)
             runs.append(run)
-            results += found
+            results += measured
             if not run.complete:
                 break
         else:
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return status or 130
     print(f"\n{task.model_name}, {task.pipeline}, on {options.device}, batches of {options.batch_size}; a run is an epoch\n")
     print(comparison(results))
-    notes = {text: None for one in results for text in (*one.notes, *(f"no meter: {why}" for why in one.absent))}
+    notes = {text: None for result in results for text in (*result.notes, *(f"no meter: {why}" for why in result.absent))}
     print("\n".join(f"- {text}" for text in notes))
     report = write_report("measure_energy", options, runs)
     record = report.with_suffix(".energy.json")

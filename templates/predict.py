@@ -46,13 +46,13 @@ class Stop(Exception):
 
 def find_images(directory: Path) -> list[str]:
     """Return the paths of all images below a directory, relative to it and sorted. Raises Stop if there are none."""
-    found = (
+    images = (
         os.path.relpath(os.path.join(where, name), directory)
         for where, _, names in os.walk(directory)
         for name in names
         if name.lower().endswith(IMG_EXTENSIONS)
     )
-    paths = sorted(found)
+    paths = sorted(images)
     if not paths:
         raise Stop(f"--data {directory}: no images below it ({', '.join(IMG_EXTENSIONS)})")
     return paths
@@ -198,8 +198,8 @@ def predict(paths: Sequence[str], model: nn.Module, transform: Callable[[Any], A
     with Interrupt() as interrupt:
         try:
             for samples, images, errors in batches(loader, data):
-                found = zip(*classify(model, images, top, options), strict=True) if images is not None else iter(())
-                rows = [_row(rest[index], errors.get(index), found, classes) for index in samples]
+                predictions = zip(*classify(model, images, top, options), strict=True) if images is not None else iter(())
+                rows = [_row(rest[index], errors.get(index), predictions, classes) for index in samples]
                 parts.add(rows)
                 wrong += len(errors)
                 if interrupt.asked:
@@ -220,12 +220,12 @@ def predict(paths: Sequence[str], model: nn.Module, transform: Callable[[Any], A
     return 0
 
 
-def _row(path: str, error: str | None, found: Iterator[Any], classes: list[str]) -> dict[str, Any]:
+def _row(path: str, error: str | None, predictions: Iterator[Any], classes: list[str]) -> dict[str, Any]:
     path = path.encode(errors="surrogateescape").decode(errors="replace")  # parquet holds UTF-8
     if error is not None:
         return {"path": path, "error": error}
-    scores, best = next(found)
-    return {"path": path, "labels": [classes[one] for one in best], "scores": scores}
+    scores, best = next(predictions)
+    return {"path": path, "labels": [classes[index] for index in best], "scores": scores}
 
 
 # fmt: off

@@ -97,14 +97,14 @@ def contrast(outputs: Tensor, _: Tensor) -> Tensor:
 
 def features(model: Any, task: Task, loader: Any, options: Any) -> tuple[Tensor, Tensor]:
     """Return (N, D) features of length 1 of a loader's images, and their N classes, on the device."""
-    found, classes, amp = [], [], AMP[options.amp]
+    embeddings, classes, amp = [], [], AMP[options.amp]
     for batch in loader:
         images, labels = to_device(batch, task, torch.device(options.device))
         with torch.autocast(images.device.type, amp, enabled=amp is not None):
             encoded = model.encoder(images)
-        found.append(nn.functional.normalize(encoded.float()))
+        embeddings.append(nn.functional.normalize(encoded.float()))
         classes.append(labels)
-    return torch.cat(found), torch.cat(classes)
+    return torch.cat(embeddings), torch.cat(classes)
 
 
 def by_neighbours(model: nn.Module, task: Task, loader: Any, options: Any, *, known: Any) -> tuple[int, int]:

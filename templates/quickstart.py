@@ -227,15 +227,15 @@ def quickstart(options: argparse.Namespace) -> int:
         print(f"{data}: {options.images} images made of sample photographs")
     train = ImageFolder(data / "train", TRAIN)
     out = options.out or new_directory("quickstart")
-    found = compare(
+    comparison = compare(
         train,
         batch_size=options.batch_size,
         seconds=options.seconds or min(60.0, 0.04 * len(train)),
         csd=options.csd,
         record=out / "wrr",
     )
-    print(f"\n{text(found)}\n")
-    page = write_page(found, out)
+    print(f"\n{text(comparison)}\n")
+    page = write_page(comparison, out)
 
     on_cpu = torch.device(options.device).type == "cpu"
     options.train_size = min(options.train_size or (64 if on_cpu else 224), 224)

@@ -58,8 +58,8 @@ def coco(root: Path, part: str, transforms: v2.Compose) -> Any:
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools tells that it reads
         dataset = CocoDetection(str(root / part), str(root / f"{part}.json"), transforms=transforms)
     boxes = dataset.coco.imgToAnns
-    for image, found in list(boxes.items()):
-        boxes[image] = [one for one in found if not one.get("iscrowd") and min(one["bbox"][2:]) > 0]
+    for image, anns in list(boxes.items()):
+        boxes[image] = [ann for ann in anns if not ann.get("iscrowd") and min(ann["bbox"][2:]) > 0]
     return wrap_dataset_for_transforms_v2(dataset, target_keys=("boxes", "labels", "image_id"))
 
 
@@ -124,7 +124,7 @@ def mean_precision(model: nn.Module, task: Task, loader: Any, options: Any) -> t
     from pycocotools.cocoeval import COCOeval
 
     truth: dict[str, list[dict[str, Any]]] = {"images": [], "annotations": [], "categories": []}
-    found: list[dict[str, Any]] = []
+    detections: list[dict[str, Any]] = []
     for batch in loader:
         images, targets = to_device(batch, task, torch.device(options.device))
         for target, output in zip(targets, model(images), strict=True):
@@ -137,16 +137,16 @@ def mean_precision(model: nn.Module, task: Task, loader: Any, options: Any) -> t
                     "iscrowd": 0,
                 })  # fmt: skip
             scores = output["scores"].tolist()
-            found += [{"image_id": image, "bbox": box, "category_id": label, "score": score}
+            detections += [{"image_id": image, "bbox": box, "category_id": label, "score": score}
                       for (box, label), score in zip(_boxes(output), scores, strict=True)]  # fmt: skip
-    truth["categories"] = [{"id": label} for label in sorted({one["category_id"] for one in truth["annotations"]})]
-    if not found:
+    truth["categories"] = [{"id": label} for label in sorted({ann["category_id"] for ann in truth["annotations"]})]
+    if not detections:
         return 0.0, len(truth["images"])
     with contextlib.redirect_stdout(io.StringIO()):
         known = COCO()
         known.dataset = truth
         known.createIndex()
-        scored = COCOeval(known, known.loadRes(found), "bbox")
+        scored = COCOeval(known, known.loadRes(detections), "bbox")
         scored.evaluate()
         scored.accumulate()
         scored.summarize()
@@ -173,17 +173,17 @@ def make_shapes(root: Path, train: int, val: int, side: int) -> Path:
             width, height = (int(draws.integers(side * 4 // 5, side * 6 // 5)) for _ in range(2))
             ground = Image.fromarray(draws.integers(40, 200, (6, 6, 3), dtype=np.uint8))
             image = ground.resize((width, height), Image.Resampling.BICUBIC)
-            found: list[list[float]] = []
+            drawn: list[list[float]] = []
             for _ in range(number % 3):  # every third image has none
-                shape, box = _draw(image, draws, found)
-                found.append(box)
+                shape, box = _draw(image, draws, drawn)
+                drawn.append(box)
                 boxes.append({"id": len(boxes) + 1, "image_id": number, "category_id": shape + 1, "bbox": box,
                               "area": box[2] * box[3], "iscrowd": 0})  # fmt: skip
             image.save(root / part / f"{number:05}.jpg", quality=90)
             images.append({"id": number, "file_name": f"{number:05}.jpg", "width": width, "height": height})
         categories = [{"id": k, "name": name} for k, name in enumerate(SHAPES, 1)]
-        said = {"images": images, "annotations": boxes, "categories": categories}
-        (root / f"{part}.json").write_text(json.dumps(said))
+        content = {"images": images, "annotations": boxes, "categories": categories}
+        (root / f"{part}.json").write_text(json.dumps(content))
     return root
 
 

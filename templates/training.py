@@ -143,7 +143,7 @@ def to_device(batch: Any, task: Task, device: torch.device) -> tuple[torch.Tenso
     """Return the batch on the device of the training. DDLPLoader's is there already."""
     images, labels = batch
     if isinstance(labels, list):  # detection: a dict for each image
-        tensors = [{name: torch.as_tensor(part, device=device) for name, part in one.items()} for one in labels]
+        tensors = [{name: torch.as_tensor(part, device=device) for name, part in target.items()} for target in labels]
         return images.to(device, non_blocking=True), tensors
     if isinstance(images, list):
         images = torch.cat(images)
@@ -189,8 +189,8 @@ class Training:
 
     def parts(self) -> dict[str, Any]:
         """Return the parts that have a state_dict, by name."""
-        found = {"model": self.plain, "optimizer": self.optimizer, "schedule": self.schedule, "scaler": self.scaler}
-        return {name: part for name, part in found.items() if part is not None}
+        parts = {"model": self.plain, "optimizer": self.optimizer, "schedule": self.schedule, "scaler": self.scaler}
+        return {name: part for name, part in parts.items() if part is not None}
 
     def step(self, images: torch.Tensor, labels: Any, amp: torch.dtype | None) -> torch.Tensor:
         """Forward, backward, update; returns the loss, detached, on the device."""
@@ -361,9 +361,9 @@ def _beside(training: Training, task: Task, options: Any, rank: int) -> Evaluati
     return Evaluation(training.plain, loader, lambda model, loader: evaluate(model, task, loader, options))
 
 
-def _note(found: list[Evaluated[tuple[float, int]]], run: Run) -> None:
+def _note(evaluations: list[Evaluated[tuple[float, int]]], run: Run) -> None:
     """Print the results that have come, and keep them with their epochs."""
-    for (epoch, (right, seen), seconds) in found:
+    for (epoch, (right, seen), seconds) in evaluations:
         run.epochs[epoch].accuracy = right / seen
         what = f"{run.score} {right / seen:.1%} of {seen} images"
         print(f"epoch {epoch + 1}: {what}; evaluated in {seconds:.1f} s", file=sys.stderr)
