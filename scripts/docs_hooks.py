@@ -57,10 +57,10 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 def readme_section(title: str) -> str:
     """Return the text below a heading of README.md, with links as seen from docs/. Raises LookupError for another heading."""
-    found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", _README.read_text(), re.MULTILINE | re.DOTALL)
-    if found is None:
+    match = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", _README.read_text(), re.MULTILINE | re.DOTALL)
+    if match is None:
         raise LookupError(f"README.md has no section {title!r}")
-    text = found[1].strip().replace("](docs/", "](").replace("[docs/", "[")
+    text = match[1].strip().replace("](docs/", "](").replace("[docs/", "[")
     return re.sub(r"\[([^]]+)\]\((?:#|templates|scripts)[^)]*\)", r"\1", text)  # links to what the site does not have
 
 

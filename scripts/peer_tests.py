@@ -108,13 +108,13 @@ def run(suite: Suite, directory: Path, words: str, with_ddlp: bool) -> dict[str,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "HOME": place},
             )  # fmt: skip
         cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
-        found: dict[str, str] = {}
+        outcomes: dict[str, str] = {}
         for case in cases:  # subtests have the name of their test
             name = f"{case.get('classname')}.{case.get('name')}"
-            found[name] = "failed" if found.get(name) == "failed" else outcome(case)
-        if set(found.values()) <= {"failed"}:  # no test, or none could be imported
+            outcomes[name] = "failed" if outcomes.get(name) == "failed" else outcome(case)
+        if set(outcomes.values()) <= {"failed"}:  # no test, or none could be imported
             raise SystemExit(f"the tests of {suite.name} did not run:\n{output.read_text()[-2000:]}")
-    return found
+    return outcomes
 
 
 def put_in(text: str, lines: str) -> str:
