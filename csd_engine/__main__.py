@@ -48,7 +48,7 @@ def _size(text: str) -> int:
 
 def _cpus(text: str) -> List[int]:
     try:
-        return sorted({int(one) for one in text.split(",")})
+        return sorted({int(number) for number in text.split(",")})
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of CPU numbers; write 1 or 2,3") from None
 

@@ -58,11 +58,11 @@ def named(error: Exception, place: str) -> Exception:
     If its type needs other arguments, return ``error`` itself with the place as a note.
     """
     try:
-        made = type(error)(f"{place}: {error}")
+        named_error = type(error)(f"{place}: {error}")
     except Exception:
         return noted(error, place)
-    made.__cause__ = error
-    return made
+    named_error.__cause__ = error
+    return named_error
 
 
 class EngineError(Exception):

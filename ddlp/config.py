@@ -117,19 +117,19 @@ class LoaderConfig:
         """All devices and sources in ``csd``. Raises ValueError for the name of an unknown device."""
         if self.csd is None:
             return ()
-        one = isinstance(self.csd, (str, Device)) or is_lease_source(self.csd)
-        given: Any = (self.csd,) if one else self.csd
-        return tuple(Device.at(one) if isinstance(one, str) else one for one in given)
+        single = isinstance(self.csd, (str, Device)) or is_lease_source(self.csd)
+        entries: Any = (self.csd,) if single else self.csd
+        return tuple(Device.at(entry) if isinstance(entry, str) else entry for entry in entries)
 
     @property
     def engine_devices(self) -> tuple[Device, ...]:
         """The named devices, each with an engine of its own; none if the embedded engine is used."""
-        return tuple(one for one in self.devices if isinstance(one, Device))
+        return tuple(device for device in self.devices if isinstance(device, Device))
 
     @property
     def own_sources(self) -> tuple[LeaseSource, ...]:
         """The sources of the user's own."""
-        return tuple(one for one in self.devices if not isinstance(one, Device))
+        return tuple(source for source in self.devices if not isinstance(source, Device))
 
     @property
     def target(self) -> torch.device | None:
@@ -183,13 +183,13 @@ class LoaderConfig:
         if self.backend != "native" and strategy.needs_device:
             with_it = f"backend={self.backend!r} with strategy={strategy.name!r}"
             raise ValueError(f"{with_it}: the host would prepare nothing; leave one out")
-        for one in self.devices:
-            if not isinstance(one, Device) and not is_lease_source(one):
+        for device in self.devices:
+            if not isinstance(device, Device) and not is_lease_source(device):
                 raise ValueError(
-                    f"csd={one!r}: expected a device's name or address, a ddlp.Device, several of them, or None"
+                    f"csd={device!r}: expected a device's name or address, a ddlp.Device, several of them, or None"
                 )
-        named = {one.label if isinstance(one, Device) else one.name: one for one in self.devices}
-        if len(named) < len(self.devices) and any(is_lease_source(one) for one in self.devices):
+        named = {device.label if isinstance(device, Device) else device.name: device for device in self.devices}
+        if len(named) < len(self.devices) and any(is_lease_source(device) for device in self.devices):
             raise ValueError(f"csd=: each source needs a name of its own, and these have {', '.join(named)}")
         for name, what in (("csd", "device"), ("pool", "pool")):
             if getattr(self, name) is not None and not strategy.uses_device:
@@ -228,7 +228,7 @@ class LoaderConfig:
     def _check_values(self, strategy: type[Strategy]) -> None:
         """Check each value by itself, and ``ratio`` together with the strategy."""
         if self.ratio is not None and (not strategy.takes_ratio or not 0 <= self.ratio <= 1):
-            takes = " or ".join(repr(name) for name, one in STRATEGIES.items() if one.takes_ratio)
+            takes = " or ".join(repr(name) for name, kind in STRATEGIES.items() if kind.takes_ratio)
             raise ValueError(f"ratio={self.ratio!r}: the host's share, 0 to 1, and only with strategy={takes}")
         if self.goal is not None and not (strategy.decides and isinstance(self.goal, Goal)):
             raise ValueError(f"goal={self.goal!r}: a ddlp.Goal, and only with strategy='auto'")

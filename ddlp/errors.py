@@ -44,10 +44,10 @@ def as_raised_by_the_dataset(error: SampleError, where: str | None = None) -> Ex
     try:
         if isinstance(cause, OSError) and cause.errno:
             part = "" if cause.filename in (None, where) else f" (for sample {where})"
-            made: Exception = type(cause)(cause.errno, f"{cause.strerror}{part}", cause.filename or where)
+            dataset_error: Exception = type(cause)(cause.errno, f"{cause.strerror}{part}", cause.filename or where)
         else:
-            made = type(cause)(text)
+            dataset_error = type(cause)(text)
     except Exception:  # its type needs other arguments
         return noted(cause, text)
-    made.__cause__ = error
-    return made
+    dataset_error.__cause__ = error
+    return dataset_error

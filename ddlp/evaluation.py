@@ -264,7 +264,7 @@ def _bare(model: nn.Module) -> nn.Module:
         around = isinstance(model, (DistributedDataParallel, DataParallel, AveragedModel)) or type(model).__name__ in _AVERAGED
         inner = model.module if around else getattr(model, "_orig_mod", None)
         model = model if inner is None else inner
-    sharded = [type(one).__name__ for one in model.modules() if type(one).__name__ == "FullyShardedDataParallel"]
+    sharded = [type(module).__name__ for module in model.modules() if type(module).__name__ == "FullyShardedDataParallel"]
     if sharded or any(type(parameter).__name__ == "DTensor" for parameter in model.parameters()):
         raise ValueError(
             "the model is sharded over ranks (FSDP), and Evaluation copies whole weights: evaluate it between two epochs, on "
@@ -282,8 +282,8 @@ def _copied(model: nn.Module, before: nn.Module | None) -> nn.Module:
     """A copy with the model's weights and buffers as they are: ``before``, if its tensors are alike."""
     ours = _tensors(model)
     theirs = {} if before is None else _tensors(before)
-    if before is None or {name: (one.shape, one.dtype, one.device) for name, one in ours.items()} != {
-        name: (one.shape, one.dtype, one.device) for name, one in theirs.items()
+    if before is None or {name: (tensor.shape, tensor.dtype, tensor.device) for name, tensor in ours.items()} != {
+        name: (tensor.shape, tensor.dtype, tensor.device) for name, tensor in theirs.items()
     }:
         try:
             return copy.deepcopy(model).requires_grad_(False).eval()
@@ -309,6 +309,6 @@ def _give_generators(loader: Any) -> None:
     """Give a generator to a loader and its sampler that have none, and would draw from torch's: so does training."""
     batches = getattr(loader, "batch_sampler", None)
     drawing: list[Any] = [loader, getattr(loader, "sampler", None), getattr(batches, "sampler", None)]
-    for one in drawing:
-        if getattr(one, "generator", loader) is None:
-            one.generator = torch.Generator()
+    for part in drawing:
+        if getattr(part, "generator", loader) is None:
+            part.generator = torch.Generator()

@@ -95,7 +95,7 @@ class Checksum:
 
 def digest(acc: np.ndarray) -> str:
     """Return the 32 hex digits for the sum of all blocks, BLOCK_BYTES / 4 words of 32 bits; a GPU may have added them."""
-    found, words = hashlib.blake2b(digest_size=16), memoryview(np.ascontiguousarray(acc, dtype="<u4").tobytes())
+    hasher, words = hashlib.blake2b(digest_size=16), memoryview(np.ascontiguousarray(acc, dtype="<u4").tobytes())
     for start in range(0, len(words), _UNDER_THE_LOCK):
-        found.update(words[start : start + _UNDER_THE_LOCK])
-    return found.hexdigest()
+        hasher.update(words[start : start + _UNDER_THE_LOCK])
+    return hasher.hexdigest()

@@ -54,14 +54,14 @@ def _check_header(raw: bytes, expect_identity: str, expect_lease: int, layout: L
     """Return the checksum that the header promises, after comparing all else in it; raises DamagedBatch."""
     try:
         data = json.loads(raw[8:].decode("ascii"))
-        found = dict(data["__metadata__"])
-        checksum = str(found["checksum"])
+        metadata = dict(data["__metadata__"])
+        checksum = str(metadata["checksum"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DamagedBatch(f"its header is not a batch file's ({type(error).__name__})") from None
-    if found.get("identity") != expect_identity:
-        raise DamagedBatch(f"it holds batch {found.get('identity')!r:.50}, expected was {expect_identity}")
-    if found.get("lease") != str(expect_lease):
-        raise DamagedBatch(f"it was made for lease {found.get('lease')!r:.30}, expected was {expect_lease}")
+    if metadata.get("identity") != expect_identity:
+        raise DamagedBatch(f"it holds batch {metadata.get('identity')!r:.50}, expected was {expect_identity}")
+    if metadata.get("lease") != str(expect_lease):
+        raise DamagedBatch(f"it was made for lease {metadata.get('lease')!r:.30}, expected was {expect_lease}")
     try:
         same = raw == header(layout, expect_identity, expect_lease, checksum)
     except UnicodeEncodeError:
@@ -167,13 +167,13 @@ class BatchReceiver:
 
         Call `filled` then.
         """
-        found = []
+        spaces = []
         for number in range(self._place, len(self._places)):
             space = self._places[number][self._position if number == self._place else 0 :][:count]
-            found.append(space)
+            spaces.append(space)
             count -= len(space)
             if not count:
-                return found
+                return spaces
         raise DamagedBatch("it is longer than expected")
 
     def filled(self, count: int) -> None:
@@ -275,7 +275,7 @@ def promised_checksum(descriptor: int, expect_identity: str, expect_lease: int, 
     return _check_header(raw, expect_identity, expect_lease, layout)
 
 
-def check_sum(found: str, promised: str) -> None:
+def check_sum(checksum: str, promised: str) -> None:
     """Raise DamagedBatch where a batch's data are not those of its writer."""
-    if found != promised:
-        raise DamagedBatch(f"its checksum is {found}, its header promises {promised}")
+    if checksum != promised:
+        raise DamagedBatch(f"its checksum is {checksum}, its header promises {promised}")

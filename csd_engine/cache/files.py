@@ -35,7 +35,7 @@ class KeptFiles(Reader):
     def __init__(self, shelf: Shelf, reader: Reader, sources: np.ndarray, origins: Origins) -> None:
         self._shelf, self._reader, self._sources, self._origins = shelf, reader, sources, origins
         self.beneath = reader.beneath
-        self._found = shelf.find(sources, origins)
+        self._shelved = shelf.find(sources, origins)
         self._positions = {source: position for position, source in enumerate(sources.tolist())}
 
     def __len__(self) -> int:
@@ -43,7 +43,8 @@ class KeptFiles(Reader):
 
     def keep_missing(self) -> int:
         """Keep what the shelf lacks and the other reader has brought, and return how many files that are."""
-        missing = np.array(sorted(position for position in self._positions.values() if not self._found.hit[position]), np.int64)
+        hit = self._shelved.hit
+        missing = np.array(sorted(position for position in self._positions.values() if not hit[position]), np.int64)
         if not len(missing) or not self._shelf.keeps:
             return 0
         try:
@@ -74,20 +75,20 @@ class KeptFiles(Reader):
     def open(self, index: int) -> Source:
         """See `Reader.open`."""
         position = self._positions.get(index)
-        if position is None or not self._found.hit[position]:
+        if position is None or not self._shelved.hit[position]:
             return self._reader.open(index)
-        found = self._found
-        where = int(found.descriptor[position]), int(found.width[position]), int(found.offset[position])
+        shelved = self._shelved
+        where = int(shelved.descriptor[position]), int(shelved.width[position]), int(shelved.offset[position])
         return OpenFile(self.where(index), os.dup(where[0]), *where[1:])
 
     def places(self, indices: List[int]) -> Optional[Places]:
         """See `Reader.places`."""
-        found = self._found
+        shelved = self._shelved
         at = np.array([self._positions[index] for index in indices], np.int64)
-        hits, missing = np.flatnonzero(found.hit[at]), np.flatnonzero(~found.hit[at])
+        hits, missing = np.flatnonzero(shelved.hit[at]), np.flatnonzero(~shelved.hit[at])
         kept = at[hits]
-        sizes, upright = found.width[kept].astype(np.int64), np.zeros(len(hits), np.int32)
-        parts = Parts(found.offset[kept], sizes, found.descriptor[kept], upright)
+        sizes, upright = shelved.width[kept].astype(np.int64), np.zeros(len(hits), np.int32)
+        parts = Parts(shelved.offset[kept], sizes, shelved.descriptor[kept], upright)
         others = self._reader.places([indices[position] for position in missing.tolist()]) if len(missing) else Places([])
         both = Places.join([Places([""] * len(hits), parts), others])
         if both is None or both.parts is None:

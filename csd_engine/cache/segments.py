@@ -102,9 +102,9 @@ class Head(NamedTuple):
     def to_bytes(self) -> bytes:
         """Return the file's first DATA_OFFSET bytes. There is one spelling only."""
         end = self.pixels + self.entries * ENTRY.itemsize
-        told = {"shelf": self.shelf, "channels": self.channels, "seconds": f"{self.seconds:.3f}", "checksum": self.checksum}
+        metadata = {"shelf": self.shelf, "channels": self.channels, "seconds": f"{self.seconds:.3f}", "checksum": self.checksum}
         tensors: Dict[str, Any] = {
-            "__metadata__": {"format": FORMAT, **{name: str(value) for name, value in told.items()}},
+            "__metadata__": {"format": FORMAT, **{name: str(value) for name, value in metadata.items()}},
             "pixels": {"dtype": "U8", "shape": [self.pixels], "data_offsets": [0, self.pixels]},
             "entries": {"dtype": "I64", "shape": [self.entries, _NUMBERS], "data_offsets": [self.pixels, end]},
         }
@@ -149,9 +149,10 @@ def read_head(descriptor: int) -> Head:
     status, raw = os.fstat(descriptor), os.pread(descriptor, DATA_OFFSET, 0)
     try:
         data = json.loads(raw[8:].decode("ascii"))
-        told, (pixels,), (entries, _) = data["__metadata__"], data["pixels"]["shape"], data["entries"]["shape"]
-        seconds = float(told["seconds"])
-        head = Head(str(told["shelf"]), int(told["channels"]), int(pixels), int(entries), seconds, str(told["checksum"]))
+        metadata, (pixels,), (entries, _) = data["__metadata__"], data["pixels"]["shape"], data["entries"]["shape"]
+        seconds = float(metadata["seconds"])
+        shelf, channels, checksum = str(metadata["shelf"]), int(metadata["channels"]), str(metadata["checksum"])
+        head = Head(shelf, channels, int(pixels), int(entries), seconds, checksum)
         same = raw == head.to_bytes()
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise DamagedSegment(f"its header is not a segment's ({type(error).__name__})") from None
@@ -175,17 +176,17 @@ class SegmentFile:
         ``offsets``: in the file. Raises DamagedSegment: they are not there any more.
         """
         memory = np.empty(sum(sizes), np.uint8)
-        found, at = [], 0
+        images, at = [], 0
         for size, offset in zip(sizes, offsets):
-            found.append(memory[at : at + size])
+            images.append(memory[at : at + size])
             at += size
             try:
-                whole = _pread_into(self.descriptor, found[-1], offset)
+                whole = _pread_into(self.descriptor, images[-1], offset)
             except OSError as error:
                 raise DamagedSegment(f"it can't be read: {error.strerror}") from None
             if not whole:
                 raise DamagedSegment("it was cut off")
-        return found
+        return images
 
 
 def _pread_into(descriptor: int, memory: np.ndarray, offset: int) -> bool:
@@ -220,8 +221,8 @@ class Segment(NamedTuple):
     def check(self) -> None:
         """Compare the checksums of all pixels. Raises DamagedSegment."""
         for entry in range(len(self.entries)):
-            one = self.entries[entry : entry + 1]
-            if checksums(self.images(one))[0] != one["checksum"][0]:
+            row = self.entries[entry : entry + 1]
+            if checksums(self.images(row))[0] != row["checksum"][0]:
                 raise DamagedSegment("a sample's checksum is another one")
 
 
@@ -254,13 +255,13 @@ def _read_entries(descriptor: int, head: Head) -> np.ndarray:
 
     They are checked while they come: a file full of holes may promise more than there is memory for.
     """
-    found, pieces = Checksum(), []
+    checksum, pieces = Checksum(), []
     for first in range(0, head.entries, _ENTRIES_AT_ONCE):
         size = min(_ENTRIES_AT_ONCE, head.entries - first) * ENTRY.itemsize
         raw = os.pread(descriptor, size, DATA_OFFSET + head.pixels + first * ENTRY.itemsize)
         if len(raw) != size:
             raise DamagedSegment("its entries are damaged")
-        found.update(raw)
+        checksum.update(raw)
         piece = np.frombuffer(raw, ENTRY)
         height, width = piece["height"].astype(np.int64), piece["width"].astype(np.int64)
         if not (
@@ -271,7 +272,7 @@ def _read_entries(descriptor: int, head: Head) -> np.ndarray:
         ):
             raise DamagedSegment("an entry lies outside its pixels")
         pieces.append(piece)
-    if found.hexdigest() != head.checksum:
+    if checksum.hexdigest() != head.checksum:
         raise DamagedSegment("its entries are damaged")
     return np.concatenate(pieces) if pieces else np.empty(0, ENTRY)
 
@@ -320,22 +321,22 @@ class SegmentWriter:
         """
         with self._changed:
             sizes: List[int] = []
-            for one in samples:
-                needed = one.pixels.nbytes + ENTRY.itemsize
+            for sample in samples:
+                needed = sample.pixels.nbytes + ENTRY.itemsize
                 if self._descriptor < 0 or needed > self._room:
                     break
                 self._room -= needed
-                sizes.append(one.pixels.nbytes)
+                sizes.append(sample.pixels.nbytes)
             if not sizes:
                 return 0
             offset, self._end, self._writes = self._end, self._end + sum(sizes), self._writes + 1
         entries: List[Tuple[Any, ...]] = []
         try:
-            images = [one.pixels.reshape(-1) for one in samples[: len(sizes)]]
+            images = [sample.pixels.reshape(-1) for sample in samples[: len(sizes)]]
             sums = checksums(images).tolist()
             _pwrite_all(self._descriptor, images, DATA_OFFSET + offset)
-            for one, size, found in zip(samples, sizes, sums):
-                entries.append((one.source, offset, *one.pixels.shape[:2], *one.origin, found))
+            for sample, size, checksum in zip(samples, sizes, sums):
+                entries.append((sample.source, offset, *sample.pixels.shape[:2], *sample.origin, checksum))
                 offset += size
         finally:
             with self._changed:
@@ -360,9 +361,9 @@ class SegmentWriter:
                 return 0
             entries = np.array(self._entries, ENTRY).tobytes()
             pixels = self._end + -self._end % 8
-            found = Checksum()
-            found.update(entries)
-            head = Head(self._shelf, self._channels, pixels, len(self._entries), self._seconds, found.hexdigest())
+            checksum = Checksum()
+            checksum.update(entries)
+            head = Head(self._shelf, self._channels, pixels, len(self._entries), self._seconds, checksum.hexdigest())
             pwrite(descriptor, bytes(pixels - self._end) + entries, DATA_OFFSET + self._end)
             os.ftruncate(descriptor, head.file_bytes)
             pwrite(descriptor, head.to_bytes(), 0)

@@ -121,7 +121,7 @@ class Shelf:
         self._known: Set[str] = set()
         self._writer: Optional[SegmentWriter] = None
         self._full = False  # no more room, or writing failed
-        self._told: Set[str] = set()
+        self._notices: Set[str] = set()
         self._looked_s = 0.0  # of the monotonic clock
         self._looked_at_ns = 0  # the directory's time of change then
         try:
@@ -204,8 +204,8 @@ class Shelf:
 
     def tell_once(self, what: str) -> None:
         """Tell the user a line about this cache, once."""
-        if what not in self._told:
-            self._told.add(what)
+        if what not in self._notices:
+            self._notices.add(what)
             self.trouble = what
             self.tell(f"the cache in {self._shelves.path} {what}")
 
@@ -218,16 +218,16 @@ class Shelf:
         """
         if self._changed():  # ranks and an engine's processes end their epochs at different times
             self._look()
-        found, unverified = self._gather(sources, origins)
+        shelved, unverified = self._gather(sources, origins)
         while unverified:
             for number in self._unsound(unverified):
                 self._give_up(number, "a sample's checksum is another one")
-            found, unverified = self._gather(sources, origins)
-        hits = int(np.count_nonzero(found.hit))
+            shelved, unverified = self._gather(sources, origins)
+        hits = int(np.count_nonzero(shelved.hit))
         with self._lock:
             self.counts.hits += hits
             self.counts.misses += len(sources) - hits
-        return found
+        return shelved
 
     def has(self, sources: np.ndarray, origins: Origins) -> np.ndarray:
         """Return which samples it has, bool (n,), unless `find` finds them damaged. Nothing is counted or read."""
@@ -241,7 +241,8 @@ class Shelf:
             there = numbers > 0
             hit = there & _made_of(entries, origins)
             in_file = self._descriptors[numbers], entries["offset"] + DATA_OFFSET
-            files = tuple(one.file for one in map(self._open.__getitem__, set(numbers[hit].tolist())) if one is not None)
+            segments = map(self._open.__getitem__, set(numbers[hit].tolist()))
+            files = tuple(segment.file for segment in segments if segment is not None)
             new = np.flatnonzero(hit & ~self._verified[sources])
             unverified: List[_Unverified] = []
             if len(new):
@@ -253,15 +254,15 @@ class Shelf:
                 self._forget_changed(sources[there & ~hit], numbers[there & ~hit])
         return Found(hit, entries["height"], entries["width"], *in_file, files), unverified
 
-    def read(self, found: Found, positions: Sequence[int]) -> Optional[List[np.ndarray]]:
+    def read(self, shelved: Found, positions: Sequence[int]) -> Optional[List[np.ndarray]]:
         """Return the bytes of these hits, uint8 (n,) each. None: a file was cut off meanwhile, and is used no more."""
-        files = {one.descriptor: one for one in found.files}
+        files = {file.descriptor: file for file in shelved.files}
         images: List[np.ndarray] = []
-        for descriptor, part in itertools.groupby(positions, lambda position: int(found.descriptor[position])):
+        for descriptor, part in itertools.groupby(positions, lambda position: int(shelved.descriptor[position])):
             each = list(part)
-            sizes = found.height[each].astype(np.int64) * found.width[each] * self.channels
+            sizes = shelved.height[each].astype(np.int64) * shelved.width[each] * self.channels
             try:
-                images += files[descriptor].read(sizes.tolist(), found.offset[each].tolist())
+                images += files[descriptor].read(sizes.tolist(), shelved.offset[each].tolist())
             except DamagedSegment as error:
                 for number in np.flatnonzero(self._descriptors == descriptor).tolist():
                     self._give_up(number, str(error))
@@ -276,21 +277,21 @@ class Shelf:
 
     def _unsound(self, samples: List[_Unverified]) -> Set[int]:
         """Compare checksums; return the files that have another one, or are used no more."""
-        files = {one.segment: self._open[one.segment] for one in samples}
+        files = {sample.segment: self._open[sample.segment] for sample in samples}
         gone = {number for number, segment in files.items() if segment is None}
-        there = [(one, segment) for one in samples if (segment := files[one.segment]) is not None]
+        there = [(sample, segment) for sample in samples if (segment := files[sample.segment]) is not None]
         sums: List[Optional[int]] = []
-        for one, segment in there:
+        for sample, segment in there:
             try:
-                sums += checksums(segment.file.read([one.size], [one.offset + DATA_OFFSET])).tolist()
+                sums += checksums(segment.file.read([sample.size], [sample.offset + DATA_OFFSET])).tolist()
             except DamagedSegment:
                 sums.append(None)
         with self._lock:
-            for (one, _), found in zip(there, sums):
-                if found != one.checksum:
-                    gone.add(one.segment)
-                elif self._segment[one.source] == one.segment:
-                    self._verified[one.source] = True
+            for (sample, _), checksum in zip(there, sums):
+                if checksum != sample.checksum:
+                    gone.add(sample.segment)
+                elif self._segment[sample.source] == sample.segment:
+                    self._verified[sample.source] = True
         return gone
 
     def _drop(self, number: int) -> None:
@@ -316,11 +317,11 @@ class Shelf:
         if not self.keeps:
             return
         settled_ns = (time.time() - _SETTLED_S) * 1e9
-        fit = [one for one in samples if -1 < one.origin.size and one.origin.mtime_ns < settled_ns]
-        wanted = list({one.source: one for one in fit if not self._has(one)}.values())
+        fit = [sample for sample in samples if -1 < sample.origin.size and sample.origin.mtime_ns < settled_ns]
+        wanted = list({sample.source: sample for sample in fit if not self._has(sample)}.values())
         each_s = seconds / max(1, len(samples))
-        for one in wanted:
-            self._coming[one.source] = True
+        for sample in wanted:
+            self._coming[sample.source] = True
         try:
             while wanted and (writer := self._writing(wanted[0].pixels.nbytes)) is not None:
                 done = writer.keep(wanted, each_s * len(wanted))
@@ -330,17 +331,17 @@ class Shelf:
         except OSError as error:
             self._full = True
             self.tell_once(f"takes no more samples: {error.strerror}")
-        for one in wanted:
-            self._coming[one.source] = False
+        for sample in wanted:
+            self._coming[sample.source] = False
 
-    def _has(self, one: Sample) -> bool:
+    def _has(self, sample: Sample) -> bool:
         """Return whether the sample is there by now, or on its way."""
-        if self._coming[one.source]:
+        if self._coming[sample.source]:
             return True
-        if not self._segment[one.source]:
+        if not self._segment[sample.source]:
             return False
-        entry = self._entries[one.source]
-        return bool((entry["name"], entry["size"], entry["mtime_ns"]) == one.origin)
+        entry = self._entries[sample.source]
+        return bool((entry["name"], entry["size"], entry["mtime_ns"]) == sample.origin)
 
     def _writing(self, image_bytes: int) -> Optional[SegmentWriter]:
         """Return the file to write to; None: there is no room. Raises OSError."""

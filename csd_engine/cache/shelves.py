@@ -74,12 +74,12 @@ class ShelfFiles:
 
     def segments(self) -> List[str]:
         """Return the names of its segments, the oldest first. Raises OSError."""
-        found = []
+        entries = []
         for name in self.directory.names():
             if NAME.fullmatch(name):
                 with contextlib.suppress(FileNotFoundError):
-                    found.append((self.directory.status(name).st_mtime_ns, name))
-        return [name for _, name in sorted(found)]
+                    entries.append((self.directory.status(name).st_mtime_ns, name))
+        return [name for _, name in sorted(entries)]
 
     def close(self) -> None:
         """Give up the lock."""
@@ -174,27 +174,27 @@ class Shelves:
 
     def _room(self, least_bytes: int) -> int:
         """Return how many bytes a new file may have. Where that is less than this, other shelves are removed."""
-        found = self._summaries()
-        room = self.quota_bytes - sum(one.bytes for one in found)
+        summaries = self._summaries()
+        room = self.quota_bytes - sum(shelf.bytes for shelf in summaries)
         now_s = time.time()
-        for one in sorted((one for one in found if not one.in_use), key=lambda one: one.worth(now_s)):
+        for shelf in sorted((shelf for shelf in summaries if not shelf.in_use), key=lambda shelf: shelf.worth(now_s)):
             if room >= least_bytes:
                 break
-            room += one.bytes if self._remove(one.key) else 0
+            room += shelf.bytes if self._remove(shelf.key) else 0
         status = os.statvfs(self._directory.descriptor)
         return min(room, status.f_bavail * status.f_frsize - status.f_blocks * status.f_frsize // _LEFT_FREE)
 
     def summaries(self) -> List[ShelfSummary]:
         """Return all shelves, the last used first. Raises OSError."""
         with self._locked():
-            return sorted(self._summaries(), key=lambda one: -one.used_s)
+            return sorted(self._summaries(), key=lambda shelf: -shelf.used_s)
 
     def _summaries(self) -> List[ShelfSummary]:
-        found = []
+        summaries = []
         for match in filter(None, map(SHELF.fullmatch, self._directory.names())):
             with contextlib.suppress(OSError):
-                found.append(_summary(self._directory.below(match[0]), match[1]))
-        return found
+                summaries.append(_summary(self._directory.below(match[0]), match[1]))
+        return summaries
 
     def held_bytes(self) -> int:
         """Return the bytes of all files of the cache. It waits for no lock, and reads no file."""
@@ -299,7 +299,7 @@ def _summary(directory: Directory, key: str) -> ShelfSummary:
 def _about(directory: Directory) -> Dict[str, Any]:
     try:
         with open(directory.open(_ABOUT, os.O_RDONLY), "rb") as stream:
-            found = json.loads(stream.read(_MOST_ABOUT_BYTES).decode("ascii"))
+            about = json.loads(stream.read(_MOST_ABOUT_BYTES).decode("ascii"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return about if isinstance(about, dict) else {}

@@ -43,13 +43,13 @@ class Places(NamedTuple):
     @staticmethod
     def join(some: List[Optional[Places]]) -> Optional[Places]:
         """Join all places in this order; None if one of them is None."""
-        found = [places for places in some if places is not None]
-        if len(found) < len(some):
+        known = [places for places in some if places is not None]
+        if len(known) < len(some):
             return None
-        paths = [path for places in found for path in places.paths]
-        if all(places.parts is None for places in found):
+        paths = [path for places in known for path in places.paths]
+        if all(places.parts is None for places in known):
             return Places(paths)
-        parts = [_whole(len(places.paths)) if places.parts is None else places.parts for places in found]
+        parts = [_whole(len(places.paths)) if places.parts is None else places.parts for places in known]
         return Places(paths, Parts(*(np.concatenate(column) for column in zip(*parts))))
 
 
@@ -69,12 +69,12 @@ class Versions(NamedTuple):
     @staticmethod
     def join(some: Iterable[Optional[Versions]]) -> Optional[Versions]:
         """Join all versions in this order; None if there are none, or as soon as one of them is None."""
-        found = []
-        for one in some:
-            if one is None:
+        known = []
+        for versions in some:
+            if versions is None:
                 return None
-            found.append(one)
-        return Versions(*map(np.concatenate, zip(*found))) if found else None
+            known.append(versions)
+        return Versions(*map(np.concatenate, zip(*known))) if known else None
 
 
 def _whole(count: int) -> Parts:
@@ -275,8 +275,8 @@ class Reader:
 
     def places(self, indices: List[int]) -> Optional[Places]:
         """Return the places of these samples in files; None unless each is a file or a part of one. Raises as `open` does."""
-        found = self.paths(indices)
-        return None if found is None else Places(found)
+        paths = self.paths(indices)
+        return None if paths is None else Places(paths)
 
     def versions(self, indices: List[int]) -> Optional[Versions]:
         """Return the versions of these samples. None unless all lie in a storage that tells them. Raises as `open` does."""

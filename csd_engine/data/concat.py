@@ -58,7 +58,7 @@ class ConcatSet(Dataset):
 
     def uploads(self, arrays: PathLike) -> List[Tuple[str, str]]:
         """See `Dataset.uploads`."""
-        return [one for part in self.parts for one in part.uploads(arrays)]
+        return [upload for part in self.parts for upload in part.uploads(arrays)]
 
     def urls(self) -> List[str]:
         """See `Dataset.urls`."""
@@ -129,13 +129,13 @@ class _ConcatReader(Reader):
         return reader.open(own)
 
     def paths(self, indices: List[int]) -> Optional[List[str]]:
-        found: List[str] = []
+        paths: List[str] = []
         for reader, own in map(self._part, indices):
-            one = reader.paths([own])
-            if one is None:
+            part_paths = reader.paths([own])
+            if part_paths is None:
                 return None
-            found += one
-        return found
+            paths += part_paths
+        return paths
 
     def places(self, indices: List[int]) -> Optional[Places]:
         return Places.join([reader.places([own]) for reader, own in map(self._part, indices)])

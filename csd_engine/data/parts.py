@@ -63,25 +63,25 @@ class PartFiles:
 
     def places(self, files: List[int], offsets: np.ndarray, sizes: np.ndarray) -> Places:
         """Return the places of parts. Files that stay open are given with their descriptors."""
-        found = {file: self._shared(file) for file in set(files)}
-        descriptors = {file: -1 if shared is None else shared.descriptor for file, shared in found.items()}
-        paths = {file: self.path(file) for file in found}
+        opened = {file: self._shared(file) for file in set(files)}
+        descriptors = {file: -1 if shared is None else shared.descriptor for file, shared in opened.items()}
+        paths = {file: self.path(file) for file in opened}
         shared = np.array([descriptors[file] for file in files], dtype=np.int32)
         upright = np.full(len(files), self._upright, np.int32)
         return Places([paths[file] for file in files], Parts(offsets, sizes, shared, upright))
 
     def _shared(self, file: int) -> Optional[OpenFile]:
         """The open file. None if each part must open it: there are too many files, or opening failed and will fail again."""
-        found = self._open.get(file)
-        if found is None and len(self._open) < MOST_OPEN:
+        opened = self._open.get(file)
+        if opened is None and len(self._open) < MOST_OPEN:
             with self._lock:
                 if file not in self._open and len(self._open) < MOST_OPEN:
                     try:
                         self._open[file] = open_file(self.path(file), self._beneath)
                     except Exception:
                         return None
-                found = self._open.get(file)
-        return found
+                opened = self._open.get(file)
+        return opened
 
     def close(self) -> None:
         """Close all files. May be called again."""
@@ -118,9 +118,9 @@ class PartSet(Dataset):
         *inner, upright = checked_fields(data, ("files", "table", "upright"))
         if not isinstance(upright, bool):
             raise bad("expected true or false for upright", upright)
-        for one, kind in zip(inner, (FileSet.type, ArraySet.type)):  # not parsed before: it may be nested without end
-            if not isinstance(one, dict) or one.get("type") != kind:
-                raise bad(f"expected {kind} in {cls.type}", one)
+        for nested, kind in zip(inner, (FileSet.type, ArraySet.type)):  # not parsed before: it may be nested without end
+            if not isinstance(nested, dict) or nested.get("type") != kind:
+                raise bad(f"expected {kind} in {cls.type}", nested)
         files, table = FileSet.parse(inner[0], parse_part), ArraySet.parse(inner[1], parse_part)
         if table.shape[1:] != (1, PART_BYTES):
             raise bad(f"expected a table of shape (n, 1, {PART_BYTES})", list(table.shape))

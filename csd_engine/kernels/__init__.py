@@ -17,7 +17,7 @@ __all__ = ["kernel", "why_not"]
 
 _lock = threading.RLock()
 _loading = False  # under the lock
-_found: Optional[Tuple[Optional["Kernel"], str]] = None  # the kernel, and why there is none
+_outcome: Optional[Tuple[Optional["Kernel"], str]] = None  # the kernel, and why there is none
 
 
 def _in_child() -> None:
@@ -32,30 +32,30 @@ if hasattr(os, "register_at_fork"):  # Windows has no fork
 
 def kernel() -> Optional[Kernel]:
     """Return the kernel, loaded and compared with Pillow at the first call of the process; None: Pillow does the work."""
-    return (_found or _find())[0]
+    return (_outcome or _find())[0]
 
 
 def why_not() -> str:
     """Return in one line why there is no kernel and how to get one; "" if there is one."""
-    return (_found or _find())[1]
+    return (_outcome or _find())[1]
 
 
 def _find() -> Tuple[Optional[Kernel], str]:
-    global _found, _loading
+    global _outcome, _loading
     from csd_engine.kernels.build import KernelError  # imported here: `python -m csd_engine.kernels.build` runs that module
 
     with _lock:
         if _loading:  # its first comparison opens images, and who postpones those asks for the kernel
             return None, "it is being loaded"
-        if _found is None:
+        if _outcome is None:
             _loading = True
             try:
-                _found = _load(), ""
+                _outcome = _load(), ""
             except KernelError as error:
-                _found = None, str(error)
+                _outcome = None, str(error)
             finally:
                 _loading = False
-        return _found
+        return _outcome
 
 
 def _load() -> Kernel:
@@ -83,10 +83,10 @@ def _load() -> Kernel:
     from csd_engine.kernels.library import Kernel, rebuild
     from csd_engine.kernels.selfcheck import first_difference
 
-    found = Kernel(path, _imaging.__file__)
-    if not setting and found.sources != sources_hash():  # an update did not build the library again
+    candidate = Kernel(path, _imaging.__file__)
+    if not setting and candidate.sources != sources_hash():  # an update did not build the library again
         raise KernelError(f"{path} was built from other sources than lie beside it. Build it again: {rebuild(path)}")
-    difference = first_difference(found)
+    difference = first_difference(candidate)
     if difference:
         raise KernelError(f"{path} does not agree with Pillow: {difference}. Pillow does the work; please report this")
-    return found
+    return candidate

@@ -47,13 +47,13 @@ def c_files() -> List[str]:
 
 def sources_hash() -> str:
     """Return a hash (16 hex digits) of the sources. A library carries the hash of its own sources."""
-    found = hashlib.blake2b(digest_size=8)
+    hasher = hashlib.blake2b(digest_size=8)
     for path in sorted(glob.glob(os.path.join(glob.escape(SOURCES), "**", "*.[ch]"), recursive=True)):
         with open(path, "rb") as stream:
             content = stream.read()
         name = os.path.relpath(path, SOURCES).replace(os.sep, "/")
-        found.update(f"{name} {len(content)}\n".encode() + content)
-    return found.hexdigest()
+        hasher.update(f"{name} {len(content)}\n".encode() + content)
+    return hasher.hexdigest()
 
 
 def build_kernel(target: str, compiler: str = "cc", flags: Sequence[str] = ()) -> None:

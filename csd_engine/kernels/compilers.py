@@ -65,12 +65,12 @@ def zig(target: str) -> str:
 
     It is also empty for a system without arguments in the table above.
     """
-    found = importlib.util.find_spec("ziglang")
-    if target not in _ZIG or found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec("ziglang")
+    if target not in _ZIG or spec is None or not spec.submodule_search_locations:
         return ""
     from importlib.metadata import version
 
-    program = os.path.join(found.submodule_search_locations[0], "zig")
+    program = os.path.join(spec.submodule_search_locations[0], "zig")
     name = f'-DDDLP_COMPILER="zig {version("ziglang")}"'
     return shlex.join([program, "cc", *_ZIG[target], "-s", name])
 

@@ -102,7 +102,8 @@ class FilePlan:
         fast: bool,
     ) -> None:
         self.kernel, self.shape, self.boxes = kernel, shape, boxes
-        self.most_cropped = max((one.height * one.width for one in operators), default=0)  #: pixels of a crop, at most
+        #: Pixels of a crop, at most.
+        self.most_cropped = max((operator.height * operator.width for operator in operators), default=0)
         self._operators = (_Operator * len(operators))(*(_Operator(*operator) for operator in operators))
         self._plan = _Plan(
             ctypes.addressof(self._operators), len(operators), shape[2], boxes, pillow13, fast, shape[0], shape[1]
@@ -120,10 +121,10 @@ class FilePlan:
             size: the file's (width, height) in pixels.
             key: seed, epoch, index, occurrence.
         """
-        made, boxes = Job(), np.empty((self.boxes, 4), dtype=np.int32)
+        job, boxes = Job(), np.empty((self.boxes, 4), dtype=np.int32)
         sizes, keys = (ctypes.c_int32 * 2)(*size), (ctypes.c_uint64 * 4)(*(number & _MASK for number in key))
-        result = self.kernel.library.ddlp_plan_job(self.pointer, sizes, keys, ctypes.byref(made), address(boxes))
-        return None if result else (made, boxes)
+        result = self.kernel.library.ddlp_plan_job(self.pointer, sizes, keys, ctypes.byref(job), address(boxes))
+        return None if result else (job, boxes)
 
 
 class SampleCalls:

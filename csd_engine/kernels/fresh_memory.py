@@ -19,8 +19,8 @@ def fresh(size: int) -> np.ndarray:
     """
     memory = np.empty(size + mmap.PAGESIZE, dtype=np.uint8)
     begin = -memory.ctypes.data % mmap.PAGESIZE
-    found = memory[begin : begin + size]
+    buffer = memory[begin : begin + size]
     fast = kernel()
     if fast is not None:
-        fast.populate(found)
-    return found
+        fast.populate(buffer)
+    return buffer

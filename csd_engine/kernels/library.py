@@ -190,9 +190,9 @@ class Context:
         if not pixels.flags.c_contiguous or not out.flags.writeable:
             raise ValueError("the image must lie in one piece, and the result must be writable")
         size = (ctypes.c_int32 * 3)(width, height, pixels.shape[2])
-        made = (ctypes.c_int32 * 3)(made_width, made_height, out.shape[2])
+        out_size = (ctypes.c_int32 * 3)(made_width, made_height, out.shape[2])
         self.refusal = result = self._library.ddlp_steps(
-            self._pointer, address(pixels), size, steps.pointer, steps.count, address(out), made, out.strides[0]
+            self._pointer, address(pixels), size, steps.pointer, steps.count, address(out), out_size, out.strides[0]
         )
         if result < 0:
             _raise(result)

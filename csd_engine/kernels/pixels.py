@@ -68,12 +68,12 @@ class Pixels(NamedTuple):
 
     def array(self, number: int) -> np.ndarray:
         """Return an image that lies without gaps, read-only uint8 (height, width[, 3]); keep this object as long."""
-        one = self.images[number]
-        height, width, channels = int(one["height"]), int(one["width"]), int(one["channels"])
-        memory = (ctypes.c_uint8 * (height * width * channels)).from_address(int(one["first"]))
-        found = np.frombuffer(memory, np.uint8).reshape((height, width) if channels == 1 else (height, width, channels))
-        found.flags.writeable = False
-        return found
+        image = self.images[number]
+        height, width, channels = int(image["height"]), int(image["width"]), int(image["channels"])
+        memory = (ctypes.c_uint8 * (height * width * channels)).from_address(int(image["first"]))
+        pixels = np.frombuffer(memory, np.uint8).reshape((height, width) if channels == 1 else (height, width, channels))
+        pixels.flags.writeable = False
+        return pixels
 
     @staticmethod
     def of_parts(
@@ -93,11 +93,11 @@ class Pixels(NamedTuple):
         part_of = np.searchsorted(starts, indices, side="right") - 1
         for part in sorted(set(part_of.tolist())):  # np.unique imports numpy.ma, which no thread of a host may do
             places = np.flatnonzero(part_of == part)
-            found = pixels(part, indices[places] - starts[part])
-            if found is None:
+            part_pixels = pixels(part, indices[places] - starts[part])
+            if part_pixels is None:
                 return None
-            images[places] = found.images
-            arrays += found.arrays
+            images[places] = part_pixels.images
+            arrays += part_pixels.arrays
         return Pixels(images, tuple(arrays))
 
 

@@ -52,15 +52,15 @@ def report() -> KernelReport:
     """Return what is known of this computer's kernel."""
     try:
         with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), MADE), encoding="utf-8") as stream:
-            made = stream.read().strip()
+            line = stream.read().strip()
     except OSError:
-        made = ""
-    found = kernel()
+        line = ""
+    native = kernel()
     return KernelReport(
-        variant="" if found is None else found.variant,
-        libjpeg="" if found is None else _libjpeg(),
+        variant="" if native is None else native.variant,
+        libjpeg="" if native is None else _libjpeg(),
         why_not=why_not(),
-        made=made or ("" if found is None else found.made),
+        made=line or ("" if native is None else native.made),
         system=system(),
     )
 

@@ -103,17 +103,17 @@ class Windows:
             raise ValueError(f"no window of {rows.shape} with a fill of {len(fill)} channels")
         if padding_mode not in PADDING_MODES:
             raise ValueError(f"padding mode {padding_mode!r}: expected one of {', '.join(PADDING_MODES)}")
-        made = [_Step(kind, tuple(numbers), chance) for kind, numbers, chance in steps]
+        packed_steps = [_Step(kind, tuple(numbers), chance) for kind, numbers, chance in steps]
         self._windows = library.ddlp_windows
         self._rows, self._size, self._masks = rows, size, masks
-        self._fill, self._steps = np.array(fill, dtype=np.uint8), (_Step * len(made))(*made)
+        self._fill, self._steps = np.array(fill, dtype=np.uint8), (_Step * len(packed_steps))(*packed_steps)
         self._job = _WindowsJob(
             rows=address(rows), padding_mode=PADDING_MODES[padding_mode], fill=address(self._fill),
             sample_stride=rows.strides[0], line_stride=rows.strides[1], pixel_stride=rows.strides[2],
             channel_stride=rows.strides[3], samples=rows.shape[0], height=rows.shape[1], width=rows.shape[2],
             channels=rows.shape[3], out_height=size[0], out_width=size[1],
         )  # fmt: skip
-        self._draws = _Draws(steps=ctypes.addressof(self._steps), step_count=len(made), masks=masks)
+        self._draws = _Draws(steps=ctypes.addressof(self._steps), step_count=len(packed_steps), masks=masks)
 
     def cut(
         self,

@@ -15,8 +15,8 @@ SUFFIXES = (".py", ".c", ".h")  # without the kernel's compiled library: it diff
 def source_files() -> List[Path]:
     """Return this package's source files, sorted by their names in it."""
     home = Path(__file__).resolve().parent.parent
-    found = [path for path in home.rglob("*") if path.suffix in SUFFIXES and path.is_file()]
-    return sorted(found, key=lambda path: path.relative_to(home).as_posix())
+    paths = [path for path in home.rglob("*") if path.suffix in SUFFIXES and path.is_file()]
+    return sorted(paths, key=lambda path: path.relative_to(home).as_posix())
 
 
 @functools.lru_cache(maxsize=None)

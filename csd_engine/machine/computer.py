@@ -55,11 +55,11 @@ def _quota(group: Path) -> Optional[float]:
 def cpu_model() -> str:
     """Return the CPU's name, of some ARM boards the board's; where neither is told, the architecture."""
     try:
-        told = Path("/proc/cpuinfo").read_text(errors="replace")
+        cpuinfo = Path("/proc/cpuinfo").read_text(errors="replace")
     except OSError:
-        told = ""
-    found = re.search(r"^(?:model name|Model|Hardware)[ \t]*:[ \t]*(\S.*)", told, re.MULTILINE)
-    return found[1].strip() if found else platform.machine()
+        cpuinfo = ""
+    match = re.search(r"^(?:model name|Model|Hardware)[ \t]*:[ \t]*(\S.*)", cpuinfo, re.MULTILINE)
+    return match[1].strip() if match else platform.machine()
 
 
 def load() -> Tuple[float, float, float]:
@@ -72,14 +72,14 @@ def load() -> Tuple[float, float, float]:
 
 def _kib(path: str) -> Dict[str, int]:
     """Return the `Name:  123 kB` lines of a file of /proc, in bytes."""
-    found: Dict[str, int] = {}
+    sizes: Dict[str, int] = {}
     with open(path, encoding="ascii", errors="replace") as stream:
         for line in stream:
             name, _, rest = line.partition(":")
             parts = rest.split()
             if len(parts) == 2 and parts[1] == "kB":
-                found[name] = int(parts[0]) << 10
-    return found
+                sizes[name] = int(parts[0]) << 10
+    return sizes
 
 
 def status_bytes() -> Dict[str, int]:
@@ -95,9 +95,9 @@ def process_memory(pids: Iterable[int]) -> Tuple[int, int]:
     resident = private = 0
     for pid in pids:
         try:
-            found = _kib(f"/proc/{pid}/smaps_rollup")
-            resident += found["Rss"]
-            private += found["Private_Clean"] + found["Private_Dirty"]
+            rollup = _kib(f"/proc/{pid}/smaps_rollup")
+            resident += rollup["Rss"]
+            private += rollup["Private_Clean"] + rollup["Private_Dirty"]
         except (OSError, KeyError, ValueError):
             try:  # Linux before 4.14
                 pages = Path(f"/proc/{pid}/statm").read_text().split()
@@ -130,14 +130,14 @@ def _groups(controller: str, root: str = "/") -> Iterator[Path]:
         _, controllers, path = line.split(":", 2)
         if not controllers or controller in controllers.split(","):
             top = Path(root, "sys/fs/cgroup", controller if controllers else "")
-            yield from (top / one.relative_to("/") for one in (Path(path), *Path(path).parents))
+            yield from (top / group.relative_to("/") for group in (Path(path), *Path(path).parents))
 
 
 def _reclaimable(group: Path) -> int:
     """Return the group's bytes of cached files, which the kernel drops where memory is wanted."""
     try:
-        found = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        return int(found.get("total_inactive_file", found.get("inactive_file", 0)))
+        counters = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return int(counters.get("total_inactive_file", counters.get("inactive_file", 0)))
     except (OSError, ValueError):
         return 0
 
@@ -145,10 +145,10 @@ def _reclaimable(group: Path) -> int:
 def memory() -> Memory:
     """Return this computer's memory; zeros where it cannot be read."""
     try:
-        found = _kib("/proc/meminfo")
+        meminfo = _kib("/proc/meminfo")
     except (OSError, ValueError):
         return Memory(0, 0)
-    total, available = found.get("MemTotal", 0), found.get("MemAvailable", found.get("MemFree", 0))
+    total, available = meminfo.get("MemTotal", 0), meminfo.get("MemAvailable", meminfo.get("MemFree", 0))
     for group in _groups("memory"):
         for limit_file, use_file in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
             limit, use = _number(group / limit_file), _number(group / use_file)

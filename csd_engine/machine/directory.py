@@ -161,8 +161,8 @@ def first_above(real: str, directories: Sequence[str]) -> Optional[str]:
         real: the path, without links.
         directories: any paths; links are followed.
     """
-    for one in directories:
-        above = os.path.realpath(one)
+    for directory in directories:
+        above = os.path.realpath(directory)
         if os.path.commonpath([real, above]) == above:
-            return one
+            return directory
     return None

@@ -63,10 +63,10 @@ class Sensor(NamedTuple):
         return Reading(self.name, self.part, value if self.counts else None, None if self.counts else value, self.range_j)
 
 
-def read_all(found: Iterable[Sensor]) -> List[Reading]:
+def read_all(sensors: Iterable[Sensor]) -> List[Reading]:
     """Read the sensors that this user may read. One that can't be read now has no value but is listed: it may wake up."""
     readings = []
-    for sensor in found:
+    for sensor in sensors:
         try:
             readings.append(sensor.read())
         except (OSError, ValueError) as error:
@@ -95,7 +95,7 @@ def _by_numbers(path: Path) -> Tuple[int, ...]:
 def rapl(sys: str = "/sys") -> List[Sensor]:
     """Return the RAPL domains, readable or not. A package that two interfaces show (msr and mmio) is counted once."""
     root = Path(sys) / "class" / "powercap"
-    found: List[Sensor] = []
+    domains: List[Sensor] = []
     packages: Set[str] = set()
     # The domains of the msr interface come first: for the same package, mmio shows the same energy once more.
     for interface in ("intel-rapl", "intel-rapl-mmio"):
@@ -115,14 +115,14 @@ def rapl(sys: str = "/sys") -> List[Sensor]:
                 part = "cpu" if name.startswith("package") else "dram" if name.startswith("dram") else ""
             range_j = _text(zone / "max_energy_range_uj")
             files = (zone / "energy_uj",)
-            found.append(Sensor("rapl/" + name, part, files, True, int(range_j) / 1e6 if range_j.isdigit() else 0.0))
+            domains.append(Sensor("rapl/" + name, part, files, True, int(range_j) / 1e6 if range_j.isdigit() else 0.0))
         packages.update(shown.values())
-    return found
+    return domains
 
 
 def hwmon(sys: str = "/sys") -> List[Sensor]:
     """Return hwmon's sensors of power and energy, of chips that have them."""
-    found: List[Sensor] = []
+    sensors: List[Sensor] = []
     seen = set()
     for monitor in sorted((Path(sys) / "class" / "hwmon").glob("hwmon*"), key=_by_numbers):
         chip = _text(monitor / "name") or _text(monitor / "device" / "name")
@@ -137,8 +137,8 @@ def hwmon(sys: str = "/sys") -> List[Sensor]:
             seen.add(name)
             # Intel's xe: the card is channel 1, its package channel 2. Older cards have only the package.
             inside = chip == "xe" and place > 0
-            found.append(Sensor(name, "" if inside else part, files, counts))
-    return found
+            sensors.append(Sensor(name, "" if inside else part, files, counts))
+    return sensors
 
 
 def _channels(directory: Path, multiply: bool) -> List[Tuple[str, Tuple[Path, ...], bool]]:
@@ -187,9 +187,9 @@ def whole(readings: Sequence[Reading], chosen: Sequence[str] = ()) -> List[Readi
     all rails; else the processor packages and the memory.
     """
     if chosen:
-        return [one for one in readings if one.sensor in chosen]
-    rails = [one for one in readings if one.part == "machine"]
-    inputs = [one for one in rails if _INPUT_RAIL.fullmatch(one.sensor)]
+        return [reading for reading in readings if reading.sensor in chosen]
+    rails = [reading for reading in readings if reading.part == "machine"]
+    inputs = [reading for reading in rails if _INPUT_RAIL.fullmatch(reading.sensor)]
     if inputs or rails:
         return inputs[:1] or rails
-    return [one for one in readings if one.part in ("cpu", "dram")]
+    return [reading for reading in readings if reading.part in ("cpu", "dram")]

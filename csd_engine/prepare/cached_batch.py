@@ -61,8 +61,8 @@ def shelf_key(data_set: Tuple[Any, ...], points: Iterable[Kept]) -> str:
     kept = [(point.before.digest, point.shape) if isinstance(point, CachePoint) else point for point in points]
     decoders = () if kept == [FILES] else (csd_engine.__version__, PIL.__version__, libjpeg(), platform.machine())
     limit = () if Image.MAX_IMAGE_PIXELS == _PILLOWS_LIMIT else (Image.MAX_IMAGE_PIXELS,)
-    told = repr((*data_set, kept, decoders, *limit))
-    return hashlib.blake2b(told.encode(errors="surrogateescape"), digest_size=16, person=b"ddlp shelf").hexdigest()
+    identity = repr((*data_set, kept, decoders, *limit))
+    return hashlib.blake2b(identity.encode(errors="surrogateescape"), digest_size=16, person=b"ddlp shelf").hexdigest()
 
 
 class SampleCache(NamedTuple):
@@ -131,9 +131,9 @@ class CachedBatchMaker(BatchMaker):
         """See `BatchMaker.start`. Its reader may lack those that are on the shelf, if it reads them when it is asked."""
         origins = origins_of(self.reader, request.sources)
         if origins is not None:
-            found = self.shelf.find(request.sources, origins)
-            if self.shelf.keeps or found.hit.any():
-                return _CachedBatch(self, found, origins, request)
+            shelved = self.shelf.find(request.sources, origins)
+            if self.shelf.keeps or shelved.hit.any():
+                return _CachedBatch(self, shelved, origins, request)
         return self.start_plain(request)
 
     def start_plain(self, request: BatchRequest) -> StartedBatch:
@@ -144,16 +144,16 @@ class CachedBatchMaker(BatchMaker):
 class _CachedBatch(StartedBatch):
     """A batch in pieces: samples whose pixels are kept or made here, samples that are made plainly, and those that failed."""
 
-    def __init__(self, maker: CachedBatchMaker, found: Found, origins: Origins, request: BatchRequest) -> None:
+    def __init__(self, maker: CachedBatchMaker, shelved: Found, origins: Origins, request: BatchRequest) -> None:
         super().__init__(maker.reader_for(request), maker.pipeline, request)
-        self._maker, self._found, self._origins = maker, found, origins
-        by_pixels = np.ones(len(found.hit), np.bool_) if maker.shelf.keeps else found.hit
+        self._maker, self._shelved, self._origins = maker, shelved, origins
+        by_pixels = np.ones(len(shelved.hit), np.bool_) if maker.shelf.keeps else shelved.hit
         self._by_pixels: List[bool] = by_pixels.tolist()
-        self._hit: List[bool] = found.hit.tolist()
+        self._hit: List[bool] = shelved.hit.tolist()
         plain = np.flatnonzero(~by_pixels)
         self._plain = self._started(maker.start_plain, plain)
         self._plain_at = {position: place for place, position in enumerate(plain.tolist())}
-        missing = np.flatnonzero(by_pixels & ~found.hit)
+        missing = np.flatnonzero(by_pixels & ~shelved.hit)
         self._missing: _Missing
         if maker.before is None:
             sources = request.sources[missing]
@@ -201,7 +201,7 @@ class _CachedBatch(StartedBatch):
     def _next_piece(self, first: int) -> Optional[StartedBatch]:
         """Take the next samples that are made from pixels, and make the pixels that are missing. None: the first failed."""
         self._begin = self._end = first
-        made: List[Tuple[int, np.ndarray]] = []
+        fresh: List[Tuple[int, np.ndarray]] = []
         keep: List[Tuple[int, np.ndarray]] = []
         room, began = _MADE_BYTES, time.monotonic()
         while self._end < len(self._by_pixels) and self._by_pixels[self._end] and room > 0:
@@ -210,41 +210,41 @@ class _CachedBatch(StartedBatch):
             else:
                 above = ABOVE_LIMIT.count
                 try:
-                    pixels = self._missing.next(all_used=not made)
+                    pixels = self._missing.next(all_used=not fresh)
                 except SampleError:
                     self._failed.add(self._end)
                     break
-                made.append((self._end, pixels))
+                fresh.append((self._end, pixels))
                 if ABOVE_LIMIT.count == above:  # else Pillow warns of it each time, or refuses it, as the user says
                     keep.append((self._end, pixels))
                 room -= pixels.nbytes
             self._end += 1
         if keep:
             samples = [Sample(int(self._request.sources[k]), self._origins.one(k), pixels) for k, pixels in keep]
-            self._maker.shelf.keep(samples, (time.monotonic() - began) * len(keep) / len(made))
+            self._maker.shelf.keep(samples, (time.monotonic() - began) * len(keep) / len(fresh))
         kept = [k for k in range(first, self._end) if self._hit[k]]
-        read = self._maker.shelf.read(self._found, kept)
+        read = self._maker.shelf.read(self._shelved, kept)
         if read is None:  # a file was cut off meanwhile: these samples are made as without a cache
             self._failed.update(range(first, self._end))
         if read is None or self._end == first:
             return None
-        return self._from_pixels(slice(first, self._end), made + list(zip(kept, read)))
+        return self._from_pixels(slice(first, self._end), fresh + list(zip(kept, read)))
 
     def _size_of(self, position: int) -> int:
         """Return the bytes of a hit."""
-        return int(self._found.height[position]) * int(self._found.width[position]) * self._maker.shelf.channels
+        return int(self._shelved.height[position]) * int(self._shelved.width[position]) * self._maker.shelf.channels
 
-    def _from_pixels(self, part: slice, made: List[Tuple[int, np.ndarray]]) -> StartedBatch:
+    def _from_pixels(self, part: slice, samples: List[Tuple[int, np.ndarray]]) -> StartedBatch:
         """Return the batch of these samples, from their pixels: (height, width, channels), or as `Shelf.read` has them."""
-        found, maker = self._found, self._maker
-        height, width = found.height[part].copy(), found.width[part].copy()
+        shelved, maker = self._shelved, self._maker
+        height, width = shelved.height[part].copy(), shelved.width[part].copy()
         first = np.zeros(len(height), np.uint64)
-        for position, pixels in made:
+        for position, pixels in samples:
             k = position - part.start
             first[k] = address(pixels)
             if pixels.ndim == 3:  # made now; the others' sizes are known
                 height[k], width[k] = pixels.shape[:2]
-        images = Pixels.packed(first, height, width, maker.point.shape[2], tuple(pixels for _, pixels in made))
+        images = Pixels.packed(first, height, width, maker.point.shape[2], tuple(pixels for _, pixels in samples))
         request = self._request.at(part)
         if maker.plan is not None and not is_above_limit(maker.plan.most_cropped):
             items = request.seed, request.epoch, request.sources, request.occurrences
@@ -309,7 +309,7 @@ class _MissingFixed(_Missing, Destination):
         self._started = started
         rows = max(1, min(samples, -(-_MADE_BYTES // int(np.prod(shape)))))
         self._rows = np.empty((rows, *shape), np.uint8)
-        self._next = self._made = 0  # of the samples: the next one to return, the first one that is not made
+        self._next = self._end = 0  # of the samples: the next one to return, the first one that is not made
         self._at = 0  # where the next one to return lies in the rows
 
     def place(self, part: slice) -> Tuple[np.ndarray, Optional[np.ndarray]]:
@@ -319,12 +319,12 @@ class _MissingFixed(_Missing, Destination):
         pass
 
     def next(self, all_used: bool) -> np.ndarray:
-        if self._next == self._made:
+        if self._next == self._end:
             self._at = 0 if all_used else self._at
             try:
-                self._made = self._started.make(self._next, self)
+                self._end = self._started.make(self._next, self)
             except SampleError:
-                self._next = self._made = self._next + 1
+                self._next = self._end = self._next + 1
                 raise
         pixels: np.ndarray = self._rows[self._at]
         self._at, self._next = self._at + 1, self._next + 1

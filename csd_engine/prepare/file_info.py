@@ -21,15 +21,15 @@ class Header:
 
     def __init__(self, read: Callable[[], Dict[Any, Any]]) -> None:
         self._read: Optional[Callable[[], Dict[Any, Any]]] = read
-        self._found: Optional[Dict[Any, Any]] = None
+        self._content: Optional[Dict[Any, Any]] = None
 
     def info(self) -> Dict[Any, Any]:
         """The header's content. RuntimeError after `close`, unless it was read before."""
-        if self._found is None:
+        if self._content is None:
             if self._read is None:
                 raise RuntimeError("info and getexif() of an operator's image were asked for after the operator had returned")
-            self._found = self._read()
-        return self._found
+            self._content = self._read()
+        return self._content
 
     def close(self) -> None:
         """End the reading: the sample is made, and the buffer may hold another file's bytes from now on."""
@@ -53,9 +53,9 @@ class FileInfo(dict):
     def _fill(self) -> None:
         header = self._header
         if header is not None:
-            found = header.info()
+            content = header.info()
             self._header = None
-            for key, value in found.items():
+            for key, value in content.items():
                 dict.__setitem__(self, key, value)
 
 

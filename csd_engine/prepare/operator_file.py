@@ -108,17 +108,17 @@ class OperatorFile:
         Raises:
             OperatorFileError: there is no such function, or it can't be an operator.
         """
-        found = self.functions.get(function)
-        if found is None:
+        operator = self.functions.get(function)
+        if operator is None:
             known = ", ".join(self.functions) or "none"
             raise OperatorFileError(f"{self.name} has no function {function!r}; its functions are: {known}")
-        parameters = list(inspect.signature(found).parameters.values())
-        where = f"{self.name}: {function}{inspect.signature(found)}"
+        parameters = list(inspect.signature(operator).parameters.values())
+        where = f"{self.name}: {function}{inspect.signature(operator)}"
         if not parameters or parameters[0].kind not in _FIRST or parameters[0].name == RNG:
             raise OperatorFileError(f"{where}: the first parameter must be the image, a PIL.Image")
         if any(parameter.kind not in _NAMED for parameter in parameters[1:]):
             raise OperatorFileError(f"{where}: all parameters after the image must have names of their own (no *, ** or /)")
-        if inspect.isgeneratorfunction(found) or inspect.iscoroutinefunction(found):
+        if inspect.isgeneratorfunction(operator) or inspect.iscoroutinefunction(operator):
             raise OperatorFileError(f"{where}: an operator must return its image, not yield or await it")
         return inspect.Signature([parameter for parameter in parameters[1:] if parameter.name != RNG])
 

@@ -110,16 +110,16 @@ def _prepared(
 ) -> np.ndarray:
     """Do as `prepare_sample`, and return the sample. ``out`` None: it goes to new memory."""
     index, occurrence = item
-    with _told(reader, index):
+    with _sample_errors(reader, index):
         began = time.monotonic()
         try:
             source = reader.open(index)
         finally:
             READING.seconds += time.monotonic() - began
         if not isinstance(source, OpenFile):
-            made = _pixels_by_kernel(source, pipeline, Keyed(seed, epoch, index, occurrence), out, boxes)
-            if made is not None:
-                return made
+            sample = _pixels_by_kernel(source, pipeline, Keyed(seed, epoch, index, occurrence), out, boxes)
+            if sample is not None:
+                return sample
             image = Image.fromarray(np.array(source))  # a copy, which a user's function may change
             return _by_pillow(image, pipeline, item, seed, epoch, out, boxes, before_decoding)
         if source.size > MAX_FILE_BYTES:  # only on a host; Pillow reads the bytes that it needs
@@ -134,9 +134,9 @@ def _prepared(
         else:
             context = fast.context()
             keyed = Keyed(seed, epoch, index, occurrence)
-            made = _by_kernel(context, source, pipeline, keyed, out, boxes, before_decoding)
-            if made is not None:
-                return made
+            sample = _by_kernel(context, source, pipeline, keyed, out, boxes, before_decoding)
+            if sample is not None:
+                return sample
             data = context.content()
         image = _opened(source.path, data)
         return _by_pillow(image, pipeline, item, seed, epoch, out, boxes, before_decoding, source.upright)
@@ -166,13 +166,13 @@ def prepare_by_pillow(
     upright: bool = False,
 ) -> None:
     """Do as `prepare_sample` for a file that the kernel refused, and whose bytes, ``data``, have been read already."""
-    with _told(reader, item[0]):
+    with _sample_errors(reader, item[0]):
         image = _opened(reader.where(item[0]), data)
         _by_pillow(image, pipeline, item, seed, epoch, out, boxes, before_decoding, upright)
 
 
 @contextlib.contextmanager
-def _told(reader: Reader, index: int) -> Iterator[None]:
+def _sample_errors(reader: Reader, index: int) -> Iterator[None]:
     """Turn any error of a sample into a SampleError that names it."""
     try:
         yield
@@ -241,7 +241,7 @@ def _memory(image: Image.Image, mode: str) -> int:
     """Return the bytes that Pillow takes to decode an image and to convert it to this mode."""
     modes = {image.mode, mode}
     pixels = _MOST_PIXELS if image.format in _SEVERAL_IMAGES else image.width * image.height
-    return pixels * sum(1 if one in _ONE_BYTE else 4 for one in modes)
+    return pixels * sum(1 if pillow_mode in _ONE_BYTE else 4 for pillow_mode in modes)
 
 
 def _by_kernel(
@@ -272,7 +272,7 @@ def _by_kernel(
         return None
     out = _row(plans) if out is None else out
     places = pipeline.places(plans, out, boxes)
-    window = _window([one.job for one in compiled]) if len(compiled) > 1 else None
+    window = _window([part.job for part in compiled]) if len(compiled) > 1 else None
     if before_decoding is not None and (window is not None or context.several_scans):
         coefficients = _COEFFICIENT_BYTES * size[0] * size[1] if context.several_scans else 0
         before_decoding(coefficients + (0 if window is None else window.width * window.height * window.channels))
@@ -283,8 +283,8 @@ def _by_kernel(
             return None
         decode = functools.partial(_resample, context, pixels, window.left, window.top)
     info = lambda: _opened(source.path, context.content()).info  # noqa: E731
-    made = all(_view_by_kernel(context, info, pipeline, one, place, decode) for one, place in zip(compiled, places))
-    return out if made else None
+    complete = all(_view_by_kernel(context, info, pipeline, part, place, decode) for part, place in zip(compiled, places))
+    return out if complete else None
 
 
 def _compiled(plans: List[SamplePlan], size: Tuple[int, int], pipeline: Pipeline) -> Optional[List[Compiled]]:
@@ -292,8 +292,8 @@ def _compiled(plans: List[SamplePlan], size: Tuple[int, int], pipeline: Pipeline
     crops = (step for plan in plans for step in plan.primitives if isinstance(step, Crop))
     if any(is_above_limit(crop.width * crop.height) for crop in crops):
         return None
-    found = [compile_plan(plan, size, one) for one, plan in zip(pipeline.each, plans)]
-    compiled = [one for one in found if one is not None]
+    parts = [compile_plan(plan, size, view) for view, plan in zip(pipeline.each, plans)]
+    compiled = [part for part in parts if part is not None]
     return compiled if len(compiled) == len(plans) else None
 
 
@@ -365,8 +365,8 @@ def _pixels_by_kernel(
     if compiled is None:
         return None
     out = _row(plans) if out is None else out
-    made = _row_of_pixels(fast.context(), pixels, dict, pipeline, compiled, pipeline.places(plans, out, boxes))
-    return out if made else None
+    complete = _row_of_pixels(fast.context(), pixels, dict, pipeline, compiled, pipeline.places(plans, out, boxes))
+    return out if complete else None
 
 
 def _row_of_pixels(
@@ -379,7 +379,7 @@ def _row_of_pixels(
 ) -> bool:
     """Make a sample's row of a whole image in memory, uint8 (height, width, channels). False if Pillow must make it."""
     decode = functools.partial(_resample, context, pixels, 0, 0)
-    return all(_view_by_kernel(context, info, pipeline, one, place, decode) for one, place in zip(compiled, places))
+    return all(_view_by_kernel(context, info, pipeline, part, place, decode) for part, place in zip(compiled, places))
 
 
 def _read(context: Context, source: OpenFile) -> Optional[Tuple[int, int]]:

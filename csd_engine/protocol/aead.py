@@ -125,15 +125,15 @@ def _library() -> Optional[Any]:
     return None
 
 
-def _has_aes(told: Optional[bytes] = None) -> bool:
-    """Return whether the processor has instructions for AES. `told`: /proc/cpuinfo."""
-    if told is None:
+def _has_aes(cpuinfo: Optional[bytes] = None) -> bool:
+    """Return whether the processor has instructions for AES. `cpuinfo`: the content of /proc/cpuinfo."""
+    if cpuinfo is None:
         try:
-            told = Path("/proc/cpuinfo").read_bytes()
+            cpuinfo = Path("/proc/cpuinfo").read_bytes()
         except OSError:  # not Linux
             return platform.machine() in ("arm64", "x86_64")
-    lists = [line.partition(b":")[2].split() for line in told.splitlines() if line.lower().startswith((b"flags", b"features"))]
-    return bool(lists) and all(b"aes" in one for one in lists)
+    lines = [line for line in cpuinfo.splitlines() if line.lower().startswith((b"flags", b"features"))]
+    return bool(lines) and all(b"aes" in line.partition(b":")[2].split() for line in lines)
 
 
 def _works(name: str) -> bool:

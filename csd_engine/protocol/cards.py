@@ -63,7 +63,7 @@ class Card:
         """Return the card in a file's content. Raises BadMessage; fields that are not known are left out."""
         try:
             data: Any = json.loads(content.decode("ascii"))
-            return cls(**{one.name: one.metadata["check"](data[one.name]) for one in fields(cls)})
+            return cls(**{field.name: field.metadata["check"](data[field.name]) for field in fields(cls)})
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise BadMessage(f"{quote(content)} is no card: {error}") from None
 
@@ -102,7 +102,7 @@ def read_cards(path: PathLike) -> Dict[str, Card]:
         OSError: the directory can't be read now.
     """
     directory = open_cards(path)
-    found = {}
+    cards = {}
     for name in directory.names():
         match = _NAME.fullmatch(name)
         if match is None:
@@ -113,10 +113,10 @@ def read_cards(path: PathLike) -> Dict[str, Card]:
                 directory.unlink(name)
             elif not match[2] and stat.S_ISREG(status.st_mode) and not distrusted(status):
                 with open(directory.open(name, os.O_RDONLY), "rb") as stream:
-                    found[match[1]] = Card.parse(stream.read(_MAX_BYTES))
+                    cards[match[1]] = Card.parse(stream.read(_MAX_BYTES))
         except (OSError, BadMessage):  # removed meanwhile, or of another version
             continue
-    return found
+    return cards
 
 
 def write_card(path: PathLike, name: str, card: Card) -> None:

@@ -46,7 +46,7 @@ _FEW_BYTES = 4096  # a message so short has no need of being counted
 _BY_NAME = {message.__name__: message for message in MESSAGES}
 _MAX_JSON: Dict[Type[Message], int] = {kind: 128 << 10 for kind in HOST_MESSAGES}
 _MAX_JSON.update({OpenJob: MAX_HOST_FRAME_BYTES, Lease: MAX_HOST_FRAME_BYTES})
-_CHECKS = {kind: {one.name: one.metadata["check"] for one in fields(kind)} for kind in MESSAGES}
+_CHECKS = {kind: {field.name: field.metadata["check"] for field in fields(kind)} for kind in MESSAGES}
 
 
 def _no_constant(text: str) -> Any:
@@ -87,8 +87,8 @@ def _checked(name: str, field: str, check: Check, value: Any) -> Any:
 
 def _check_size(text: bytes) -> None:
     """Raise BadMessage unless this can be a message: what is parsed takes many times the memory of its text."""
-    found = _FIRST.match(text)
-    kind = _BY_NAME.get(found[1].decode()) if found else None
+    match = _FIRST.match(text)
+    kind = _BY_NAME.get(match[1].decode()) if match else None
     if kind is None:
         raise BadMessage(f"{text[:80]!r} does not say first which message it is. Do both sides run the same version?")
     most = _MAX_JSON.get(kind, MAX_FRAME_BYTES)
@@ -125,11 +125,11 @@ def announced(frames: Sequence[Payload]) -> Optional[Announced]:
     """
     if not frames or not _FEW_BYTES < len(frames[0]) <= MAX_HOST_FRAME_BYTES:
         return None
-    found = _LONG.match(frames[0])
-    if found is None:
+    match = _LONG.match(frames[0])
+    if match is None:
         return None
-    lease = None if found[3] is None else int(found[3])
-    return Announced(found[1 if lease is None else 2].decode(), lease, 0 if lease is None else bytes(frames[0]).count(b"[") - 1)
+    lease = None if match[3] is None else int(match[3])
+    return Announced(match[1 if lease is None else 2].decode(), lease, 0 if lease is None else bytes(frames[0]).count(b"[") - 1)
 
 
 def decode(frames: Sequence[Payload]) -> Tuple[Message, Payload]:

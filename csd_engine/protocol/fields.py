@@ -39,13 +39,13 @@ def text(pattern: str, meaning: str) -> Check:
     return check
 
 
-def list_of(one: Check, longest: int) -> Check:
+def list_of(entry_check: Check, longest: int) -> Check:
     """Check for a list; it becomes a tuple."""
 
     def check(value: Any) -> Tuple[Any, ...]:
         if not isinstance(value, (list, tuple)) or len(value) > longest:
             raise ValueError(f"a list of at most {longest}")
-        return tuple(one(entry) for entry in value)
+        return tuple(entry_check(entry) for entry in value)
 
     return check
 
@@ -56,7 +56,7 @@ def tuple_of(*checks: Check) -> Check:
     def check(value: Any) -> Tuple[Any, ...]:
         if not isinstance(value, (list, tuple)) or len(value) != len(checks):
             raise ValueError(f"a list of exactly {len(checks)}")
-        return tuple(one(entry) for one, entry in zip(checks, value))
+        return tuple(entry_check(entry) for entry_check, entry in zip(checks, value))
 
     return check
 
@@ -112,9 +112,9 @@ def number(low: float, high: float) -> Check:
     return check
 
 
-def optional(one: Check) -> Check:
+def optional(check: Check) -> Check:
     """Check for null, or for what passes another check."""
-    return lambda value: None if value is None else one(value)
+    return lambda value: None if value is None else check(value)
 
 
 def truth(value: Any) -> bool:

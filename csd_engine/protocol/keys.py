@@ -101,14 +101,14 @@ def _load(path: Path) -> Tuple[bytes, bytes]:
 
 def _keys(content: bytes) -> Tuple[bytes, bytes]:
     """Return the public key in a file of zmq.auth's, and the secret one, if it is there. Raises ValueError."""
-    found: Dict[bytes, bytes] = {}
+    fields: Dict[bytes, bytes] = {}
     for line in content.splitlines():
         name, equals, value = line.partition(b"=")
         if equals:
-            found.setdefault(name.strip(), value.strip(b" \t'\""))
-    if not found.get(b"public-key"):
+            fields.setdefault(name.strip(), value.strip(b" \t'\""))
+    if not fields.get(b"public-key"):
         raise ValueError("it holds no public key")
-    return found[b"public-key"], found.get(b"secret-key", b"")
+    return fields[b"public-key"], fields.get(b"secret-key", b"")
 
 
 def load_pair(path: PathLike) -> KeyPair:
@@ -145,21 +145,21 @@ def allowed_clients(directory: PathLike) -> Dict[bytes, Optional[HostRoots]]:
     except EngineError as error:
         _LOG.error("no host is let in: %s", error)
         return {}
-    found = {}
+    hosts = {}
     for name in clients.names():
         if not name.endswith(".key"):
             continue
         try:
             key, _ = _keys(trusted_content(name, clients))
-            found[key] = _roots(clients, f"{name[: -len('.key')]}.roots")
+            hosts[key] = _roots(clients, f"{name[: -len('.key')]}.roots")
         except ValueError as error:
             _LOG.warning("%s/%s lets nobody in: %s", clients.path, name, error)
         except OSError as error:
             if error.errno in _SHORT:
                 raise
     clients.close()
-    listed = any(roots is not None for roots in found.values())
-    return {key: () if listed and roots is None else roots for key, roots in found.items()}
+    listed = any(roots is not None for roots in hosts.values())
+    return {key: () if listed and roots is None else roots for key, roots in hosts.items()}
 
 
 def open_clients(directory: PathLike) -> Directory:
@@ -225,7 +225,7 @@ class AllowList:
 
     def _look(self) -> Tuple[Tuple[object, ...], ...]:
         """Return what tells that a file was added, removed, written, or given away. Raises OSError: it can't be known now."""
-        found = []
+        files = []
         try:
             with os.scandir(Path(self._directory, "clients")) as entries:
                 for entry in entries:
@@ -235,8 +235,8 @@ class AllowList:
                         except _GONE:
                             continue
                         content = (entry.name, status.st_ino, status.st_size, status.st_mtime_ns)
-                        found.append((*content, status.st_uid, status.st_mode))
+                        files.append((*content, status.st_uid, status.st_mode))
             status = os.stat(Path(self._directory, "clients"))
         except _GONE:
             return ()
-        return ((status.st_uid, status.st_mode), *sorted(found))
+        return ((status.st_uid, status.st_mode), *sorted(files))

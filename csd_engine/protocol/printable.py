@@ -14,7 +14,7 @@ def printable(text: str, longest: int = 500) -> str:
     cut = text if len(text) <= longest else text[: max(0, longest - 3)] + "..."
     if cut.isprintable():
         return cut
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in cut)
+    return "".join(character if character.isprintable() else character.encode("unicode_escape").decode() for character in cut)
 
 
 def printable_lines(text: str) -> str:

@@ -42,7 +42,7 @@ def check_job(
             f"the pipeline makes images of {shape} with {pipeline.boxes} boxes, the layout says {expected[:3]} with "
             f"{layout.boxes}. Make the layout from Pipeline.output_shape."
         )
-    for file in sorted({one.file for one in pipeline.user_operators}):
+    for file in sorted({operator.file for operator in pipeline.user_operators}):
         if operators is None:
             raise OperatorFileError(
                 f"the device does not have {file}.py, and its engine was started without --operators DIR. `ddlp "

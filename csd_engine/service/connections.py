@@ -110,13 +110,13 @@ class Connections:
         try:
             descriptor = int(frame.get(zmq.SRCFD))
             inode = os.fstat(descriptor).st_ino
-            with _borrowed(descriptor, self._family) as one:
-                found = one.getpeername()
+            with _borrowed(descriptor, self._family) as sock:
+                peer_name = sock.getpeername()
         except (OSError, zmq.ZMQError, TypeError, ValueError):
             return None
         # The connection may have ended since, and another one may have its descriptor now.
-        other = self._port and found[0] != address.partition("%")[0]  # a link-local address names its interface
-        if other or any(one.inode == inode for one in self._known.values()):
+        other = self._port and peer_name[0] != address.partition("%")[0]  # a link-local address names its interface
+        if other or any(connection.inode == inode for connection in self._known.values()):
             return None
         return _Connection(descriptor, inode, key)
 
@@ -141,11 +141,11 @@ class Connections:
 
     def of_key(self, key: str) -> int:
         """Return how many connections have a key."""
-        return sum(one.key == key for one in self._known.values())
+        return sum(connection.key == key for connection in self._known.values())
 
     def without(self, keys: Container[bytes]) -> List[bytes]:
         """Return the connections of hosts that have none of these public keys."""
-        return [peer for peer, one in self._known.items() if one.key.encode() not in keys]
+        return [peer for peer, connection in self._known.items() if connection.key.encode() not in keys]
 
     # -- their end
 
@@ -175,13 +175,14 @@ class Connections:
         if now - self._looked_s < _LOOK_S and not at_once:
             return False
         self._looked_s = now
-        for peer in [peer for peer, one in self._known.items() if not self._is_open(one.descriptor, one.inode)]:
-            del self._known[peer]
+        for peer, connection in list(self._known.items()):
+            if not self._is_open(connection.descriptor, connection.inode):
+                del self._known[peer]
         taken, large = self._taken(), self._resident() > self._grown_bytes
         if taken <= _FEW and not large:
             self._strangers = {}
             return True
-        self._strangers = {one: self._strangers.get(one, now) for one in self._find_strangers()}
+        self._strangers = {stranger: self._strangers.get(stranger, now) for stranger in self._find_strangers()}
         if large:
             self._end_large()
         if taken > _FEW:
@@ -191,12 +192,12 @@ class Connections:
     def _end_idle(self, now: float, very_few: bool) -> None:
         """Make room for descriptors."""
         by_age = sorted(self._strangers, key=self._strangers.__getitem__)
-        silent = [one for one in by_age if now - self._strangers[one] >= _SILENT_S]
+        silent = [stranger for stranger in by_age if now - self._strangers[stranger] >= _SILENT_S]
         ending = by_age[: max(len(silent), (len(by_age) + 1) // 2 if very_few else 0)]
         if not ending:
             by_host: Dict[str, List[bytes]] = {}
-            for peer, one in self._known.items():
-                by_host.setdefault(one.key, []).append(peer)
+            for peer, connection in self._known.items():
+                by_host.setdefault(connection.key, []).append(peer)
             most = max(by_host.values(), key=len, default=[])
             for peer in most[_HOST_CONNECTIONS:]:
                 self.end(peer)
@@ -248,27 +249,27 @@ class Connections:
 
     def _find_strangers(self) -> List[_Stranger]:
         """Return all connections from which no message has come."""
-        known = {one.descriptor for one in self._known.values()}
+        known = {connection.descriptor for connection in self._known.values()}
         try:
             numbers: Iterable[int] = [int(name) for name in os.listdir("/proc/self/fd")]
         except OSError:  # no descriptor is free for the listing
             numbers = range(min(self._limit, 1 << 16))
-        found = []
+        strangers = []
         for descriptor in numbers:
             try:
                 status = os.fstat(descriptor)
             except OSError:
                 continue
             if stat.S_ISSOCK(status.st_mode) and descriptor not in known and self._is_ours(descriptor):
-                found.append((descriptor, status.st_ino))
-        return found
+                strangers.append((descriptor, status.st_ino))
+        return strangers
 
     def _is_ours(self, descriptor: int) -> bool:
         """Return whether it is a connection that the socket has accepted."""
         try:
-            with _borrowed(descriptor, self._family) as one:
-                address = one.getsockname()
-                if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            with _borrowed(descriptor, self._family) as sock:
+                address = sock.getsockname()
+                if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                     return False
         except OSError:
             return False
@@ -284,8 +285,8 @@ class Connections:
     def _end(self, descriptor: int, inode: int) -> None:
         if self._is_open(descriptor, inode):
             try:
-                with _borrowed(descriptor, self._family) as one:
-                    one.shutdown(socket.SHUT_RDWR)
+                with _borrowed(descriptor, self._family) as sock:
+                    sock.shutdown(socket.SHUT_RDWR)
             except OSError:  # it has ended already
                 pass
 
@@ -294,8 +295,8 @@ class Connections:
         if not self._port or self._statm < 0:
             return None
         try:
-            with _borrowed(descriptor, self._family) as one:
-                info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _COUNTS.size)
+            with _borrowed(descriptor, self._family) as sock:
+                info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _COUNTS.size)
         except OSError:
             return None
         if len(info) != _COUNTS.size:  # Linux before 4.1
@@ -313,11 +314,11 @@ class Connections:
 @contextlib.contextmanager
 def _borrowed(descriptor: int, family: int) -> Iterator[socket.socket]:
     """Yield a descriptor of libzmq's as a socket, for one call. It needs no further descriptor, and closes none."""
-    one = socket.socket(family, socket.SOCK_STREAM, 0, fileno=descriptor)
+    sock = socket.socket(family, socket.SOCK_STREAM, 0, fileno=descriptor)
     try:
-        yield one
+        yield sock
     finally:
-        one.detach()
+        sock.detach()
 
 
 def _property(frame: zmq.Frame, name: str) -> str:

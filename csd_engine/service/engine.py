@@ -177,7 +177,7 @@ class Service:
         """Make `run()` return soon. A signal handler may call this."""
         self._stop = True
 
-    def _told(self, *_: Any) -> None:
+    def _on_sigterm(self, *_: Any) -> None:
         """SIGTERM."""
         self._stop = self._told_to_retire
         self._told_to_retire = True
@@ -190,7 +190,7 @@ class Service:
         os.set_blocking(self._wakeup_read, False)
         os.set_blocking(self._wakeup_write, False)
         signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)  # else a poll goes on after a signal's handler
-        signal.signal(signal.SIGTERM, self._told)
+        signal.signal(signal.SIGTERM, self._on_sigterm)
         signal.signal(signal.SIGINT, self.stop)
         self._start_workers()
         gc.freeze()

@@ -44,13 +44,13 @@ class Quota:
 
     def usable(self, file_bytes: int) -> int:
         """Return how many batches of this size a job can hold if it is alone on the engine."""
-        one = self.part(1, file_bytes)
-        return int((1 - 2 * _free_for_newcomers(one)) / one + _EPSILON)
+        batch_part = self.part(1, file_bytes)
+        return int((1 - 2 * _free_for_newcomers(batch_part)) / batch_part + _EPSILON)
 
 
-def _free_for_newcomers(one: float) -> float:
-    """Return the part of the quota that stays free for newcomers. `one`: the part that one batch takes."""
-    return 0.0 if one > _LARGE_BATCH else max(_FREE_FOR_NEWCOMERS, one)
+def _free_for_newcomers(batch_part: float) -> float:
+    """Return the part of the quota that stays free for newcomers. `batch_part`: what a batch takes."""
+    return 0.0 if batch_part > _LARGE_BATCH else max(_FREE_FOR_NEWCOMERS, batch_part)
 
 
 def others(job: Job, jobs: Iterable[Job]) -> List[Job]:
@@ -58,11 +58,11 @@ def others(job: Job, jobs: Iterable[Job]) -> List[Job]:
     if not job.member.run:
         return []
     return [
-        one
-        for one in jobs
-        if one is not job
-        and (one.host, one.member.run) == (job.host, job.member.run)
-        and all(one.command.get(key) == job.command.get(key) for key in ("pipeline", "dataset"))
+        other
+        for other in jobs
+        if other is not job
+        and (other.host, other.member.run) == (job.host, job.member.run)
+        and all(other.command.get(key) == job.command.get(key) for key in ("pipeline", "dataset"))
     ]
 
 
@@ -74,13 +74,14 @@ def without_turns(jobs: List[Job]) -> List[Job]:
     order = list(jobs)
     seen: List[Job] = []
     for job in jobs:
-        if not job.member.after_lower or any(job is one for one in seen):
+        if not job.member.after_lower or any(job is earlier for earlier in seen):
             continue
-        group = [one for one in [job, *others(job, jobs)] if one.member.after_lower]
+        group = [candidate for candidate in [job, *others(job, jobs)] if candidate.member.after_lower]
         seen += group
-        places = [k for k, one in enumerate(jobs) if any(one is member for member in group)]
-        for place, one in zip(places, sorted(group, key=lambda one: (not one.waiting, 0 if one.waiting else one.member.rank))):
-            order[place] = one
+        places = [k for k, candidate in enumerate(jobs) if any(candidate is member for member in group)]
+        group.sort(key=lambda member: (not member.waiting, 0 if member.waiting else member.member.rank))
+        for place, member in zip(places, group):
+            order[place] = member
     return order
 
 
@@ -95,13 +96,13 @@ def served_together(job: Job, jobs: Iterable[Job]) -> List[Job]:
 
 def learned(job: Job, jobs: Iterable[Job]) -> Tuple[Measurement, ...]:
     """Return the others' last measurements, which a job that joins its group gets at once."""
-    found = [measurement for one in others(job, jobs) for measurement in one.measured]
-    return tuple(found[-CALIBRATION:])
+    measurements = [measurement for other in others(job, jobs) for measurement in other.measured]
+    return tuple(measurements[-CALIBRATION:])
 
 
 def to_tell(job: Job, jobs: Iterable[Job]) -> List[Job]:
     """Return the jobs of the group that do not know the device's speed yet, and so get this job's new measurement."""
-    return [one for one in others(job, jobs) if one.told + len(one.measured) < CALIBRATION]
+    return [other for other in others(job, jobs) if other.measurements_sent + len(other.measured) < CALIBRATION]
 
 
 class _Holding:
@@ -148,8 +149,8 @@ class _Holdings:
             if not job.work:
                 continue
             own = self.jobs.setdefault(job.host, {}).setdefault(job.key, _Holding(quota))
-            for one in (self.all, self.hosts.setdefault(job.host, _Holding(quota)), own):
-                one.add(job.holds, _wanted(job))
+            for holding in (self.all, self.hosts.setdefault(job.host, _Holding(quota)), own):
+                holding.add(job.holds, _wanted(job))
 
 
 class FairQueue:
@@ -172,7 +173,7 @@ class FairQueue:
     def remove(self, job: Job) -> None:
         """Remove a job."""
         del self._jobs[job.key]
-        hosts = {one.host for one in self._jobs.values()}
+        hosts = {other.host for other in self._jobs.values()}
         # A host that has had more time than the others is remembered: it may come back with another job.
         self._used_s = {host: s for host, s in self._used_s.items() if host in hosts or s > self._served_s}
         for known in (self._estimated_s, self._sample_s, self._job_served_s):
@@ -240,8 +241,8 @@ class FairQueue:
         job = min((job for job in jobs if job.can_probe), key=lambda job: measured_s[job.host], default=None)
         if job is None:
             return None
-        others = (one.host for one in jobs if one.can_begin and one.host != job.host)
-        if in_turn and any(self._used_s[host] < measured_s[job.host] for host in others):
+        hosts = (other.host for other in jobs if other.can_begin and other.host != job.host)
+        if in_turn and any(self._used_s[host] < measured_s[job.host] for host in hosts):
             return None
         if job.probe_parcel is not None:
             job.probe_parcel.taken = True
@@ -299,8 +300,8 @@ class FairQueue:
         sample_s = self._sample_s.get(job.host, 0.0) if job.sample_s is None else job.sample_s
         work.estimated_s = len(work.lease.items) * sample_s
         self._charge(job, work.estimated_s, work.estimated_s)
-        for one in served_together(job, list(self._jobs.values())):
-            self._jobs[one.key] = self._jobs.pop(one.key)  # the end of the turn
+        for served in served_together(job, list(self._jobs.values())):
+            self._jobs[served.key] = self._jobs.pop(served.key)  # the end of the turn
         return work
 
     def ended(self, job: Job, work: Work, spent_s: float, published: bool) -> None:
@@ -313,27 +314,27 @@ class FairQueue:
     def _charge(self, job: Job, used_s: float, estimated_s: float) -> None:
         self._used_s[job.host] += used_s
         self._estimated_s[job.host] = self._estimated_s.get(job.host, 0.0) + estimated_s
-        for one in served_together(job, self._jobs.values()):
-            one.used_s += used_s
+        for served in served_together(job, self._jobs.values()):
+            served.used_s += used_s
 
     # -- the quota
 
     @staticmethod
     def _quota_shortage(job: Job, quota: Quota, holdings: _Holdings) -> str:
         """Return why the job may not take a free part of the quota, or an empty text if it may."""
-        one = quota.part(1, job.next_bytes())
+        batch_part = quota.part(1, job.next_bytes())
         hosts, jobs = holdings.hosts, holdings.jobs[job.host]
         host, own = hosts[job.host], jobs[job.key]
-        share = (1 - 2 * _free_for_newcomers(one)) / len(hosts)
+        share = (1 - 2 * _free_for_newcomers(batch_part)) / len(hosts)
         claimed = 0.0
         if host.held >= share - _EPSILON:  # shares are often whole numbers of batches, and floats just miss them
             claimed += sum(other.claim(share) for name, other in hosts.items() if name != job.host)
         share /= len(jobs)
         if own.held >= share - _EPSILON:
             claimed += sum(other.claim(share) for key, other in jobs.items() if key != job.key)
-        newcomer = max(one, _NEWCOMER_HOLDS) - one + _EPSILON
-        kept = ((host.held > newcomer) + (own.held > newcomer)) * _free_for_newcomers(one)
-        free = 1 - holdings.all.held - one + _EPSILON
+        newcomer = max(batch_part, _NEWCOMER_HOLDS) - batch_part + _EPSILON
+        kept = ((host.held > newcomer) + (own.held > newcomer)) * _free_for_newcomers(batch_part)
+        free = 1 - holdings.all.held - batch_part + _EPSILON
         if free >= claimed + kept:
             return ""
         who = "others that hold less than their share" if claimed else "hosts and jobs that hold nothing yet"

@@ -105,8 +105,8 @@ class FileChunks:
         return True
 
     def _read(self, peer: bytes, message: Fetch) -> bytes:
-        found = self._find(peer, message.job, message.lease)
-        with part_of(found, message.lease, message.offset, message.length) as descriptor:
+        published = self._find(peer, message.job, message.lease)
+        with part_of(published, message.lease, message.offset, message.length) as descriptor:
             part = os.pread(descriptor, message.length, message.offset)
         if len(part) != message.length:
             raise OSError(0, f"only {len(part)} bytes can be read at {message.offset}")
@@ -114,15 +114,15 @@ class FileChunks:
 
 
 @contextlib.contextmanager
-def part_of(found: Optional[Tuple[Entry, int]], lease: int, offset: int, length: int) -> Iterator[int]:
+def part_of(published: Optional[Tuple[Entry, int]], lease: int, offset: int, length: int) -> Iterator[int]:
     """Open the batch file of a lease (its size beside it; None: there is none) to read this part. What follows is read ahead.
 
     Raises:
         OSError: there is no such part.
     """
-    if found is None:
+    if published is None:
         raise OSError(0, f"there is no published batch of lease {lease}")
-    file, size = found
+    file, size = published
     descriptor = file.directory.open(file.name, os.O_RDONLY)
     try:
         found_size, end = os.fstat(descriptor).st_size, offset + length

@@ -49,15 +49,15 @@ class RecycledFiles:
         self.bytes = 0
         self._directory = directory
         self._waiting: Deque[_RecycledFile] = deque()
-        self._made = 0
+        self._last_number = 0
         self._leases_work = _write_leases_work(directory, self._new_name())
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def _new_name(self) -> str:
-        self._made += 1
-        return f"spare-{self._made}-{secrets.token_hex(4)}"
+        self._last_number += 1
+        return f"spare-{self._last_number}-{secrets.token_hex(4)}"
 
     def put(self, file: Entry, file_bytes: int) -> None:
         """Keep this file. If there is none, nothing happens."""
@@ -137,9 +137,9 @@ def _write_leases_work(directory: Directory, name: str) -> bool:
             os.close(descriptor)
         if mapped == ctypes.c_void_p(-1).value:
             return False
-        told = not _is_unused(directory, name)
+        refused = not _is_unused(directory, name)
         libc.munmap(mapped, mmap.PAGESIZE)
-        return told and _is_unused(directory, name)
+        return refused and _is_unused(directory, name)
     except (OSError, AttributeError):
         return False
     finally:

@@ -138,9 +138,9 @@ class JobService:
             job.waiting = job.name in message.waiting
         at_work = [worker.lease for worker in self._workers if worker.lease is not None and worker.lease[0].peer == peer]
         progress = [(job.name, work.lease.lease, work.samples) for job, work in at_work]
-        self._send(peer, say.Pong(tuple(progress), self._told(self.note)))
+        self._send(peer, say.Pong(tuple(progress), self._full_note(self.note)))
 
-    def _told(self, note: str) -> str:
+    def _full_note(self, note: str) -> str:
         return say.shorten("; ".join(filter(None, (note, self.trouble))))
 
     def status(self, peer: bytes, _: say.AskStatus, __: bytes) -> None:
@@ -149,7 +149,8 @@ class JobService:
         jobs = [
             say.JobStatus(
                 hashlib.blake2b(job.host.encode("utf-8"), digest_size=4).hexdigest(), job.key, job.samples, job.layout.batch,
-                job.made, job.meter.per_s(now), job.unfetched, len(job.queue), say.shorten(job.held_back) if job.queue else "",
+                job.batches_made, job.meter.per_s(now), job.unfetched, len(job.queue),
+                say.shorten(job.held_back) if job.queue else "",
             )  # fmt: skip
             for job in self._queue.of()
         ]
@@ -160,13 +161,13 @@ class JobService:
             self._meter.total, self._meter.per_s(now),
             *computer.process_memory([os.getpid(), *(worker.pid for worker in self._workers)]), memory.total, memory.available,
             spool.batches, spool.bytes, spool.free_bytes(), spool.quota_batches, spool.quota_bytes, spool.reserve_bytes,
-            computer.temperature_c(self._sys), computer.load(), self._told(self.note or self._retires),
+            computer.temperature_c(self._sys), computer.load(), self._full_note(self.note or self._retires),
         )  # fmt: skip
         self._send(peer, status)
 
     def drop_host(self, peer: bytes) -> int:
         """End all jobs of a host that is gone; return how many it had. Nothing is sent to it."""
-        self._set_opening([one for one in self._opening if one.peer != peer], peer)
+        self._set_opening([opening for opening in self._opening if opening.peer != peer], peer)
         jobs = list(self._queue.of(peer))
         for job in jobs:
             job.silent = True
@@ -188,9 +189,9 @@ class JobService:
             roots = self._roots_of(peer)
             check_job(message.pipeline, dataset, layout, roots, self._spool, self._operators)
             files = tuple(needed_files(dataset, self._spool.arrays))
-            missing = next((one for one in files if not self._received[one[0]].has(one[1], host)), None)
+            missing = next((file for file in files if not self._received[file[0]].has(file[1], host)), None)
             if missing is not None:
-                asked = any((one.peer, one.missing) == (peer, missing) for one in self._opening)
+                asked = any((opening.peer, opening.missing) == (peer, missing) for opening in self._opening)
                 self._opening.append(_Opening(peer, message, files, missing, host, description_bytes))
                 if not asked:
                     self._send(peer, say.NeedFile(*missing, self._received[missing[0]].wanted(peer, missing[1])))
@@ -231,8 +232,8 @@ class JobService:
 
     def _descriptions(self, host: str) -> List[int]:
         """Return the bytes of the descriptions of a host's jobs."""
-        found = [job.description_bytes for job in self._queue.of_host(host)]
-        return found + [one.description_bytes for one in self._opening if one.host == host]
+        sizes = [job.description_bytes for job in self._queue.of_host(host)]
+        return sizes + [opening.description_bytes for opening in self._opening if opening.host == host]
 
     def _check_share(self, host: str, description_bytes: int) -> None:
         """Raise EngineError if the host may not open a further job, whose description is so long."""
@@ -248,34 +249,36 @@ class JobService:
         """Store a part of a data set's file. Once the file is complete, open the jobs that waited for it."""
         kind, fingerprint = file = (message.kind, message.fingerprint)
         cache = self._received[kind]
-        waiting = [one for one in self._opening if (one.peer, one.missing) == (peer, file)]
+        waiting = [opening for opening in self._opening if (opening.peer, opening.missing) == (peer, file)]
         if not waiting or message.offset != cache.wanted(peer, fingerprint):
             return  # the part was sent twice, or its job was closed meanwhile
-        rest = [one for one in self._opening if one not in waiting]
+        rest = [opening for opening in self._opening if opening not in waiting]
 
         def in_use() -> Set[str]:
-            files = {one for job in self._queue.of() for one in job.files}.union(*(one.files for one in self._opening))
-            return {name for one, name in files if one == kind}
+            of_jobs = {file for job in self._queue.of() for file in job.files}
+            files = of_jobs.union(*(opening.files for opening in self._opening))
+            return {name for file_kind, name in files if file_kind == kind}
 
         try:
             following = cache.add(peer, fingerprint, message.offset, message.total, part, in_use, waiting[0].host)
         except EngineError as error:
             self._set_opening(rest, peer)
-            for one in waiting:
-                self.refuse(peer, one.message.job, str(error))
+            for opening in waiting:
+                self.refuse(peer, opening.message.job, str(error))
             return
         if following is not None:
             self._send(peer, say.NeedFile(kind, fingerprint, following))
             return
         self._set_opening(rest, peer)
-        for one in waiting:
-            self.open_job(one.peer, one.message, b"")
+        for opening in waiting:
+            self.open_job(opening.peer, opening.message, b"")
 
     def _set_opening(self, opening: List[_Opening], peer: bytes) -> None:
         """Note which jobs wait, and drop the files that no job of this connection waits for any more."""
         self._opening = opening
         for kind, cache in self._received.items():
-            cache.forget(peer, {one.missing[1] for one in opening if (one.peer, one.missing[0]) == (peer, kind)})
+            missing = (waiting.missing for waiting in opening if waiting.peer == peer)
+            cache.forget(peer, {fingerprint for missing_kind, fingerprint in missing if missing_kind == kind})
 
     def _job_of(self, peer: bytes, name: str) -> Optional[Job]:
         job = self._queue.find(peer, name)
@@ -286,7 +289,8 @@ class JobService:
 
     def close_job(self, peer: bytes, message: say.CloseJob, _: bytes) -> None:
         """End a job."""
-        self._set_opening([one for one in self._opening if (one.peer, one.message.job) != (peer, message.job)], peer)
+        rest = [opening for opening in self._opening if (opening.peer, opening.message.job) != (peer, message.job)]
+        self._set_opening(rest, peer)
         job = self._queue.find(peer, message.job)
         if job is None:
             self._send(peer, say.JobClosed(message.job))
@@ -323,9 +327,9 @@ class JobService:
     def retire(self, reason: str) -> None:
         """Begin nothing more. What is begun is finished, and stays until its host has released it."""
         self._retires = reason
-        for one in list(self._opening):
-            self.refuse(one.peer, one.message.job, reason)
-            self._set_opening([other for other in self._opening if other is not one], one.peer)
+        for opening in list(self._opening):
+            self.refuse(opening.peer, opening.message.job, reason)
+            self._set_opening([other for other in self._opening if other is not opening], opening.peer)
 
     def begun(self, peer: bytes) -> List[Tuple[str, int]]:
         """Return (job, lease) of each of a connection's leases that a worker is at."""
@@ -350,7 +354,7 @@ class JobService:
         job = self._job_of(peer, message.job)
         if job is None:
             return
-        if sum(len(one.probes) for one in self._queue.of_host(job.host)) >= _MAX_PROBES:
+        if sum(len(host_job.probes) for host_job in self._queue.of_host(job.host)) >= _MAX_PROBES:
             self._tell_digests(job, ["error: too many probes wait already"] * len(message.items))
         else:
             job.probes.append(ProbeWork(message))
@@ -374,9 +378,9 @@ class JobService:
         jobs = self._queue.of_host(job.host)
         if not count:
             reason = f"lease {number} has no items"
-        elif sum(len(one.queue) for one in jobs) >= _MAX_LEASES:
+        elif sum(len(host_job.queue) for host_job in jobs) >= _MAX_LEASES:
             reason = f"{_MAX_LEASES} leases of this host wait already; cancel some"
-        elif sum(one.items for one in jobs) + count > self._most_items:
+        elif sum(host_job.items for host_job in jobs) + count > self._most_items:
             reason = f"leases of {self._most_items} samples are the most that may wait for one host; cancel some"
         elif number in job.work:
             reason = f"lease {number} is in use already"
@@ -482,7 +486,7 @@ class JobService:
                 worker.following = worker.lease[0].queued(worker.following)
                 busy.append((worker, worker.lease[0]))
         while busy:
-            worker, job = min(busy, key=lambda one: len(one[0].following))
+            worker, job = min(busy, key=lambda pair: len(pair[0].following))
             work = job.unexpected(self._expected()) if len(worker.following) < _MOST_EXPECTED else None
             if work is None:
                 busy.remove((worker, job))
@@ -529,21 +533,21 @@ class JobService:
         elif work.cancelled:  # its host has forgotten it
             return
         elif kind == "published":
-            job.made += 1
+            job.batches_made += 1
             self.cache_hits, self.cache_misses = self.cache_hits + report["hits"], self.cache_misses + report["misses"]
             self.progressed(job, work, work.layout.batch)
             busy_s = report["busy_s"]
             self._send(job.peer, say.Published(job.name, number, f"{job.key}/{report['name']}", busy_s))
             measurement = (work.layout.batch, busy_s)
-            for one in to_tell(job, self._queue.of()):
-                self._send_measurements(one, (measurement,))
+            for other in to_tell(job, self._queue.of()):
+                self._send_measurements(other, (measurement,))
             job.measured.append(measurement)
         else:
             self._send(job.peer, say.Failed(job.name, number, say.shorten(report["reason"]), report["fatal"]))
 
     def _send_measurements(self, job: Job, batches: Tuple[Measurement, ...]) -> None:
         """Send a job's host the measurements of other ranks' batches."""
-        job.told += len(batches)
+        job.measurements_sent += len(batches)
         if batches:
             self._send(job.peer, say.Measured(job.name, batches))
 

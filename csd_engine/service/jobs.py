@@ -152,10 +152,10 @@ class Job:
     closing: bool = False
     silent: bool = False  # its host is gone: the engine sends no answers
     sample_s: Optional[float] = None  # workers' time for one of its samples, as last measured
-    made: int = 0  # batches published
+    batches_made: int = 0  # batches published
     member: Member = Member()
     measured: Deque[Measurement] = field(default_factory=lambda: deque(maxlen=CALIBRATION))  # of its last batches
-    told: int = 0  # measurements of its group's other jobs that its host has heard of
+    measurements_sent: int = 0  # measurements of its group's other jobs that its host has heard of
     used_s: float = 0.0  # workers' time beside the host's other jobs; the time in which it wanted nothing counts as used
     held_back: str = ""  # why its next lease was not begun when a worker was free
     carried: bool = False  # its host sends the samples' bytes with each lease
@@ -204,8 +204,8 @@ class Job:
 
     def unexpected(self, expected: Iterable[Work]) -> Optional[Work]:
         """Return the first lease of the queue that is none of these, which workers expect. None: there is none."""
-        told = set(map(id, expected))
-        return next((work for work in map(self.work.__getitem__, self.queue) if id(work) not in told), None)
+        expected_ids = set(map(id, expected))
+        return next((work for work in map(self.work.__getitem__, self.queue) if id(work) not in expected_ids), None)
 
     def bring_forward(self, work: Work) -> None:
         """Make a lease of the queue the next one."""

@@ -55,11 +55,11 @@ class Members:
                 if not path.parent.is_dir():
                     raise
                 continue
-            one = cls(path, lock)
+            members = cls(path, lock)
             fcntl.flock(lock, fcntl.LOCK_SH)
-            if one._current():
-                return one
-            one.close()
+            if members._current():
+                return members
+            members.close()
 
     @classmethod
     def look_on(cls, directory: PathLike) -> Members:

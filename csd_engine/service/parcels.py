@@ -61,31 +61,31 @@ class Parcels:
                     why = self._begin(*wanted)
                     if why:
                         failed.append((*wanted, why))
-        for host, one in list(self._incoming.items()):
-            parcel = one.parcel
+        for host, incoming in list(self._incoming.items()):
+            parcel = incoming.parcel
             if parcel.total and not parcel.reserved:
                 self._reserve(host, parcel)
             if parcel.complete:
-                os.close(one.descriptor)
+                os.close(incoming.descriptor)
                 del self._incoming[host]
             elif parcel.come < parcel.asked and time.monotonic() - parcel.heard_s > _SILENT_S:
-                failed.append((one.job, one.lease, f"the host has not sent the samples' bytes for {_SILENT_S:g} s"))
+                failed.append((incoming.job, incoming.lease, f"the host has not sent the samples' bytes for {_SILENT_S:g} s"))
             elif parcel.reserved or not parcel.asked:
-                self._ask_on(one)
+                self._ask_on(incoming)
         return failed
 
     @staticmethod
     def _next(jobs: List[Job], ahead: int) -> Optional[Tuple[Job, int]]:
         """Return whose parcel a host should send next: a probe's, else that of the lease that comes first in its job."""
-        found: List[Tuple[int, Job, int]] = []
+        candidates: List[Tuple[int, Job, int]] = []
         for job in jobs:
             if job.probes and job.probe_parcel is None:
                 return job, say.OF_PROBE
             for place, lease in enumerate(itertools.islice(job.queue, ahead)):
                 if job.work[lease].parcel is None:
-                    found.append((place, job, lease))
+                    candidates.append((place, job, lease))
                     break
-        return min(found, key=lambda one: one[0])[1:] if found else None
+        return min(candidates, key=lambda candidate: candidate[0])[1:] if candidates else None
 
     def _begin(self, job: Job, lease: int) -> str:
         """Make the file of a parcel. Return why that failed, or an empty text."""
@@ -102,12 +102,12 @@ class Parcels:
         self._incoming[job.host] = _Incoming(job, lease, parcel, descriptor)
         return ""
 
-    def _ask_on(self, one: _Incoming) -> None:
-        parcel = one.parcel
+    def _ask_on(self, incoming: _Incoming) -> None:
+        parcel = incoming.parcel
         while not parcel.asked or (parcel.asked < parcel.total and parcel.asked - parcel.come < _WINDOW_BYTES):
             if parcel.asked == parcel.come:
                 parcel.heard_s = time.monotonic()  # the host's time begins now
-            self._send(one.job.peer, say.NeedParcel(one.job.name, one.lease, parcel.asked))
+            self._send(incoming.job.peer, say.NeedParcel(incoming.job.name, incoming.lease, parcel.asked))
             parcel.asked += say.MAX_PART_BYTES
 
     def _reserve(self, host: str, parcel: Parcel) -> None:
@@ -128,10 +128,10 @@ class Parcels:
         Raises:
             EngineError: it is not what was asked for, or cannot be kept.
         """
-        one = self._incoming.get(job.host)
-        if one is None or one.job is not job or one.lease != message.lease:
+        incoming = self._incoming.get(job.host)
+        if incoming is None or incoming.job is not job or incoming.lease != message.lease:
             return
-        parcel = one.parcel
+        parcel = incoming.parcel
         if message.offset != parcel.come or parcel.come >= parcel.asked:
             return
         most = most_bytes(self._spool.quota_bytes)
@@ -151,7 +151,7 @@ class Parcels:
         rest = memoryview(part)
         try:
             while len(rest):
-                rest = rest[os.write(one.descriptor, rest) :]
+                rest = rest[os.write(incoming.descriptor, rest) :]
         except OSError as error:
             raise EngineError(f"the samples' bytes cannot be kept: {error.strerror}") from None
         parcel.come += expected
@@ -161,9 +161,9 @@ class Parcels:
         """Remove a parcel, complete or not."""
         if parcel is None:
             return
-        one = self._incoming.get(job.host)
-        if one is not None and one.parcel is parcel:
-            os.close(one.descriptor)
+        incoming = self._incoming.get(job.host)
+        if incoming is not None and incoming.parcel is parcel:
+            os.close(incoming.descriptor)
             del self._incoming[job.host]
         if parcel.reserved:
             parcel.reserved = False

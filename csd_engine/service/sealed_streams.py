@@ -119,7 +119,7 @@ class SealedStreams:
         """Wait for a host's ticket. It replaces what the host's connection had before."""
         self.forget(peer)
         host, ticket = self._connections.key_of(peer), bytes(payload)
-        hosts = [one.host for one in self._tickets.values()] + [one.host for one in self._streams.values()]
+        hosts = [waiting.host for waiting in self._tickets.values()] + [stream.host for stream in self._streams.values()]
         taken = hosts.count(host)
         reason = ""
         if self._epoll is None or message.cipher not in ciphers():
@@ -150,7 +150,7 @@ class SealedStreams:
 
     def forget(self, peer: bytes) -> None:
         """End what a host's connection has here."""
-        for ticket in [ticket for ticket, one in self._tickets.items() if one.peer == peer]:
+        for ticket in [ticket for ticket, waiting in self._tickets.items() if waiting.peer == peer]:
             del self._tickets[ticket]
         if peer in self._by_peer:
             self._end(self._by_peer[peer])
@@ -177,7 +177,7 @@ class SealedStreams:
                     writable[stream] = None
         before = [stream for streams in self._writable.values() for stream in streams]
         self._writable = {}
-        for stream in (*(one for one in before if one in writable), *writable):  # who has waited for longer comes first
+        for stream in (*filter(writable.__contains__, before), *writable):  # who has waited for longer comes first
             self._writable.setdefault(stream.host, {})[stream] = None
 
     def ready(self) -> Set[str]:
@@ -205,7 +205,7 @@ class SealedStreams:
         return True
 
     def _expire(self, now: float) -> None:
-        for ticket in [ticket for ticket, one in self._tickets.items() if one.until_s < now]:
+        for ticket in [ticket for ticket, waiting in self._tickets.items() if waiting.until_s < now]:
             del self._tickets[ticket]
         for descriptor, (_, _, until_s) in list(self._strangers.items()):
             if until_s < now or not self._tickets:
@@ -245,17 +245,17 @@ class SealedStreams:
 
     def _listen_to(self, descriptor: int) -> None:
         """Read a ticket, or the next bytes of one."""
-        connection, told, _ = self._strangers[descriptor]
+        connection, buffer, _ = self._strangers[descriptor]
         try:
-            come = connection.recv(TICKET_BYTES - len(told))
+            come = connection.recv(TICKET_BYTES - len(buffer))
         except BlockingIOError:
             return
         except OSError:
             come = b""
-        told += come
-        if come and len(told) < TICKET_BYTES:
+        buffer += come
+        if come and len(buffer) < TICKET_BYTES:
             return
-        ticket = self._tickets.pop(bytes(told), None)
+        ticket = self._tickets.pop(bytes(buffer), None)
         if ticket is None:
             self._drop(descriptor)
             return
@@ -348,19 +348,19 @@ def _listen(host: str, port: int) -> socket.socket:
     """Return a listening socket at an engine's address: at its port and 10,000, or at any free port. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     error = OSError()
-    for one in (port + PORT_STEP, 0):
-        if one > 65535:
+    for candidate in (port + PORT_STEP, 0):
+        if candidate > 65535:
             continue
         listener = socket.socket(family, socket.SOCK_STREAM)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            listener.bind((host, one))
+            listener.bind((host, candidate))
             listener.listen(_MOST_STRANGERS)
             listener.setblocking(False)
             return listener
-        except OSError as found:
+        except OSError as bind_error:
             listener.close()
-            error = found
+            error = bind_error
     raise error

@@ -104,9 +104,9 @@ def remove_host_directory(files: Directory, name: str) -> None:
         directory = files.below(name)
         if not re.fullmatch(HOST, name) or _content(directory, "lock") != host_mark(name).encode("ascii"):
             return
-        for one in sorted(directory.names(), key="lock".__eq__):  # the lock last: what is left can be known again
-            if re.fullmatch(_HOST_FILES, one):
-                directory.unlink(one)
+        for file_name in sorted(directory.names(), key="lock".__eq__):  # the lock last: what is left can be known again
+            if re.fullmatch(_HOST_FILES, file_name):
+                directory.unlink(file_name)
         os.rmdir(name, dir_fd=files.descriptor)
     except OSError:
         pass  # it is gone, or another user's

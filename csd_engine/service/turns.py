@@ -52,7 +52,7 @@ class Turns:
         """Let a key rest, if a message of it has taken long."""
         if spent_s > LONG_S:
             self._last_s[key] = now
-            self._last_s = {one: last_s for one, last_s in self._last_s.items() if now - last_s <= _LATELY_S}
+            self._last_s = {other: last_s for other, last_s in self._last_s.items() if now - last_s <= _LATELY_S}
             self._rests_until[key] = now + min(_MOST_REST_S, _RESTS * spent_s * (len(self._last_s) - 1))
 
     def rest_s(self, key: str, now: float) -> float:
@@ -89,8 +89,8 @@ class Inbox:
             return None
         # Few large messages or many small ones: what counts is the part of the limit that a connection's take.
         parts: Dict[bytes, float] = {}
-        for one, its_frames in self._waiting[key]:
-            parts[one] = parts.get(one, 0.0) + 1 / self._max_messages + _size(its_frames) / self._max_bytes
+        for sender, its_frames in self._waiting[key]:
+            parts[sender] = parts.get(sender, 0.0) + 1 / self._max_messages + _size(its_frames) / self._max_bytes
         most = max(parts, key=parts.__getitem__)
         self.forget(key, most)
         return most
@@ -106,7 +106,7 @@ class Inbox:
 
     def forget(self, key: str, peer: bytes) -> None:
         """Drop what waits of a connection."""
-        left = deque(one for one in self._waiting.get(key, ()) if one[0] != peer)
+        left = deque(message for message in self._waiting.get(key, ()) if message[0] != peer)
         if left:
             self._waiting[key], self._bytes[key] = left, sum(_size(frames) for _, frames in left)
         else:

@@ -209,10 +209,10 @@ class FileCache:
 
     def _finish(self, incoming: _Incoming, fingerprint: str) -> None:
         incoming.stream.close()
-        found = incoming.digest.hexdigest()
-        if found != fingerprint:
+        digest = incoming.digest.hexdigest()
+        if digest != fingerprint:
             raise DatasetError(
-                f"the {self._kind} received is {found}, but {fingerprint} was expected. Did the data set change "
+                f"the {self._kind} received is {digest}, but {fingerprint} was expected. Did the data set change "
                 "while it was sent? Begin a new epoch."
             )
         if self._kind == MANIFEST:
@@ -268,8 +268,8 @@ class FileCache:
 
     def _share_used(self, size: int, files: int, host: Hashable) -> str:
         """Return why the host may not keep so much more: it has its share, half of all. Empty: it may."""
-        own = [one for name, one in self._sizes.items() if self._hosts.get(name) == host]
-        own += [one.offset for one in self._incoming.values() if one.host == host]
+        own = [file_size for name, file_size in self._sizes.items() if self._hosts.get(name) == host]
+        own += [incoming.offset for incoming in self._incoming.values() if incoming.host == host]
         if sum(own) + size <= self._limit_bytes // 2 and len(own) + files <= _MAX_FILES // 2:
             return ""
         return (
@@ -279,7 +279,7 @@ class FileCache:
 
     def _shortage(self, size: int, files: int) -> str:
         """Return why so much more has no room, or an empty text if it has."""
-        held = sum(self._sizes.values()) + sum(one.offset for one in self._incoming.values())
+        held = sum(self._sizes.values()) + sum(incoming.offset for incoming in self._incoming.values())
         missing = size - (3 * self._room_bytes() - held) // 4
         if missing > 0:
             return f"{missing} bytes are missing on its disk, apart from the reserve and a quarter for batches"

@@ -104,9 +104,9 @@ def _unforeseen(what: str, error: Exception) -> EngineError:
     return EngineError(f"{what}: {type(error).__name__}: {error}.")
 
 
-def _smaller(one: Optional[int], other: Optional[int]) -> Optional[int]:
+def _smaller(first: Optional[int], second: Optional[int]) -> Optional[int]:
     """Return the smaller of two limits; None is no limit."""
-    return min((limit for limit in (one, other) if limit is not None), default=None)
+    return min((limit for limit in (first, second) if limit is not None), default=None)
 
 
 def _only_the_host(error: Exception) -> bool:
@@ -179,10 +179,10 @@ def _with_parcel(job: _OpenJob, parcel: Optional[List[str]]) -> Iterator[None]:
     except OSError as error:
         raise DatasetError(f"the samples' bytes cannot be read: {error.strerror}, {path}") from None
     try:
-        found, memory = Checksum(), memoryview(bytearray(READ_BYTES))
-        while found.read(descriptor, memory):
+        checksum, memory = Checksum(), memoryview(bytearray(READ_BYTES))
+        while checksum.read(descriptor, memory):
             pass
-        if found.hexdigest() != digest:
+        if checksum.hexdigest() != digest:
             raise DatasetError("the samples' bytes came damaged: they do not have the digest that the host has told")
     except BaseException:
         os.close(descriptor)
@@ -288,8 +288,8 @@ class Worker:
             "cancel": lambda _: None,  # it came after the end of its lease
         }
         try:
-            found = kernel()  # before the first sample: loading takes a moment, and the service then knows the variant
-            self._channel.send("ready", kernel="none" if found is None else found.variant)
+            native = kernel()  # before the first sample: loading takes a moment, and the service then knows the variant
+            self._channel.send("ready", kernel="none" if native is None else native.variant)
             while True:
                 while not self._inbox:
                     self._inbox.extend(self._channel.receive(None))
@@ -357,9 +357,9 @@ class Worker:
             parts = len(dataset.parts) if isinstance(dataset, ConcatSet) else 1
             return _OpenJob(reader, carried, parts, layout, most_pixels, directory, maker, cache)
         except Exception as error:  # reported with each lease
-            told = error if isinstance(error, EngineError) else _unforeseen("the job cannot be opened", error)
-            told.__traceback__ = told.__context__ = told.__cause__ = None  # their frames hold files and memory
-            return told
+            failure = error if isinstance(error, EngineError) else _unforeseen("the job cannot be opened", error)
+            failure.__traceback__ = failure.__context__ = failure.__cause__ = None  # their frames hold files and memory
+            return failure
 
     def _forget(self, command: Dict[str, Any]) -> None:
         self._commands.pop(command["job"], None)
@@ -498,11 +498,11 @@ class Worker:
         """Return the fetches of these samples. Those of a lease may have begun while an earlier one was at work."""
         if lease is not None:
             self._drop_ahead(lambda _, fetches: fetches.reader is not job.reader)
-            found = self._ahead.pop(lease, None)
-            if found is not None and np.array_equal(found.sources, sources):
-                return found
-            if found is not None:
-                found.close()
+            ahead = self._ahead.pop(lease, None)
+            if ahead is not None and np.array_equal(ahead.sources, sources):
+                return ahead
+            if ahead is not None:
+                ahead.close()
         return LeaseFetches(job.reader, sources, job.cache)
 
     def _note_next(self, command: Dict[str, Any]) -> None:

@@ -36,7 +36,7 @@ def child_environment() -> Dict[str, str]:
     return environment
 
 
-def _told(parcel: Optional[Parcel]) -> Optional[Tuple[str, str]]:
+def _name_and_digest(parcel: Optional[Parcel]) -> Optional[Tuple[str, str]]:
     """Return the name and the digest of a parcel, for a worker."""
     return None if parcel is None else (parcel.name, parcel.digest)
 
@@ -131,14 +131,14 @@ class WorkerProcess:
 
     def begin(self, job: Job, work: Work, begun: bool) -> None:
         """Give it a lease. `begun`: a recycled file is in place, which the worker overwrites."""
-        later = itertools.dropwhile(lambda one: one is not work, self.following)
+        later = itertools.dropwhile(lambda expected: expected is not work, self.following)
         self.lease, self.following, self._cancelled_s = (job, work), list(later)[1:], None
         self._last_report_s = self._begun_s = time.monotonic()
         self._send_job(job)
         lease = work.lease
         self._send(
             do="lease", job=job.key, lease=lease.lease, identity=lease.identity, seed=lease.seed, epoch=lease.epoch,
-            items=lease.items, begun=begun, parcel=_told(work.parcel),
+            items=lease.items, begun=begun, parcel=_name_and_digest(work.parcel),
         )  # fmt: skip
 
     def expect(self, job: Job, work: Work) -> None:
@@ -146,7 +146,7 @@ class WorkerProcess:
         self.following.append(work)
         self._send(
             do="next", job=job.key, lease=work.lease.lease, sources=[index for index, _ in work.lease.items],
-            following=[one.lease.lease for one in self.following],
+            following=[expected.lease.lease for expected in self.following],
         )  # fmt: skip
 
     def begin_probe(self, job: Job, probe: ProbeWork) -> None:
@@ -156,7 +156,7 @@ class WorkerProcess:
         self._send_job(job)
         self._send(
             do="probe", job=job.key, seed=probe.probe.seed, epoch=probe.probe.epoch, items=probe.left,
-            left_s=PROBE_S - probe.spent_s, parcel=_told(job.probe_parcel),
+            left_s=PROBE_S - probe.spent_s, parcel=_name_and_digest(job.probe_parcel),
         )  # fmt: skip
 
     def cancel(self) -> None:

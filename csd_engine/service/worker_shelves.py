@@ -90,10 +90,10 @@ class WorkerShelves:
         samples = len(reader)
         places = [reader.where(samples * step // _SOME) for step in range(_SOME)] + [reader.where(samples - 1)]
         # A storage's fingerprint changes with each object's version, which each entry of the shelf has.
-        told = str(samples) if reader.slow else fingerprint(dataset)
+        identity = str(samples) if reader.slow else fingerprint(dataset)
         rights = roots.urls if reader.slow else roots.beneath
-        key = shelf_key(("engine", told, places, None if rights is None else sorted(set(rights))), (point,))
-        self._close([name for name, one in self._open.items() if name != key and one.used_s < time.monotonic() - _IDLE_S])
+        key = shelf_key(("engine", identity, places, None if rights is None else sorted(set(rights))), (point,))
+        self._close([name for name, opened in self._open.items() if name != key and opened.used_s < time.monotonic() - _IDLE_S])
         if key in self._open:
             self._open[key].shelf.begin()
         else:
@@ -106,8 +106,9 @@ class WorkerShelves:
 
     def _make_room(self, samples: int) -> None:
         """Close shelves without a job until there is memory for a further one's table. Raises CacheRefused: there is not."""
-        idle = sorted((name for name, one in self._open.items() if not one.jobs), key=lambda name: self._open[name].used_s)
-        while samples + sum(one.samples for one in self._open.values()) > self._most_samples:
+        idle = [name for name, opened in self._open.items() if not opened.jobs]
+        idle.sort(key=lambda name: self._open[name].used_s)
+        while samples + sum(opened.samples for opened in self._open.values()) > self._most_samples:
             if not idle:
                 raise CacheRefused(f"nothing is kept of a data set of {samples} samples: its table takes too much memory.")
             self._close([idle.pop(0)])
@@ -115,8 +116,8 @@ class WorkerShelves:
     def release(self, shelf: Shelf) -> None:
         """Note that a job with this shelf is over. What it has kept can be found from now on, by all processes."""
         shelf.flush()
-        one = self._open[shelf.key]
-        one.jobs, one.used_s = one.jobs - 1, time.monotonic()
+        opened = self._open[shelf.key]
+        opened.jobs, opened.used_s = opened.jobs - 1, time.monotonic()
 
     def close(self) -> None:
         """Close all shelves."""

@@ -102,8 +102,8 @@ def measure(
                 os.close(go)
                 os.sched_setaffinity(0, {places[nth % len(places)]})
                 os.read(waits, 1)
-                for one in batches[nth::processes]:
-                    fill(rows, one, number)
+                for own_batch in batches[nth::processes]:
+                    fill(rows, own_batch, number)
                 status = 0
             finally:
                 os._exit(status)

@@ -140,7 +140,7 @@ class _Hasher:
         self._beneath = [self._root] if confined else None
         self._pool = concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0)))
 
-    def one(self, path: bytes) -> bytes:
+    def digest_of(self, path: bytes) -> bytes:
         """32 hex digits, or b"!" and errno."""
         digest = hashlib.blake2b(digest_size=16)
         try:
@@ -165,7 +165,7 @@ class _Hasher:
                 some = list(itertools.islice(paths, _HASHED_AT_ONCE))
                 if not some:
                     return
-                yield from pool.map(self.one, some)
+                yield from pool.map(self.digest_of, some)
 
 
 def digests(root: str, paths: Iterable[bytes], confined: bool = True) -> Iterator[bytes]:
@@ -176,9 +176,9 @@ def digests(root: str, paths: Iterable[bytes], confined: bool = True) -> Iterato
 def hashed(root: str, entries: Iterable[Entry], confined: bool = True) -> Iterator[Entry]:
     """The same entries with their digests."""
     ahead, behind = itertools.tee(entries)  # no further apart than `many` reads ahead
-    found = digests(root, (entry.path for entry in ahead if entry.size >= 0), confined)
+    file_digests = digests(root, (entry.path for entry in ahead if entry.size >= 0), confined)
     for entry in behind:
-        yield entry._replace(digest=next(found)) if entry.size >= 0 else entry
+        yield entry._replace(digest=next(file_digests)) if entry.size >= 0 else entry
 
 
 class _Packer:
@@ -301,8 +301,8 @@ class CensusReader:
                 size, path = record[1:].split(b" ", 1)
                 self.newest.append(Entry(path, int(size)))
             elif record is not first:
-                size, found, name = record.split(b" ", 2)
-                yield Entry(prefix + name, int(size), 0, found)
+                size, file_digest, name = record.split(b" ", 2)
+                yield Entry(prefix + name, int(size), 0, file_digest)
 
 
 def _stdin_paths() -> Iterator[bytes]:

@@ -76,7 +76,7 @@ class Result:
 def versions() -> Dict[str, str]:
     """Versions of the parts that decide about pixels: Python, numpy, Pillow, its decoders; and the machine."""
     native = kernel()
-    found = {
+    parts = {
         "python": platform.python_version(),
         "numpy": np.__version__,
         "pillow": PIL.__version__,
@@ -85,8 +85,8 @@ def versions() -> Dict[str, str]:
         "kernel": "none" if native is None else native.variant,
     }
     decoders = {"libjpeg": libjpeg(), **{name: features.version(name) for name in ("zlib", "webp")}}
-    found.update((name, str(version)) for name, version in decoders.items() if version)
-    return found
+    parts.update((name, str(version)) for name, version in decoders.items() if version)
+    return parts
 
 
 def run_cases(sources: Mapping[str, np.ndarray], cases: Sequence[Case], expected: Sequence[str] = ()) -> Result:

@@ -161,8 +161,8 @@ class Supervisor:
     def _announce(self, line: bytes) -> None:
         """The engine's first line on its standard output says where it listens."""
         try:
-            told = json.loads(line)
-            self._write("state", f"ready {told['ready']} {told['pid']}")
+            announcement = json.loads(line)
+            self._write("state", f"ready {announcement['ready']} {announcement['pid']}")
         except (ValueError, KeyError, TypeError):
             pass  # not whole yet
 

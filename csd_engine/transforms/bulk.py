@@ -87,10 +87,10 @@ class Bulk:
         if windows is not None and self._drawn_there:
             windows.draw(seed, epoch, indices, occurrences, out, boxes, table, channels_last)
             return
-        found = drawn(program, KeyedRows(seed, epoch, indices, occurrences), self._masks)
+        parameters = drawn(program, KeyedRows(seed, epoch, indices, occurrences), self._masks)
         if boxes is not None:
-            boxes[...] = found.boxes
-        corners = indices, found.top, found.left, found.across, found.down
+            boxes[...] = parameters.boxes
+        corners = indices, parameters.top, parameters.left, parameters.across, parameters.down
         if windows is not None:
             windows.cut(*corners, out, table, channels_last)
         else:

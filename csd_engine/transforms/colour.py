@@ -42,12 +42,12 @@ class ColorJitter(Operator):
     def draw(self, canvas: Canvas, keyed: Keyed) -> None:
         """Draw the order first, then the factors, as torchvision's get_params does."""
         order = keyed.permutation(4)
-        found: List[Optional[Primitive]] = []
+        changes: List[Optional[Primitive]] = []
         for name, factors in (("brightness", self.brightness), ("contrast", self.contrast), ("saturation", self.saturation)):
-            found.append(None if factors is None else steps.Enhance(name, keyed.single(*factors), self.pixels))
-        found.append(None if self.hue is None else self._turned(keyed.single(*self.hue)))
+            changes.append(None if factors is None else steps.Enhance(name, keyed.single(*factors), self.pixels))
+        changes.append(None if self.hue is None else self._turned(keyed.single(*self.hue)))
         for number in order:
-            step = found[number]
+            step = changes[number]
             if step is not None:
                 canvas.add(step)
 

@@ -160,9 +160,9 @@ def _weights(taps: int, sigma: float) -> np.ndarray:
     """float32 (taps,): a Gaussian at whole pixels around the middle, with the sum 1."""
     weights = [keyed_numbers.exp(-0.5 * ((k - taps // 2) / sigma) ** 2) for k in range(taps)]
     total = sum(weights)
-    found = np.array([weight / total if weight > total * 1e-30 else 0.0 for weight in weights], dtype=np.float32)
-    found.flags.writeable = False
-    return found
+    gaussian = np.array([weight / total if weight > total * 1e-30 else 0.0 for weight in weights], dtype=np.float32)
+    gaussian.flags.writeable = False
+    return gaussian
 
 
 @dataclasses.dataclass(frozen=True)

@@ -48,14 +48,14 @@ class Container(Operator):
     groups: Tuple[Group, ...] = ()
 
     @functools.cached_property
-    def _found(self) -> Dict[Shape, Shape]:
+    def _known_shapes(self) -> Dict[Shape, Shape]:
         return {}
 
     def out(self, shape: Shape) -> Shape:
         """What is known of the result. Each shape is judged once: RandomOrder asks its groups again and again."""
-        if shape not in self._found:
-            self._found[shape] = self._out(shape)
-        return self._found[shape]
+        if shape not in self._known_shapes:
+            self._known_shapes[shape] = self._out(shape)
+        return self._known_shapes[shape]
 
     def _out(self, shape: Shape) -> Shape:
         raise NotImplementedError

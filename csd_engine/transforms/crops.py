@@ -34,11 +34,11 @@ class Crops(Primitive):
         right, bottom = image.width - self.width, image.height - self.height
         places = ((0, 0), (right, 0), (0, bottom), (right, bottom), (self.left, self.top))
         images = [image] if self.mirror is None else [image, self.mirror.by_pillow(image, order)]
-        found = Image.new(image.mode, (self.width, self.height * len(places) * len(images)))
-        crops = [Crop(top, left, self.height, self.width).by_pillow(one, order) for one in images for left, top in places]
+        stack = Image.new(image.mode, (self.width, self.height * len(places) * len(images)))
+        crops = [Crop(top, left, self.height, self.width).by_pillow(source, order) for source in images for left, top in places]
         for number, crop in enumerate(crops):
-            found.paste(crop, (0, number * self.height))
-        return found
+            stack.paste(crop, (0, number * self.height))
+        return stack
 
     def for_kernel(self, order: str) -> Optional[KernelStep]:
         """See `Primitive`."""

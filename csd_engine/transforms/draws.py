@@ -190,30 +190,30 @@ def drawn(program: Program, keyed: KeyedRows, boxes: int) -> Parameters:
     """Run a program on many samples' streams; ``boxes``: the number of boxes of each sample."""
     n = len(keyed)
     origin, no = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=bool)
-    found = Parameters(origin, origin, no, no, np.zeros((n, boxes, 4), dtype=np.int32))
+    parameters = Parameters(origin, origin, no, no, np.zeros((n, boxes, 4), dtype=np.int32))
     for kind, (first, second, third, fourth), chance, erasing in program.steps:
         if kind is DrawKind.MOVE:
-            found.top = found.top + np.where(found.down, second, first)
-            found.left = found.left + np.where(found.across, fourth, third)
+            parameters.top = parameters.top + np.where(parameters.down, second, first)
+            parameters.left = parameters.left + np.where(parameters.across, fourth, third)
         elif kind is DrawKind.ROW:
             row = keyed.below(first)
-            found.top = found.top + np.where(found.down, first - 1 - row, row)
+            parameters.top = parameters.top + np.where(parameters.down, first - 1 - row, row)
         elif kind is DrawKind.COLUMN:
             column = keyed.below(first)
-            found.left = found.left + np.where(found.across, first - 1 - column, column)
+            parameters.left = parameters.left + np.where(parameters.across, first - 1 - column, column)
         elif kind is DrawKind.ACROSS:
-            found.across = found.across ^ (keyed.uniform() < chance)
+            parameters.across = parameters.across ^ (keyed.uniform() < chance)
         elif kind is DrawKind.DOWN:
-            found.down = found.down ^ (keyed.uniform() < chance)
+            parameters.down = parameters.down ^ (keyed.uniform() < chance)
         elif kind is DrawKind.HOLE:
             for side, length in enumerate((third, fourth)):
                 centre = keyed.below(length)
-                found.boxes[:, first, side] = np.maximum(centre - second, 0)
-                found.boxes[:, first, side + 2] = np.minimum(centre + second, length)
+                parameters.boxes[:, first, side] = np.maximum(centre - second, 0)
+                parameters.boxes[:, first, side + 2] = np.minimum(centre + second, length)
         else:
             assert erasing is not None
-            _erase(erasing, third, fourth, keyed, found.boxes)
-    return found
+            _erase(erasing, third, fourth, keyed, parameters.boxes)
+    return parameters
 
 
 def _erase(erasing: masks.RandomErasing, rows: int, columns: int, keyed: KeyedRows, boxes: np.ndarray) -> None:
@@ -228,9 +228,9 @@ def _erase(erasing: masks.RandomErasing, rows: int, columns: int, keyed: KeyedRo
         sides = [(round(math.sqrt(a * r)), round(math.sqrt(a / r))) for a, r in zip(areas.tolist(), ratios)]
         height, width = np.array(sides, dtype=np.int64).T
         fits = (height < rows) & (width < columns)
-        found, height, width = trying[fits], height[fits], width[fits]
-        if len(found):
-            top = keyed.below(rows - height + 1, rows=found)
-            left = keyed.below(columns - width + 1, rows=found)
-            boxes[found, erasing.slot] = np.stack((top, left, top + height, left + width), axis=1)
+        placed, height, width = trying[fits], height[fits], width[fits]
+        if len(placed):
+            top = keyed.below(rows - height + 1, rows=placed)
+            left = keyed.below(columns - width + 1, rows=placed)
+            boxes[placed, erasing.slot] = np.stack((top, left, top + height, left + width), axis=1)
         trying = trying[~fits]

@@ -132,13 +132,13 @@ def _plan_of(pipeline: Pipeline, kernel: Kernel, size: Optional[Tuple[int, int]]
         return None
     try:
         shape = pipeline.output_shape(size)
-        found = [_COMPILE[type(operator)](operator) for operator in pipeline.operators]
+        compiled = [_COMPILE[type(operator)](operator) for operator in pipeline.operators]
     except (_NotTheKernels, PipelineError):  # the sample that fails reports the error
         return None
-    resizing = [k for k, operator in enumerate(found) if operator.kind in _RESIZING]
-    if len(resizing) > 1 or any(operator.kind not in _BEFORE_RESIZING for operator in found[: sum(resizing)]):
+    resizing = [k for k, operator in enumerate(compiled) if operator.kind in _RESIZING]
+    if len(resizing) > 1 or any(operator.kind not in _BEFORE_RESIZING for operator in compiled[: sum(resizing)]):
         return None  # one job of the kernel resizes once, and flips after that
-    return FilePlan(kernel, found, shape, pipeline.boxes, pipeline.order == "pillow13", pipeline.decode == "fast")
+    return FilePlan(kernel, compiled, shape, pipeline.boxes, pipeline.order == "pillow13", pipeline.decode == "fast")
 
 
 @functools.lru_cache(maxsize=None)
@@ -159,9 +159,9 @@ def first_difference(kernel: Kernel) -> str:
     for index in range(_CHECKS):
         size, key = (300 + 37 * index, 900 - 29 * index), (0, 0, index, 0)
         drawn = pipeline.draw(size, Keyed(*key))
-        wanted, found = compile_plan(drawn, size, pipeline), None if plan is None else plan.job(size, key)
-        if wanted is None or found is None:
+        expected, planned = compile_plan(drawn, size, pipeline), None if plan is None else plan.job(size, key)
+        if expected is None or planned is None:
             return f"an image of {size} was refused"
-        if bytes(found[0]) != bytes(wanted.job) or [tuple(box) for box in found[1].tolist()] != list(drawn.boxes):
+        if bytes(planned[0]) != bytes(expected.job) or [tuple(box) for box in planned[1].tolist()] != list(drawn.boxes):
             return f"image {index} of {size}"
     return ""

@@ -116,7 +116,7 @@ class Pipeline:
 
     def view_sizes(self, size: Optional[Tuple[int, int]]) -> Tuple[Tuple[int, int], ...]:
         """(height, width) of each view in a row; empty unless views have sizes of their own. Arguments as of `output_shape`."""
-        return tuple(one.output_shape(size)[:2] for one in self.each) if len(self.each) > 1 else ()
+        return tuple(view.output_shape(size)[:2] for view in self.each) if len(self.each) > 1 else ()
 
     def known_shape(self, size: Optional[Tuple[int, int]]) -> Shape:
         """What is known of the output for sources of (width, height); None: each source has its own size."""
@@ -158,7 +158,7 @@ class Pipeline:
         """Plan each image that the sample's row holds, in the order of `each`. Arguments and errors as of `draw`."""
         if len(self.each) == 1:
             return [self.draw(size, keyed, jpeg)]
-        return [one.draw(size, keyed.of_view(view, len(self.each)), jpeg) for view, one in enumerate(self.each)]
+        return [view.draw(size, keyed.of_view(number, len(self.each)), jpeg) for number, view in enumerate(self.each)]
 
     def places(self, plans: Sequence[SamplePlan], out: np.ndarray, boxes: Optional[np.ndarray]) -> List[np.ndarray]:
         """Return each planned image's place in the sample's row, and write the mask boxes.
@@ -223,9 +223,9 @@ class Pipeline:
 
     def apply_row(self, image: Image.Image, plans: Sequence[SamplePlan], out: np.ndarray, boxes: Optional[np.ndarray]) -> None:
         """Write the result of `draw_image` for an opened image into ``out`` and ``boxes``, as `run`."""
-        for one, plan, place in zip(self.each, plans, self.places(plans, out, boxes)):
+        for view, plan, place in zip(self.each, plans, self.places(plans, out, boxes)):
             shared = len(plans) > 1 and plan.primitives and isinstance(plan.primitives[0], UserCall)
-            one.apply(image.copy() if shared else image, plan, place)  # a function may draw on the image that it gets
+            view.apply(image.copy() if shared else image, plan, place)  # a function may draw on the image that it gets
 
     def place_boxes(self, plan: SamplePlan, boxes: Optional[np.ndarray]) -> None:
         """Write the plan's mask boxes, if the pipeline has any, into ``boxes``; ValueError if ``boxes`` is None then."""

@@ -202,11 +202,11 @@ class TrivialAugmentWide(_Policy):
 def _policies(text: str) -> Tuple[Tuple[Tuple[str, float, Optional[int]], ...], ...]:
     """Parse lines of two operators each: name, probability, level of 10 (none: -)."""
 
-    def one(words: Tuple[str, ...]) -> Tuple[str, float, Optional[int]]:
+    def operator(words: Tuple[str, ...]) -> Tuple[str, float, Optional[int]]:
         return words[0], float(words[1]), None if words[2] == "-" else int(words[2])
 
     lines = [tuple(line.split()) for line in text.strip().splitlines()]
-    return tuple((one(words[:3]), one(words[3:])) for words in lines)
+    return tuple((operator(words[:3]), operator(words[3:])) for words in lines)
 
 
 @dataclasses.dataclass(frozen=True)

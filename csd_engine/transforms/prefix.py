@@ -42,7 +42,7 @@ class CachePoint(NamedTuple):
 
 def draw_nothing(operators: Iterable[Operator]) -> bool:
     """Return whether these operators do the same every time, whatever the seed: a pipeline can be cut after them."""
-    return all(isinstance(one, _DRAW_NOTHING) for one in operators)
+    return all(isinstance(operator, _DRAW_NOTHING) for operator in operators)
 
 
 def cache_point(
@@ -62,13 +62,14 @@ def cache_point(
     if pipeline.user_operators:
         return None
     start = Shape(None if size is None else (size[1], size[0]), CHANNELS[pipeline.mode])
-    drawn = next((k for k, one in enumerate(pipeline.operators) if not isinstance(one, _DRAW_NOTHING)), len(pipeline.operators))
+    drawing = (k for k, operator in enumerate(pipeline.operators) if not isinstance(operator, _DRAW_NOTHING))
+    drawn = next(drawing, len(pipeline.operators))
     cuts = range(drawn, 0, -1)
     at = given
     if at is None:
         at = next((k for k in cuts if group_out(pipeline.operators[:k], start).size is not None), drawn)
     before, behind = pipeline.operators[:at], pipeline.operators[at:]
-    if pipeline.decode != "exact" and any(isinstance(one, _REDUCED_FOR) for one in leaves(behind)):
+    if pipeline.decode != "exact" and any(isinstance(leaf, _REDUCED_FOR) for leaf in leaves(behind)):
         return None
     shape = group_out(before, start)
     assert shape.channels is not None

@@ -185,13 +185,13 @@ def is_torchs(step: Primitive) -> bool:
 
 def kernel_steps(steps: Tuple[Primitive, ...], order: str) -> Optional[List[KernelStep]]:
     """The steps in the kernel's form; None if it can't do one of them."""
-    found = []
+    forms = []
     for step in steps:
-        one = step.for_kernel(order)
-        if one is None:
+        form = step.for_kernel(order)
+        if form is None:
             return None
-        found.append(one)
-    return found
+        forms.append(form)
+    return forms
 
 
 def border_indices(length: int, before: int, after: int, padding_mode: str) -> np.ndarray:

@@ -151,11 +151,11 @@ class TimmAugment(Operator):
         if self.weights is None:
             return [keyed.below(len(self.policies)) for _ in range(self.layers)]
         left = list(self.weights)
-        found: List[int] = []
+        numbers: List[int] = []
         for _ in range(self.layers):
-            found.append(keyed.weighted(left))
-            left[found[-1]] = 0.0
-        return found
+            numbers.append(keyed.weighted(left))
+            left[numbers[-1]] = 0.0
+        return numbers
 
     def draw(self, canvas: Canvas, keyed: Keyed) -> None:
         """Draw the lists, then each operator's chance, magnitude, sign and filter."""

@@ -113,12 +113,13 @@ def _pass_of_floats(pixels: np.ndarray, outputs: int, name: str) -> np.ndarray:
     """Resample the second axis of pixels, float32."""
     places, weights, count = _weights(pixels.shape[1], outputs, name)
     add = _ARITHMETICS[name.rpartition("-")[0]][1]
-    one = (-1, *[1] * (pixels.ndim - 2))  # for each output
-    total = pixels[:, places[:, 0]] * weights[:, 0].reshape(one)
+    per_output = (-1, *[1] * (pixels.ndim - 2))  # for each output
+    total = pixels[:, places[:, 0]] * weights[:, 0].reshape(per_output)
     for tap in range(1, places.shape[1]):
-        terms = pixels[:, places[:, tap]], weights[:, tap].reshape(one), total
+        terms = pixels[:, places[:, tap]], weights[:, tap].reshape(per_output), total
         by_vectors, ended = tap <= (count - 1) // 4 * 4, tap >= count
-        total = np.where(ended.reshape(one), total, np.where(by_vectors.reshape(one), separate_add(*terms), add(*terms)))
+        added = np.where(by_vectors.reshape(per_output), separate_add(*terms), add(*terms))
+        total = np.where(ended.reshape(per_output), total, added)
     return total
 
 

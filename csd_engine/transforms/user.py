@@ -62,7 +62,7 @@ def _plain(value: Any, depth: int, left: List[int]) -> Any:
         raise ValueError("expected numbers, texts, true, false, null or lists of these")
     if depth == MAX_DEPTH:
         raise ValueError(f"expected lists nested at most {MAX_DEPTH} deep")
-    return tuple(_plain(one, depth + 1, left) for one in value)
+    return tuple(_plain(entry, depth + 1, left) for entry in value)
 
 
 def named_values(value: Any) -> Tuple[Tuple[str, Any], ...]:
@@ -70,11 +70,11 @@ def named_values(value: Any) -> Tuple[Tuple[str, Any], ...]:
     if type(value) is not dict or len(value) > MAX_PARAMETERS:
         raise ValueError(f"expected an object of at most {MAX_PARAMETERS} values by name")
     left = [MAX_VALUES]
-    return tuple(sorted((_name(name), _plain(one, 0, left)) for name, one in value.items()))
+    return tuple(sorted((_name(name), _plain(entry, 0, left)) for name, entry in value.items()))
 
 
 def _listed(value: Any) -> Any:
-    return [_listed(one) for one in value] if isinstance(value, tuple) else value
+    return [_listed(entry) for entry in value] if isinstance(value, tuple) else value
 
 
 @dataclasses.dataclass(frozen=True)

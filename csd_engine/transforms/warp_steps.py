@@ -82,8 +82,8 @@ class GridWarp(Primitive):
 
     def by_pillow(self, image: Image.Image, order: str) -> Image.Image:
         """See `Primitive`."""
-        made = torch_pixels.sampled(array_of(image), self.matrix, self.interpolation, self.fill, self.pixels)
-        return image_of(np.rint(made).astype(np.uint8))
+        warped = torch_pixels.sampled(array_of(image), self.matrix, self.interpolation, self.fill, self.pixels)
+        return image_of(np.rint(warped).astype(np.uint8))
 
     def for_kernel(self, order: str) -> Optional[KernelStep]:
         """See `Primitive`."""

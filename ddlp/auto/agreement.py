@@ -92,7 +92,7 @@ _BY_TYPE: dict[str, Check] = {
     "int": integer(0, MAX_INT), "float": number(0, math.inf), "bool": truth, "tuple[str, ...]": NAMES,
     "Measured": Measured.from_data,
 }  # fmt: skip
-_CHECKS = {one.name: _BY_TYPE[str(one.type)] for one in fields(WindowFigures)}
+_CHECKS = {field.name: _BY_TYPE[str(field.type)] for field in fields(WindowFigures)}
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ class Agreement:
         if missing - self.absent and not self.late:
             return None
         self.absent, without = missing, tuple(sorted(missing))
-        windows = {rank: one for rank, one in offered.items() if one is not None}
+        windows = {rank: window for rank, window in offered.items() if window is not None}
         if not windows:
             return Agreed(without=without)
         if self._again < AGAIN and not alike(windows):
@@ -244,12 +244,12 @@ def slowest(windows: Mapping[int, WindowFigures]) -> int:
     Ranks that train in step take the same time for a batch, whoever waits for data: the others wait for that rank within their
     step. So of the ranks that are equally slow the one with the shortest step counts.
     """
-    longest_s = max(one.taken_s for one in windows.values())
-    level = [rank for rank, one in windows.items() if one.taken_s >= (1 - IN_STEP) * longest_s]
+    longest_s = max(window.taken_s for window in windows.values())
+    level = [rank for rank, window in windows.items() if window.taken_s >= (1 - IN_STEP) * longest_s]
     return min(level, key=lambda rank: (windows[rank].step_s or math.inf, rank))
 
 
 def alike(windows: Mapping[int, WindowFigures]) -> bool:
     """Whether ranks that train in step have measured at the same time. Until its sources are there a rank slows all others."""
-    latest = max(one.began for one in windows.values())
-    return all(latest - one.began <= UNLIKE * one.length for one in windows.values())
+    latest = max(window.began for window in windows.values())
+    return all(latest - window.began <= UNLIKE * window.length for window in windows.values())

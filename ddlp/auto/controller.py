@@ -298,8 +298,8 @@ class Controller:
     def _trial_begins(self) -> bool:
         """True once all sources on trial have made some batches, or have had the time to."""
         assert self._trial is not None
-        made = all(self.rates.device(name).count >= count for name, count in self._trial.items() if name in self._alive)
-        if made or self._batches >= self._trial_until:
+        have_batches = all(self.rates.device(name).count >= count for name, count in self._trial.items() if name in self._alive)
+        if have_batches or self._batches >= self._trial_until:
             self._trial = None
             return True
         return False
@@ -410,8 +410,8 @@ class Controller:
     def _rates_now(self) -> dict[str, float]:
         measured = self.measured
         assert measured is not None
-        found = {path.source: path.batches_per_s for path in measured.paths}
-        return found | {"host": measured.host_batches_per_s or 0.0, "step": measured.step_s or 0.0}
+        rates = {path.source: path.batches_per_s for path in measured.paths}
+        return rates | {"host": measured.host_batches_per_s or 0.0, "step": measured.step_s or 0.0}
 
     def _with_host_alone(self, window: WindowFigures) -> Measured:
         alone_s = self._alone_s(window.step_s, window.host_cpu_now_s)
@@ -460,10 +460,10 @@ class Controller:
             if works and window.seconds:
                 self._at_most[name] = 1 / (window.before_s + window.seconds)
             return self._at_most.get(name, 0.0)
-        made = rate.count - window.totals.get(id(rate), (0, 0.0))[0]
+        batches = rate.count - window.totals.get(id(rate), (0, 0.0))[0]
         per_s = rate.parallel / self._mean(rate, window) / rate.ranks
-        if works and made < per_s * window.seconds / 2 - 1 and self._ledger.devices[name].outstanding:
-            return (made + 0.5) / window.seconds  # it has slowed down, and its last batch was still a quick one
+        if works and batches < per_s * window.seconds / 2 - 1 and self._ledger.devices[name].outstanding:
+            return (batches + 0.5) / window.seconds  # it has slowed down, and its last batch was still a quick one
         return per_s
 
     def _path(self, name: str, window: _Window) -> OffloadPath:

@@ -272,12 +272,12 @@ def ocycle_ratio(measured: Measured, path: OffloadPath) -> float:
 
 def path_limit(path: OffloadPath) -> tuple[float, str]:
     """Batches a second of a path whose host has time for it, and the stage that limits them."""
-    size, band, made = path.bytes_per_batch, path.bandwidth_bytes_per_s, path.batches_per_s
+    size, band, source = path.bytes_per_batch, path.bandwidth_bytes_per_s, path.batches_per_s
     transfer = math.inf if size is None or band is None else band / size
     spool = math.inf
     if size is not None and path.spool_bytes is not None:
-        spool = path.spool_bytes // size / (path.workers / made + 1 / transfer)
-    return min((made, "source"), (transfer, "transfer"), (spool, "spool"))
+        spool = path.spool_bytes // size / (path.workers / source + 1 / transfer)
+    return min((source, "source"), (transfer, "transfer"), (spool, "spool"))
 
 
 def decide(measured: Measured, goal: Goal = Goal()) -> Decision:
@@ -294,8 +294,8 @@ def decide(measured: Measured, goal: Goal = Goal()) -> Decision:
     if none.time_s is None:
         return Decision(none, (none,), objective, "The host's rate is not known, so the devices rest.")
 
-    def rank(one: Estimate) -> tuple[float, float]:
-        return one.value(objective), -one.capacity_batches_per_s
+    def rank(candidate: Estimate) -> tuple[float, float]:
+        return candidate.value(objective), -candidate.capacity_batches_per_s
 
     if len(measured.paths) <= _ALL_SETS_OF:
         tried = [estimate(measured, paths, goal) for paths in all_sets(measured.paths)]
@@ -307,11 +307,12 @@ def decide(measured: Measured, goal: Goal = Goal()) -> Decision:
     if measured.step_s is None:
         why = "How long a training step takes is not known, nor whether training waits for data, so the devices rest."
         return Decision(none, tuple(tried), objective, why)
-    slowest_s = math.inf if goal.max_slowdown is None else (1 + goal.max_slowdown) * min(one.value("time") for one in tried)
-    allowed = [one for one in tried if one.value("time") <= slowest_s * _ROUNDING]
-    least = min(one.value(objective) for one in allowed)
-    near = [one for one in allowed if one.value(objective) <= least * (1 + goal.threshold) * _ROUNDING]
-    chosen = min(near, key=lambda one: (len(one.paths), rank(one)))
+    best_s = min(candidate.value("time") for candidate in tried)
+    slowest_s = math.inf if goal.max_slowdown is None else (1 + goal.max_slowdown) * best_s
+    allowed = [candidate for candidate in tried if candidate.value("time") <= slowest_s * _ROUNDING]
+    least = min(candidate.value(objective) for candidate in allowed)
+    near = [candidate for candidate in allowed if candidate.value(objective) <= least * (1 + goal.threshold) * _ROUNDING]
+    chosen = min(near, key=lambda candidate: (len(candidate.paths), rank(candidate)))
     return Decision(chosen, tuple(tried), objective, _why(none, chosen, least, goal, bool(measured.paths)))
 
 

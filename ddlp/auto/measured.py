@@ -84,10 +84,10 @@ def _path(data: Any) -> OffloadPath:
 _ABOVE_ZERO = number(1e-300, 1e300)
 _NEEDED: dict[str, Check] = {"source": text_of(MAX_TEXT), "batches_per_s": _ABOVE_ZERO}
 _PATH: dict[str, Check] = {
-    **dict.fromkeys((one.name for one in fields(OffloadPath)), optional(_ABOVE_ZERO)), **_NEEDED,
+    **dict.fromkeys((field.name for field in fields(OffloadPath)), optional(_ABOVE_ZERO)), **_NEEDED,
     "transport": one_of(*get_args(Transport)), "workers": integer(1, MAX_INT), "carried": truth,
     "host_cpu_s_per_batch": optional(number(0, 1e300)), "spool_bytes": optional(number(0, 1e300)),
 }  # fmt: skip
 _MEASURED: dict[str, Check] = {
-    **dict.fromkeys((one.name for one in fields(Measured)), optional(_ABOVE_ZERO)), "paths": list_of(_path, 1000),
+    **dict.fromkeys((field.name for field in fields(Measured)), optional(_ABOVE_ZERO)), "paths": list_of(_path, 1000),
 }  # fmt: skip

@@ -39,7 +39,7 @@ FIRST_S, MOST_S = 0.02, 1.0  # between two looks into the store: short while an 
 END_S = 1.0  # the thread is waited for so long at the epoch's end
 KEPT = 16  # agreements that are kept for ranks which lag behind
 
-_made: Counter[str] = Counter()  # loaders of each kind
+_loaders: Counter[str] = Counter()  # loaders of each kind
 
 
 def agreement_of(kind: str, sources: tuple[str, ...]) -> Agreement | None:
@@ -53,12 +53,12 @@ def agreement_of(kind: str, sources: tuple[str, ...]) -> Agreement | None:
     if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() < 2:
         return None
     name = hashlib.blake2b(kind.encode(), digest_size=8).hexdigest()
-    _made[name] += 1
+    _loaders[name] += 1
     ranks = here()
     if ranks is None:
         lost = "MASTER_ADDR and MASTER_PORT do not say where the ranks meet"
         return Agreement(name, distributed.get_rank(), distributed.get_world_size(), sources, lost=lost)
-    return Agreement(f"{ranks.run}/{name}-{_made[name]}", ranks.rank, ranks.ranks, sources)
+    return Agreement(f"{ranks.run}/{name}-{_loaders[name]}", ranks.rank, ranks.ranks, sources)
 
 
 class RankExchange:

@@ -99,8 +99,8 @@ class Scaler:
         seen = self._seen.setdefault(engines, _Mean())
         seen.add(batch_s)
         if engines and measured.paths:
-            made = [path_limit(path)[0] for path in measured.paths]
-            self._rates.setdefault(engines, _Mean()).add(sum(made) / len(made), sum(made) * batch_s)
+            rates = [path_limit(path)[0] for path in measured.paths]
+            self._rates.setdefault(engines, _Mean()).add(sum(rates) / len(rates), sum(rates) * batch_s)
             taking = [path.host_cpu_s_per_batch for path in measured.paths if path.host_cpu_s_per_batch is not None]
             if taking and measured.host_cpu_s_per_batch is not None:
                 self._taking.add(sum(taking) / len(taking))
@@ -181,11 +181,11 @@ class Scaler:
 
         def model(times: float = 1.0, together: float = math.inf, step_s: float = now.step_s or 0.0) -> Seconds:
             """Engines are so many times as fast, and all of them together make so many batches a second at most."""
-            one = replace(path, bytes_per_batch=size, batches_per_s=rate * times)
+            engine = replace(path, bytes_per_batch=size, batches_per_s=rate * times)
             limit = None if math.isinf(together) else together * size
 
             def seconds(count: int) -> float:
-                paths = tuple(replace(one, source=f"engine {number}") for number in range(count))
+                paths = tuple(replace(engine, source=f"engine {number}") for number in range(count))
                 return estimate(replace(now, step_s=step_s, transfer_bytes_per_s=limit, paths=paths), paths).value("time")
 
             return seconds
@@ -196,10 +196,10 @@ class Scaler:
         best = plain
         if worst and over[worst] > 1 + CONTRADICTS:
             best = slower = _solved(model, worst, self._seen[worst].value)
-            promised, brought = (1 / one - 1 / self._alone.value for one in (unhurried(worst), self._seen[worst].value))
+            promised, brought = (1 / batch_s - 1 / self._alone.value for batch_s in (unhurried(worst), self._seen[worst].value))
             if worst > 1 and brought < LIMITED * promised:
                 shared = _solved(lambda part: model(together=part * worst * rate), worst, self._seen[worst].value)
-                best = min((shared, slower), key=lambda one: self._misfit(one, over))
+                best = min((shared, slower), key=lambda curve: self._misfit(curve, over))
 
         def seconds(count: int) -> float:
             seen = self._seen.get(count)

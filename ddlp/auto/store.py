@@ -40,7 +40,7 @@ class Stored:
         digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
         self.path = None if directory is None else directory / f"{digest}.json"
         self._last = ""  # the figures in the file
-        self._told = False
+        self._warned = False
 
     def read(self, check: Callable[[Any], _T]) -> _T | None:
         """Return the figures as ``check`` returns them; None if there are none. What it raises ValueError for is damaged."""
@@ -48,14 +48,14 @@ class Stored:
             return None
         try:
             figures = json.loads(self.path.read_bytes())["figures"]
-            found = check(figures)
+            result = check(figures)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
             self._tell("read", error)
             return None
         self._last = json.dumps(figures)
-        return found
+        return result
 
     def write(self, figures: Mapping[str, Any]) -> None:
         """Keep these figures in the place of older ones. Of all things the newest 1,000 stay."""
@@ -78,9 +78,9 @@ class Stored:
         self._last = text
 
     def _tell(self, what: str, error: Exception) -> None:
-        if self._told:
+        if self._warned:
             return
-        self._told = True
+        self._warned = True
         why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"[:200]
         advise_user(f"ddlp: the stored measurements in {self.path} can't be {what}: {why}")
 

@@ -120,7 +120,7 @@ def workers(figures: Figures, processors: float, memory_bytes: float = math.inf)
     if figures.start_s:
         batch_s = max(figures.step_s, cpu_s / processors)
         epochs_s = [n * figures.start_s + figures.batches * max(batch_s, figures.busy_s / n) for n in range(1, count + 1)]
-        fewest = 1 + next((n for n, one in enumerate(epochs_s) if one <= (1 + ALIKE) * min(epochs_s)), 0)
+        fewest = 1 + next((n for n, epoch_s in enumerate(epochs_s) if epoch_s <= (1 + ALIKE) * min(epochs_s)), 0)
         if fewest < count:
             count, why = fewest, f"to start more, each in {_time(figures.start_s)}, saves nothing in {figures.batches} batches"
     return Workers(max(1, count), prefetch, f"{takes}; {why}")
@@ -165,16 +165,16 @@ class AutoWorkers:
         training waits, no number is taken that was tried and was slower.
         """
         self._tried[figures.count] = figures.period_s
-        found = workers(self._held_up_by_none(figures), self.processors, memory_bytes)
-        wanted, now = found.count, figures.count
+        choice = workers(self._held_up_by_none(figures), self.processors, memory_bytes)
+        wanted, now = choice.count, figures.count
         if self._decided and not (wanted > now and figures.waited > WAITS) and wanted > FEWER * now:
             wanted = now
         if figures.waited > WAITS and wanted in self._tried:
             best = min(self._tried.values())
             wanted = min(count for count, period_s in self._tried.items() if period_s <= (1 + ALIKE) * best)
         tried = " and ".join(map(str, sorted(self._tried)))
-        self.why = found.why if wanted == found.count else f"the fewest that are as fast as any tried: {tried}"
-        self.count, self.prefetch, self._decided = wanted, found.prefetch, True
+        self.why = choice.why if wanted == choice.count else f"the fewest that are as fast as any tried: {tried}"
+        self.count, self.prefetch, self._decided = wanted, choice.prefetch, True
 
     def _held_up_by_none(self, figures: Figures) -> Figures:
         """Return the figures with the time that a worker takes while others leave it a processor.

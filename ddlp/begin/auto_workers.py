@@ -27,14 +27,14 @@ __all__ = ["LoaderWorkers", "number_of_workers"]
 PROCESS_BYTES = 256 << 20  # a worker process with torch and a data set, beside the pages that it shares
 
 
-def number_of_workers(given: Any, prefetch_factor: int | None) -> tuple[int, LoaderWorkers | None]:
-    """Return the number of workers, and what measures it if ``given`` is "auto". Raises ValueError for any other text."""
-    if not isinstance(given, str):
-        return given, None
-    if given != "auto":
-        raise ValueError(f"num_workers={given!r}: a number of workers, 0 or more, or 'auto'")
-    found = LoaderWorkers(prefetch_factor)
-    return found.auto.count, found
+def number_of_workers(num_workers: Any, prefetch_factor: int | None) -> tuple[int, LoaderWorkers | None]:
+    """Return the number of workers, and what measures it if ``num_workers`` is "auto". Raises ValueError for any other text."""
+    if not isinstance(num_workers, str):
+        return num_workers, None
+    if num_workers != "auto":
+        raise ValueError(f"num_workers={num_workers!r}: a number of workers, 0 or more, or 'auto'")
+    workers = LoaderWorkers(prefetch_factor)
+    return workers.auto.count, workers
 
 
 class LoaderWorkers:
@@ -81,8 +81,8 @@ class LoaderWorkers:
             self._fixed = ""
             if self._stored is None:
                 self._stored = workers_of(loader, config, portable)
-                if (found := self._stored.read(_checked)) is not None:
-                    self.auto.know(found["workers"], found["prefetch"])
+                if (decision := self._stored.read(_checked)) is not None:
+                    self.auto.know(decision["workers"], decision["prefetch"])
         vars(loader)["num_workers"] = self.auto.count  # not by assignment: that is the user's own choice
         if self._prefetch_factor is None:
             vars(loader)["prefetch_factor"] = self.auto.prefetch
@@ -105,10 +105,10 @@ class LoaderWorkers:
     def _figures(self, life: Life) -> Figures | None:
         """Return the figures of the last epoch; None: it had too few batches."""
         counts, rates = life.last, _rates(life)
-        made, batches = counts.sides[Side.HOST], sum(counts.sides.values())
+        host_batches, batches = counts.sides[Side.HOST], sum(counts.sides.values())
         means = {name: rate.mean_since(self._before.get(name, (0, 0.0))) for name, rate in rates.items()}
         start_s, seconds = counts.waiting["start"], counts.seconds
-        if made < LEAST or not means["busy"] or not means["step"] or seconds <= start_s:
+        if host_batches < LEAST or not means["busy"] or not means["step"] or seconds <= start_s:
             return None
         portable, full = self._portable, life.rates.full_batch
         pixels = 0 if portable is None else full * life.rates.sample_bytes * portable.epilogue.dtype.itemsize

@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 __all__ = ["begin_epoch"]
 
 
-def begin_epoch(view: LoaderView, kept: Any) -> EpochIterator | UserCodeIterator:
-    """Return the iterator over a loader's next epoch. ``kept``: the previous one if its workers persist, else None."""
+def begin_epoch(view: LoaderView, previous: Any) -> EpochIterator | UserCodeIterator:
+    """Return the iterator over a loader's next epoch. ``previous``: the one before if its workers persist, else None."""
     loader, config, parts, progress = view.torch, view.config, view.parts, view.progress
     now = view.travel.now(loader, config)
     if now is not None:  # as in a worker process, which keeps the directory of the iter() that has started it
-        now.dataset.open_in(kept.directory if isinstance(kept, EpochIterator) else None)
+        now.dataset.open_in(previous.directory if isinstance(previous, EpochIterator) else None)
     if view.auto_workers is not None and view.auto_workers.begin(loader, config, now, parts.life):
         parts.controller = None  # what it has measured was another host
     resume = progress.begins(loader)
@@ -51,14 +51,14 @@ def begin_epoch(view: LoaderView, kept: Any) -> EpochIterator | UserCodeIterator
     work = None if now is not None else view.travel.work_for_pool(loader, config)
     _keep_samples(view, now, work)
     base_seed = resume.base_seed
-    if base_seed is None and kept is not None:  # as DataLoader: it draws the base seed once while its workers persist
-        base_seed = int(kept._base_seed)
+    if base_seed is None and previous is not None:  # as DataLoader: it draws the base seed once while its workers persist
+        base_seed = int(previous._base_seed)
     iterator: EpochIterator | UserCodeIterator
     if now is None and work is None:
-        iterator = _user_code(view, kept, base_seed)
+        iterator = _user_code(view, previous, base_seed)
     else:
-        if isinstance(kept, EpochIterator):
-            kept._shutdown_workers()
+        if isinstance(previous, EpochIterator):
+            previous._shutdown_workers()
         if now is None:
             from ddlp.sources.usercode.host import indexed
 
@@ -83,31 +83,31 @@ def _seed(view: LoaderView) -> int | None:
     return view.config.seed if view.progress.resume.seed is None else view.progress.resume.seed
 
 
-def _user_code(view: LoaderView, kept: Any, base_seed: int | None) -> UserCodeIterator:
-    """Return torch's own iterator, with keyed samples. ``kept`` is used again if possible."""
+def _user_code(view: LoaderView, iterator: Any, base_seed: int | None) -> UserCodeIterator:
+    """Return torch's own iterator, with keyed samples. ``iterator``: the previous one, which is used again if possible."""
     loader, config, progress, parts = view.torch, view.config, view.progress, view.parts
     seed, epoch, resume = _seed(view), progress.epoch, progress.resume
     finish = MoveAndTransform(config.target, config.batch_transform)
-    if isinstance(kept, UserCodeIterator):
-        kept.watch(None)  # its epoch may have been broken off
+    if isinstance(iterator, UserCodeIterator):
+        iterator.watch(None)  # its epoch may have been broken off
     recording = user_code_recording(config.record, loader, epoch, target=str(config.target or "cpu"))
     try:
-        goes_on = isinstance(kept, UserCodeIterator) and resume.workers is None and not progress.merged
-        if goes_on and kept.has(loader.num_workers, loader.prefetch_factor, base_seed):
-            kept.restart(loader, seed, epoch, resume, finish)
+        goes_on = isinstance(iterator, UserCodeIterator) and resume.workers is None and not progress.merged
+        if goes_on and iterator.has(loader.num_workers, loader.prefetch_factor, base_seed):
+            iterator.restart(loader, seed, epoch, resume, finish)
         else:
-            if kept is not None:
-                kept._shutdown_workers()  # its workers' data sets are not in the states that were loaded
-            kept = iterate(loader, seed, epoch, resume, finish, config.snapshot_every_n_steps, base_seed)
+            if iterator is not None:
+                iterator._shutdown_workers()  # its workers' data sets are not in the states that were loaded
+            iterator = iterate(loader, seed, epoch, resume, finish, config.snapshot_every_n_steps, base_seed)
     except BaseException:
         if recording is not None:
             recording.closed()
         raise
-    kept.watch(recording)
+    iterator.watch(recording)
     judged = _judged(view)
-    kept.on_over = judged if parts.kept is None else partial(_all_of, judged, parts.kept.flush)
-    parts.life.began(kept.counts)
-    return kept
+    iterator.on_over = judged if parts.kept is None else partial(_all_of, judged, parts.kept.flush)
+    parts.life.began(iterator.counts)
+    return iterator
 
 
 def _epoch_iterator(view: LoaderView, now: Portable, base_seed: int | None, work: Work | None) -> EpochIterator:

@@ -206,9 +206,9 @@ def _capacity(source: OwnSource) -> str:
     return f"holds {batches} batch{'es' * (batches != 1)}, has {workers} worker{'s' * (workers != 1)}"
 
 
-def _postponed(wanted: bool, found: Untranslatable) -> list[str]:
+def _postponed(wanted: bool, error: Untranslatable) -> list[str]:
     """Return the line about what `Image.open` gives to the user's code."""
-    if isinstance(found, OtherSystem):
+    if isinstance(error, OtherSystem):
         return []
     why = decode.why_not() if wanted else "postpone_decoding=False"
     return [f"decoding   by Pillow at once: {why}" if why else POSTPONED]

@@ -117,8 +117,8 @@ class LoaderParts:
             known = goal.remember and work is None  # nobody knows user code by a name
             self.remembered = devices_of(loader, config, now, goal.model) if known else None
             if self.remembered is not None and (agreement is None or agreement.leads):
-                if (found := self.remembered.read(Measured.from_data)) is not None:
-                    self.controller.know(found)
+                if (measured := self.remembered.read(Measured.from_data)) is not None:
+                    self.controller.know(measured)
                 if agreement is not None:
                     agreement.known = self.controller.measured
         if self.controller.scaler is None and not (config.engine_devices or config.own_sources or work):

@@ -37,12 +37,12 @@ def points_of(portable: Portable, keeps: str) -> tuple[Points, str]:
         return {}, "the samples are no files, and arrays are in memory already"
     given = portable.point is not None
     point = cache_point(portable.pipeline, sizes.pop() if len(sizes) == 1 else None, portable.point)
-    found: Points = {} if point is None else {"prefix" if point.fixed or given else "pixels": point}
+    points: Points = {} if point is None else {"prefix" if point.fixed or given else "pixels": point}
     if not given and reader.slow:
-        found["files"] = FILES
-    wanted = {name: point for name, point in found.items() if given or keeps in ("auto", _KEPT_BY[name])}
-    if wanted:
-        return wanted, ""
+        points["files"] = FILES
+    chosen = {name: point for name, point in points.items() if given or keeps in ("auto", _KEPT_BY[name])}
+    if chosen:
+        return chosen, ""
     if keeps == "files":
         return {}, (
             "keeps='files' is for objects of a storage, and these are files already; where their disk is a slow one of the "
@@ -76,8 +76,8 @@ def choose(portable: Portable, points: Points, quota_bytes: int, epochs: int | N
         workers: threads that make samples.
     """
     auto, listed = epochs is not None, _listed(portable)
-    first, found = next(iter(points)), points.get("pixels")
-    pixels = found if isinstance(found, CachePoint) else None
+    first, point = next(iter(points)), points.get("pixels")
+    pixels = point if isinstance(point, CachePoint) else None
     if portable.point is not None or (first == "prefix" and listed is None) or (len(points) == 1 and not auto):
         return first, ""
     if listed is not None and first != "files" and _all_fit(points[first], portable.dataset.starts[-1], listed, quota_bytes):
@@ -120,9 +120,9 @@ def choose(portable: Portable, points: Points, quota_bytes: int, epochs: int | N
 def _listed(portable: Portable) -> FileSizes | None:
     """Return what the listing of a slow storage tells of the files, without a request; None: they are on this computer."""
     reader, samples = portable.dataset.reader(), portable.dataset.starts[-1]
-    found = reader.versions(list(range(samples))) if reader.slow and samples else None
-    file_bytes = 0.0 if found is None else float(found.sizes.mean())
-    return None if found is None else FileSizes(file_bytes, DECODED * file_bytes)
+    versions = reader.versions(list(range(samples))) if reader.slow and samples else None
+    file_bytes = 0.0 if versions is None else float(versions.sizes.mean())
+    return None if versions is None else FileSizes(file_bytes, DECODED * file_bytes)
 
 
 def _all_fit(point: Kept, samples: int, sizes: FileSizes, quota_bytes: int) -> bool:

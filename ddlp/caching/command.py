@@ -47,55 +47,56 @@ def run(options: argparse.Namespace) -> int:
         print(f"ddlp cache: there is no cache in {where}; --dir names one", file=sys.stderr)
         return 1 if options.dir else 0
     shelves = Shelves(directory, 0)
-    found = shelves.summaries()
-    wanted = [one for one in found if not options.shelves or any(one.key.startswith(name) for name in options.shelves)]
-    unknown = [name for name in options.shelves if not any(one.key.startswith(name) for one in found)]
+    summaries = shelves.summaries()
+    names = options.shelves
+    chosen = [shelf for shelf in summaries if not names or any(shelf.key.startswith(name) for name in names)]
+    unknown = [name for name in names if not any(shelf.key.startswith(name) for shelf in summaries)]
     if unknown:
         print(f"ddlp cache: no shelf {', '.join(unknown)} in {directory}: see ddlp cache ls", file=sys.stderr)
         return 1
     if options.what == "ls":
-        print(json.dumps([one._asdict() for one in wanted], indent=2) if options.json else _table(wanted))
+        print(json.dumps([shelf._asdict() for shelf in chosen], indent=2) if options.json else _table(chosen))
         return 0
     if options.what == "verify":
-        return _verify(shelves, wanted)
+        return _verify(shelves, chosen)
     if options.all == bool(options.shelves):
         print("ddlp cache: forget wants IDs, as ls lists them, or --all", file=sys.stderr)
         return 2
-    in_use = [one.key[:_ID] for one in wanted if not shelves.forget(one.key)]
-    print(f"forgotten: {len(wanted) - len(in_use)}")
+    in_use = [shelf.key[:_ID] for shelf in chosen if not shelves.forget(shelf.key)]
+    print(f"forgotten: {len(chosen) - len(in_use)}")
     if in_use:
         print(f"ddlp cache: in use, and still there: {', '.join(in_use)}", file=sys.stderr)
     return 1 if in_use else 0
 
 
-def _verify(shelves: Shelves, wanted: Sequence[ShelfSummary]) -> int:
-    total, read, damaged, told_s = sum(one.bytes for one in wanted), 0, 0, time.monotonic()
-    for one in wanted:
-        for name, size, why in shelves.verify(one.key):
+def _verify(shelves: Shelves, summaries: Sequence[ShelfSummary]) -> int:
+    total, read, damaged, printed_s = sum(shelf.bytes for shelf in summaries), 0, 0, time.monotonic()
+    for shelf in summaries:
+        for name, size, why in shelves.verify(shelf.key):
             read += size
             if why:
                 damaged += 1
-                print(f"{one.key[:_ID]}/{name}: {why}; removed, its samples are made again")
-            if time.monotonic() - told_s > _PROGRESS_S:
-                told_s = time.monotonic()
+                print(f"{shelf.key[:_ID]}/{name}: {why}; removed, its samples are made again")
+            if time.monotonic() - printed_s > _PROGRESS_S:
+                printed_s = time.monotonic()
                 print(f"read {size_text(read)} of {size_text(total)}", file=sys.stderr)
     print(f"verified: {size_text(read)}, {damaged} damaged files")
     return 1 if damaged else 0
 
 
-def _table(found: Sequence[ShelfSummary]) -> str:
+def _table(summaries: Sequence[ShelfSummary]) -> str:
     """Return the shelves as a table of text."""
-    if not found:
+    if not summaries:
         return "Nothing is kept."
-    rows = [_COLUMNS, *map(_row, found)]
+    rows = [_COLUMNS, *map(_row, summaries)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
-def _row(one: ShelfSummary) -> tuple[str, ...]:
-    data_set, point = (printable(str(one.about.get(name, "?")), 40) for name in ("data set", "point"))
+def _row(shelf: ShelfSummary) -> tuple[str, ...]:
+    data_set, point = (printable(str(shelf.about.get(name, "?")), 40) for name in ("data set", "point"))
     return (
-        one.key[:_ID], time.strftime("%Y-%m-%d %H:%M", time.localtime(one.used_s)), data_set, point,
-        f"{one.samples:,} of {printable(str(one.about.get('samples', '?')), 12)}", size_text(one.bytes),
-        f"{one.seconds:,.0f} s", "in use" if one.in_use else "",
+        shelf.key[:_ID], time.strftime("%Y-%m-%d %H:%M", time.localtime(shelf.used_s)), data_set, point,
+        f"{shelf.samples:,} of {printable(str(shelf.about.get('samples', '?')), 12)}", size_text(shelf.bytes),
+        f"{shelf.seconds:,.0f} s", "in use" if shelf.in_use else "",
     )  # fmt: skip

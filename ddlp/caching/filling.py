@@ -57,11 +57,11 @@ class Filled(NamedTuple):
         return kept + failed + (f"; the others are not kept: {self.why}" if self.why else "")
 
 
-def _filled(shelf: Shelf, samples: int, made: int, failed: int, written_bytes: int) -> Filled:
+def _filled(shelf: Shelf, samples: int, new_samples: int, failed: int, written_bytes: int) -> Filled:
     """Return the result, with what is on the shelf now."""
     missing = shelf.held + failed < samples
     why = shelf.trouble or ("there is no more room" if shelf.full else _NOT_KEPT)
-    return Filled(samples, min(shelf.held, samples), made, failed, written_bytes, why if missing else "")
+    return Filled(samples, min(shelf.held, samples), new_samples, failed, written_bytes, why if missing else "")
 
 
 def chunks_of(sources: np.ndarray) -> Iterator[np.ndarray]:
@@ -88,8 +88,8 @@ def fill(cache: SampleCache, portable: Portable, workers: int, progress: bool) -
         workers: threads, at least 1.
         progress: show a bar on standard error.
     """
-    found = portable.dataset.sources
-    sources = np.arange(portable.dataset.starts[-1]) if found is None else np.unique(found)
+    mapping = portable.dataset.sources
+    sources = np.arange(portable.dataset.starts[-1]) if mapping is None else np.unique(mapping)
     work = _Filling(cache, portable)
     chunks, shelf = chunks_of(sources), cache.shelf
     shelf.wanted = lambda: True  # the user asks for it
@@ -109,14 +109,14 @@ def fill(cache: SampleCache, portable: Portable, workers: int, progress: bool) -
         work.stopped.set()
         pool.shutdown(cancel_futures=True)
         shelf.flush()
-    return _filled(shelf, len(sources), work.made, work.failed, shelf.counts.written_bytes)
+    return _filled(shelf, len(sources), work.new_samples, work.failed, shelf.counts.written_bytes)
 
 
 def _take(running: dict[Future[None], int], bar: tqdm) -> None:
     """Wait for a chunk. Raises its error."""
-    for one in wait(running, return_when=FIRST_COMPLETED).done:
-        one.result()
-        bar.update(running.pop(one))
+    for future in wait(running, return_when=FIRST_COMPLETED).done:
+        future.result()
+        bar.update(running.pop(future))
 
 
 def fill_kept(kept: KeptSamples, loader: DataLoader, epoch: int, progress: bool) -> Filled:
@@ -129,7 +129,7 @@ def fill_kept(kept: KeptSamples, loader: DataLoader, epoch: int, progress: bool)
         progress: show a bar on standard error.
     """
     dataset: Any = kept.dataset
-    total, made, failed = len(dataset), 0, 0
+    total, new_samples, failed = len(dataset), 0, 0
     order = [index for chunk in chunks_of(np.arange(total)) for index in chunk.tolist()]
     workers = loader.num_workers
     samples = DataLoader(
@@ -139,12 +139,12 @@ def fill_kept(kept: KeptSamples, loader: DataLoader, epoch: int, progress: bool)
     )  # fmt: skip
     with _progress(total, progress) as bar:
         try:
-            for asked, made_now, failed_now in samples:
-                made, failed = made + made_now, failed + failed_now
-                bar.update(asked)
+            for count, new_now, failed_now in samples:
+                new_samples, failed = new_samples + new_now, failed + failed_now
+                bar.update(count)
         finally:
             shelf = kept.filled(epoch)
-    return _filled(shelf, total, made, failed, kept.counts.written_bytes)
+    return _filled(shelf, total, new_samples, failed, kept.counts.written_bytes)
 
 
 class _ToKeep(Dataset[tuple[int, int]]):
@@ -179,7 +179,7 @@ class _WorkerStart:
 
 
 def _counted(samples: list[tuple[int, int]]) -> tuple[int, int, int]:
-    return len(samples), sum(made for made, _ in samples), sum(failed for _, failed in samples)
+    return len(samples), sum(new for new, _ in samples), sum(failed for _, failed in samples)
 
 
 class _Filling:
@@ -187,7 +187,7 @@ class _Filling:
 
     Attributes:
         stopped: set it, and chunks end with the sample that is made.
-        made, failed: how many samples were made, and how many could not be.
+        new_samples, failed: how many samples were made, and how many could not be.
     """
 
     def __init__(self, cache: SampleCache, portable: Portable) -> None:
@@ -195,7 +195,7 @@ class _Filling:
         self._as_stored = cache.point == FILES
         self._boxes = portable.pipeline.boxes
         self._maker = cache.maker(self._reader, portable.pipeline, portable.shape, self._boxes)
-        self.stopped, self.made, self.failed = threading.Event(), 0, 0
+        self.stopped, self.new_samples, self.failed = threading.Event(), 0, 0
         self._lock = threading.Lock()
 
     def make(self, sources: np.ndarray) -> None:
@@ -228,9 +228,9 @@ class _Filling:
             came = KeptFiles(self._shelf, reader, sources, origins).keep_missing()
             self._count(came, len(sources) - came)
 
-    def _count(self, made: int, failed: int) -> None:
+    def _count(self, new_samples: int, failed: int) -> None:
         with self._lock:
-            self.made, self.failed = self.made + made, self.failed + failed
+            self.new_samples, self.failed = self.new_samples + new_samples, self.failed + failed
 
 
 class _Dropped(Destination):

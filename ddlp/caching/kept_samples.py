@@ -88,14 +88,14 @@ def kept_samples(dataset: Any, asked: Asked, last: KeptSamples | None = None) ->
         return None, "your own code makes the samples"
     if taken[0].reader().slow:
         return None, "objects are asked for a batch at a time, and draw the batch's random numbers; here each sample is alone"
-    made = KeptSamples(dataset, taken, asked)
-    if (last is None or not made.same_as(last)) and other_structure(taken[0]) is not None:
+    kept = KeptSamples(dataset, taken, asked)
+    if (last is None or not kept.same_as(last)) and other_structure(taken[0]) is not None:
         return None, "the data set's own samples have another structure than its __ddlp__ describes"
     try:
         Shelves(asked.place.directory, asked.place.bytes)
     except CacheRefused as error:
         raise DDLPError(f"cache={asked.place!r}: {error}") from error
-    return made, ""
+    return kept, ""
 
 
 class KeptSamples:
@@ -115,15 +115,15 @@ class KeptSamples:
     def __init__(self, dataset: Any, taken: tuple[PortableSet, Marked], asked: Asked) -> None:
         self.dataset, self.asked = dataset, asked
         self._taken: tuple[PortableSet, Marked] | None = taken
-        found, marked = taken
+        portable, marked = taken
         self.frozen = marked.point.frozen_epochs
-        places = found.some_absolute_places()
-        libraries = tuple(one.__version__ for one in (torch, torchvision, np))
-        modes = [(part.name, part.mode) for part in found.parts]
-        self.key = shelf_key(("point", modes, found.starts, places, marked.told_by, libraries), ())
+        places = portable.some_absolute_places()
+        libraries = tuple(library.__version__ for library in (torch, torchvision, np))
+        modes = [(part.name, part.mode) for part in portable.parts]
+        self.key = shelf_key(("point", modes, portable.starts, places, marked.told_by, libraries), ())
         self._about = {
-            "data set": ", ".join(part.name for part in found.parts), "first": next(iter(places), ""),
-            "samples": found.starts[-1], "point": f"CachePoint() after {marked}", "pillow": PIL.__version__,
+            "data set": ", ".join(part.name for part in portable.parts), "first": next(iter(places), ""),
+            "samples": portable.starts[-1], "point": f"CachePoint() after {marked}", "pillow": PIL.__version__,
         }  # fmt: skip
         self._counts = torch.zeros((asked.workers + 1, 3), dtype=torch.int64)  # of each process: hits, misses, bytes
         if asked.workers:
@@ -161,7 +161,7 @@ class KeptSamples:
         if self._taken is None:  # this is another process than the one that has made this object
             self._taken = marked_in(self.dataset, self.asked.as_pil)
             assert self._taken is not None
-        found, marked = self._taken
+        portable, marked = self._taken
         frozen = marked.point.frozen_epochs
         window = 0 if frozen is None else epoch // frozen
         key = self.key if frozen is None else shelf_key((self.key, self.asked.seed, window), ())
@@ -173,12 +173,12 @@ class KeptSamples:
                 shelves = Shelves(self.asked.place.directory, self.asked.place.bytes)
                 if window:  # what was frozen before does not come again
                     shelves.forget(shelf_key((self.key, self.asked.seed, window - 1), ()))
-                shelf = Shelf(shelves, key, self._about, found.starts[-1], 1, warn_user)
+                shelf = Shelf(shelves, key, self._about, portable.starts[-1], 1, warn_user)
             except (CacheRefused, OSError) as error:
                 raise DDLPError(f"cache={self.asked.place!r}: {error}") from error
             info = get_worker_info()
             here = _OpenHere(shelf, self._counts[0 if info is None else info.id + 1].numpy())
-            here.take(found, marked)
+            here.take(portable, marked)
             here.endings = [when_dropped(self, here.close)]
             if multiprocessing.parent_process() is not None:  # it ends without the interpreter's exit
                 here.endings.append(Finalize(None, here.close, exitpriority=10))
@@ -198,10 +198,10 @@ class KeptSamples:
         assert here is not None
         source, origins, value = here.look(number)
         if value is None:
-            return here.made(self.dataset, number, source, origins, whole=True)
+            return here.make(self.dataset, number, source, origins, whole=True)
         for step in here.marked.behind:
             value = step(value)
-        return value, here.found.target(source)
+        return value, here.portable.target(source)
 
     def fill(self, index: int) -> bool:
         """Have a sample kept, without the steps behind the point. Return whether it was made now."""
@@ -209,7 +209,7 @@ class KeptSamples:
         assert here is not None
         source, origins, value = here.look(index)
         if value is None and here.shelf.keeps:
-            here.made(self.dataset, index, source, origins, whole=False)
+            here.make(self.dataset, index, source, origins, whole=False)
             return True
         return False
 
@@ -233,7 +233,7 @@ class _OpenHere:
     """A shelf that this process has open, for one epoch after another.
 
     Attributes:
-        shelf, found, marked: the shelf, the data set as parts, its transform.
+        shelf, portable, marked: the shelf, the data set as parts, its transform.
         counts: int64 (3,), this process's row of the counts.
         epoch: the current one.
         seed, window: of what is drawn before a point with ``frozen_epochs``.
@@ -245,9 +245,9 @@ class _OpenHere:
         self.pid, self.epoch, self.seed, self.window = os.getpid(), -1, 0, 0
         self.endings: list[Any] = []
 
-    def take(self, found: PortableSet, marked: Marked) -> None:
+    def take(self, portable: PortableSet, marked: Marked) -> None:
         """Set the data set and its transform."""
-        self.found, self.marked, self._reader = found, marked, found.reader()
+        self.portable, self.marked, self._reader = portable, marked, portable.reader()
         self._frozen = marked.point.frozen_epochs is not None
         self._own = own_generators(marked.before) if self._frozen else []
 
@@ -259,20 +259,20 @@ class _OpenHere:
     def end(self) -> None:
         """Close it now."""
         self.close()
-        for one in self.endings:
-            one.detach() if hasattr(one, "detach") else one.cancel()
+        for ending in self.endings:
+            ending.detach() if hasattr(ending, "detach") else ending.cancel()
 
     def look(self, index: int) -> tuple[int, Origins | None, Any]:
         """Return a sample's source index, what it is made of, and what is kept of it; None: nothing."""
-        sources = self.found.source(np.array([index], np.int64))
+        sources = self.portable.source(np.array([index], np.int64))
         source = int(sources[0])
         origins = origins_of(self._reader, sources)
         if origins is None and not self._reader.slow:
             origins = self._origins_of_array(source)
         value = None
         if origins is not None:
-            found = self.shelf.find(sources, origins)
-            read = self.shelf.read(found, [0]) if found.hit[0] else None
+            entries = self.shelf.find(sources, origins)
+            read = self.shelf.read(entries, [0]) if entries.hit[0] else None
             if read is not None:
                 with contextlib.suppress(ValueError, KeyError, TypeError):
                     value = from_bytes(bytearray(read[0]))
@@ -292,7 +292,7 @@ class _OpenHere:
         name = hashlib.blake2b(pixels.tobytes(), digest_size=8).digest()
         return Origins(np.frombuffer(name, "<u8"), np.array([pixels.nbytes]), np.zeros(1, np.int64))
 
-    def made(self, dataset: Any, index: int, source: int, origins: Origins | None, whole: bool) -> Any:
+    def make(self, dataset: Any, index: int, source: int, origins: Origins | None, whole: bool) -> Any:
         """Have the user's data set make a sample, and keep what reaches the point.
 
         With ``frozen_epochs`` what stands before the point draws from numbers of its own, those of the first of these epochs.
@@ -301,8 +301,8 @@ class _OpenHere:
         before = states()
         if self._frozen:
             key = int(KeyedRows(self.seed, self.window, np.array([source], np.uint64), np.zeros(1, np.int64)).u64()[0])
-            for one in GENERATORS.values():
-                one.seed(key)
+            for generator in GENERATORS.values():
+                generator.seed(key)
             for own in self._own:
                 own.set_random_seed(key & _MASK32)
         began = time.monotonic()
@@ -320,10 +320,10 @@ class _OpenHere:
         """Keep what a point gets, if it is the one that counts."""
         if point is not self.marked.point:
             return
-        for name, one in GENERATORS.items():
+        for name, generator in GENERATORS.items():
             if self._frozen:
-                one.put_back(before[name])
-            elif one.state() != before[name]:
+                generator.put_back(before[name])
+            elif generator.state() != before[name]:
                 raise DDLPError(
                     f"CachePoint(): a step before it, {self.marked}, draws random numbers (from {name}): its first outcome "
                     "would be kept for ever. Move CachePoint() before it, or keep each outcome for k epochs by "

@@ -20,8 +20,8 @@ _BEGIN = 64  # numbers begin at a multiple of this
 _MODES = ("1", "L", "LA", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "LAB", "I", "F", "I;16")
 _TENSORS: dict[str, type[torch.Tensor]] = {"Tensor": torch.Tensor, "Image": tv_tensors.Image, "Mask": tv_tensors.Mask}
 _DTYPES = {
-    str(one).removeprefix("torch."): one
-    for one in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool, torch.float16, torch.bfloat16,
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool, torch.float16, torch.bfloat16,
                 torch.float32, torch.float64)
 }  # fmt: skip
 _ARRAY_KINDS = "buif"
@@ -29,11 +29,11 @@ _ARRAY_KINDS = "buif"
 
 def to_bytes(value: Any) -> np.ndarray | None:
     """Return a value as bytes, uint8 (n,); None: it is no such value, or its bytes are not all that it is."""
-    found = _numbers(value)
-    if found is None:
+    header_and_numbers = _numbers(value)
+    if header_and_numbers is None:
         return None
-    told, numbers = found
-    head = json.dumps(told).encode()
+    header, numbers = header_and_numbers
+    head = json.dumps(header).encode()
     head = len(head).to_bytes(4, "little") + head
     return np.frombuffer(head + bytes(-len(head) % _BEGIN) + numbers, np.uint8)
 
@@ -45,9 +45,9 @@ def _numbers(value: Any) -> tuple[dict[str, Any], bytes] | None:
         return {"kind": "PIL", "mode": value.mode, "size": value.size}, value.tobytes()
     if type(value) is np.ndarray and value.dtype.kind in _ARRAY_KINDS:
         order = _order(value.strides)
-        told = {"kind": "array", "dtype": value.dtype.str, "shape": value.shape, "order": order}
-        return told, value.transpose(order).tobytes()
-    kind = next((name for name, one in _TENSORS.items() if type(value) is one), None)
+        header = {"kind": "array", "dtype": value.dtype.str, "shape": value.shape, "order": order}
+        return header, value.transpose(order).tobytes()
+    kind = next((name for name, tensor_type in _TENSORS.items() if type(value) is tensor_type), None)
     name = str(getattr(value, "dtype", "")).removeprefix("torch.")
     if kind is None or name not in _DTYPES or value.requires_grad:
         return None
@@ -55,13 +55,13 @@ def _numbers(value: Any) -> tuple[dict[str, Any], bytes] | None:
         return None
     order = _order(value.stride())
     plain = value.as_subclass(torch.Tensor).resolve_conj().permute(order).contiguous()
-    told = {"kind": kind, "dtype": name, "shape": tuple(value.shape), "order": order}
-    return told, plain.reshape(-1).view(torch.uint8).numpy().tobytes()
+    header = {"kind": kind, "dtype": name, "shape": tuple(value.shape), "order": order}
+    return header, plain.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def _order(strides: tuple[int, ...]) -> list[int]:
     """Return the dimensions in their order in memory."""
-    return sorted(range(len(strides)), key=lambda one: -abs(strides[one]))
+    return sorted(range(len(strides)), key=lambda dimension: -abs(strides[dimension]))
 
 
 def from_bytes(kept: bytearray) -> Any:
@@ -71,17 +71,17 @@ def from_bytes(kept: bytearray) -> Any:
         ValueError, KeyError, TypeError: they are no such bytes.
     """
     length = int.from_bytes(kept[:4], "little")
-    told = json.loads(kept[4 : 4 + length])
+    header = json.loads(kept[4 : 4 + length])
     begin = (4 + length + _BEGIN - 1) // _BEGIN * _BEGIN
-    if told["kind"] == "PIL":
-        return Image.frombytes(told["mode"], tuple(told["size"]), memoryview(kept)[begin:])
-    shape, order = tuple(told["shape"]), told["order"]
-    in_memory, back = [shape[one] for one in order], np.argsort(order).tolist()
-    if told["kind"] == "array":
-        array = np.frombuffer(kept, np.dtype(told["dtype"]), math.prod(shape), begin)
+    if header["kind"] == "PIL":
+        return Image.frombytes(header["mode"], tuple(header["size"]), memoryview(kept)[begin:])
+    shape, order = tuple(header["shape"]), header["order"]
+    in_memory, back = [shape[dimension] for dimension in order], np.argsort(order).tolist()
+    if header["kind"] == "array":
+        array = np.frombuffer(kept, np.dtype(header["dtype"]), math.prod(shape), begin)
         return array.reshape(in_memory).transpose(back)
-    kind, dtype = _TENSORS[told["kind"]], _DTYPES[told["dtype"]]
+    kind, dtype = _TENSORS[header["kind"]], _DTYPES[header["dtype"]]
     count = math.prod(shape)
     flat = torch.frombuffer(kept, dtype=dtype, count=count, offset=begin) if count else torch.empty(0, dtype=dtype)
-    made = flat.reshape(in_memory).permute(back)
-    return made if kind is torch.Tensor else kind(made)
+    tensor = flat.reshape(in_memory).permute(back)
+    return tensor if kind is torch.Tensor else kind(tensor)

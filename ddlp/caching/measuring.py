@@ -85,7 +85,7 @@ def brought(portable: Portable) -> Iterator[tuple[Reader, float]]:
 
 def file_sizes(portable: Portable, reader: Reader) -> FileSizes | None:
     """Read up to 24 files, for a second at most; None: none could be read. ``reader``: as `brought` yields it."""
-    found, channels = [], CHANNELS[portable.pipeline.mode]
+    sizes, channels = [], CHANNELS[portable.pipeline.mode]
     for index in _some(portable):
         try:
             source = reader.open(index)
@@ -94,8 +94,8 @@ def file_sizes(portable: Portable, reader: Reader) -> FileSizes | None:
             image = open_image(source.path, content(source))
         except SampleError:
             continue
-        found.append((source.size, image.width * image.height * channels))
-    return FileSizes(*np.mean(found, axis=0).tolist()) if found else None
+        sizes.append((source.size, image.width * image.height * channels))
+    return FileSizes(*np.mean(sizes, axis=0).tolist()) if sizes else None
 
 
 def pixel_times(portable: Portable, point: CachePoint, reader: Reader) -> PixelTimes | None:
@@ -106,7 +106,7 @@ def pixel_times(portable: Portable, point: CachePoint, reader: Reader) -> PixelT
     pipeline = portable.pipeline
     out = np.empty(portable.shape, np.uint8)
     boxes = np.zeros((pipeline.boxes, 4), np.int32) if pipeline.boxes else None
-    found = []
+    times = []
     for index in _some(portable):
         item = (index, 0)
         try:
@@ -121,5 +121,5 @@ def pixel_times(portable: Portable, point: CachePoint, reader: Reader) -> PixelT
             at.append(time.perf_counter())
         except SampleError:
             continue
-        found.append((*np.diff(at), pixels.nbytes))
-    return PixelTimes(*np.mean(found, axis=0).tolist()) if found else None
+        times.append((*np.diff(at), pixels.nbytes))
+    return PixelTimes(*np.mean(times, axis=0).tolist()) if times else None

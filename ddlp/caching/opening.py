@@ -116,8 +116,8 @@ class LoaderCache:
 
     def take_warnings(self) -> list[str]:
         """Return the warnings, which are forgotten then."""
-        found, self.warnings[:] = list(self.warnings), []
-        return found
+        warnings, self.warnings[:] = list(self.warnings), []
+        return warnings
 
     def close(self) -> None:
         """Give up the shelf. Another epoch may open one again."""
@@ -128,8 +128,8 @@ class LoaderCache:
 
 def _key(portable: Portable, points: Iterable[Kept]) -> str:
     """Return the key of a shelf for a loader's data set."""
-    found = portable.dataset
-    return shelf_key(([part.name for part in found.parts], found.starts, found.some_absolute_places()), points)
+    dataset = portable.dataset
+    return shelf_key(([part.name for part in dataset.parts], dataset.starts, dataset.some_absolute_places()), points)
 
 
 def place_of(setting: str | Cache) -> Cache | None:
@@ -150,7 +150,7 @@ def _auto_place(directory: str) -> Cache:
     held = 0
     with contextlib.suppress(CacheRefused, OSError):
         if os.path.isdir(directory):
-            held = sum(one.bytes for one in Shelves(directory, 0).summaries())
+            held = sum(shelf.bytes for shelf in Shelves(directory, 0).summaries())
     above = directory
     while not os.path.exists(above):
         above = os.path.dirname(above)
@@ -164,9 +164,9 @@ def cache_line(setting: bool | str | Cache, portable: Portable) -> str | None:
     points, why_not = points_of(portable, _keeps(setting))
     if not points:
         return f"nothing is kept: {why_not}"
-    told = " or ".join(_described(point) for point in points.values())
+    description = " or ".join(_described(point) for point in points.values())
     if portable.point is not None:
-        told += ", where CachePoint() stands"
+        description += ", where CachePoint() stands"
     if isinstance(setting, Cache):
         where = f"in {os.fspath(setting.directory)}, {size_text(setting.bytes)} at most"
     else:
@@ -175,7 +175,7 @@ def cache_line(setting: bool | str | Cache, portable: Portable) -> str | None:
     when = f", if measuring before the first epoch shows that it saves time in {epochs} epochs"
     sure = epochs is None or ("prefix" in points and "files" not in points)
     waits = "" if epochs is None else "; more is kept only while training waits for its data"
-    return f"{told}, {where}{'' if sure else when}{waits}"
+    return f"{description}, {where}{'' if sure else when}{waits}"
 
 
 def point_line(setting: bool | str | Cache, marked: Marked) -> str | None:
@@ -184,8 +184,8 @@ def point_line(setting: bool | str | Cache, marked: Marked) -> str | None:
         return None
     frozen = marked.point.frozen_epochs
     where = f"in {os.fspath(setting.directory)}" if isinstance(setting, Cache) else "in the user's cache directory"
-    told = f"what reaches CachePoint(), after {marked}, {where}; then {' -> '.join(names_of(marked.behind)) or 'nothing'} runs"
-    return told + ("" if frozen is None else f"; its random outcome is kept for {frozen} epochs")
+    line = f"what reaches CachePoint(), after {marked}, {where}; then {' -> '.join(names_of(marked.behind)) or 'nothing'} runs"
+    return line + ("" if frozen is None else f"; its random outcome is kept for {frozen} epochs")
 
 
 def _keeps(setting: str | Cache) -> str:

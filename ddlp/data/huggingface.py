@@ -39,13 +39,13 @@ class HuggingFaceImages(Dataset):
                 f"HuggingFaceImages: its column {image!r} is {feature!r}, none of images to decode; there are "
                 f"{', '.join(dataset.column_names)}. Name it in image=, or dataset.cast_column({image!r}, datasets.Image())."
             )
-        told = dataset.format
-        if told["type"] == "custom":
+        dataset_format = dataset.format
+        if dataset_format["type"] == "custom":
             raise ValueError(
                 "HuggingFaceImages: the data set has a function as its with_transform or set_transform, which makes its "
                 "samples. Give the data set without it (dataset.with_format(None)), and transform= a transform of one image."
             )
-        shown = told["columns"]
+        shown = dataset_format["columns"]
         if image not in shown:
             raise ValueError(f"HuggingFaceImages: its format leaves {image!r} out. Add it to the format's columns.")
         self.dataset = dataset

@@ -144,10 +144,10 @@ class TarImages(TargetedImages):
         index = range(len(self))[index]
         place, path = self.index, self.paths[int(self.index.shards[index])]
         try:
-            found = content(open_sample(path, offset=int(place.offsets[index]), size=int(place.sizes[index])))
+            data = content(open_sample(path, offset=int(place.offsets[index]), size=int(place.sizes[index])))
         except SampleError as error:
             raise as_raised_by_the_dataset(error, self.where(index))  # noqa: B904  its cause is set
-        return image_in_memory(found, self.where(index))
+        return image_in_memory(data, self.where(index))
 
     def where(self, index: int) -> str:
         """Return a sample's place for messages: its shard, and the image's name in the shard."""
@@ -178,12 +178,12 @@ class TarTargets(Sequence):
         index = range(len(self))[index]
         if self._decode is None:
             return self._index.key(index)
-        found = self._index.target(index)
+        target = self._index.target(index)
         try:
-            return self._decode(found)
+            return self._decode(target)
         except (ValueError, RecursionError) as error:
             where = self._index.where(self._shards, index)
-            raise ValueError(f"{where}: its target is {found[:80]!r}: {error}. Correct the shard.") from error
+            raise ValueError(f"{where}: its target is {target[:80]!r}: {error}. Correct the shard.") from error
 
 
 def expand_numbers(text: str) -> list[str]:
@@ -192,7 +192,7 @@ def expand_numbers(text: str) -> list[str]:
     while ranges := _RANGE.search(some[0]):
         first, last = ranges.groups()
         numbers = [str(k).zfill(len(first)) for k in range(int(first), int(last) + 1)]
-        some = [_RANGE.sub(number, one, count=1) for one in some for number in numbers]
+        some = [_RANGE.sub(number, name, count=1) for name in some for number in numbers]
     return some
 
 
@@ -200,14 +200,14 @@ def _expand(paths: Any) -> list[str]:
     """Return the shards' absolute paths. Raises ValueError if there are none."""
     if isinstance(paths, (str, os.PathLike)):
         some = expand_numbers(os.fspath(paths))
-        found = [one for path in some for one in (sorted(glob.glob(path)) if glob.has_magic(path) else [path])]
+        expanded = [match for path in some for match in (sorted(glob.glob(path)) if glob.has_magic(path) else [path])]
     else:
-        found = [os.fspath(path) for path in paths]
-    if not found:
+        expanded = [os.fspath(path) for path in paths]
+    if not expanded:
         raise ValueError(f"TarImages: no shards at {paths!r}.")
-    if (urls := [path for path in found if "://" in path]) and not os.path.exists(urls[0]):
+    if (urls := [path for path in expanded if "://" in path]) and not os.path.exists(urls[0]):
         raise ValueError(f"TarImages: {urls[0]} is a URL, and these are files. ddlp.TarObjects has shards in object storage.")
-    return [os.path.abspath(path) for path in found]
+    return [os.path.abspath(path) for path in expanded]
 
 
 def _opened(paths: list[str]) -> Iterator[OpenedShard]:
@@ -247,25 +247,25 @@ def find_index(
         places = []
 
     def kept() -> TarIndex | None:
-        return next((found for place in places if (found := _read(Path(place, name), about)) is not None), None)
+        return next((index for place in places if (index := _read(Path(place, name), about)) is not None), None)
 
-    if (found := kept()) is not None:
-        return found
+    if (index := kept()) is not None:
+        return index
     # Files are read again in little time. From a storage one process reads them for all of a computer, such as its ranks.
     lock = Path(places[0], f"{name}.lock") if places and beside is None else None
     with contextlib.nullcontext() if lock is None else _alone(lock, directory is not None):
-        if beside is None and (found := kept()) is not None:
-            return found
-        made = _make(opened, len(shards), frozenset(image), target)
+        if beside is None and (index := kept()) is not None:
+            return index
+        new_index = _make(opened, len(shards), frozenset(image), target)
         for place in places:
             try:
                 os.makedirs(place, exist_ok=True)
-                _write(Path(place, name), about, made)
+                _write(Path(place, name), about, new_index)
                 break
             except OSError:
                 if directory is not None:
                     raise
-    return made
+    return new_index
 
 
 @contextlib.contextmanager
@@ -310,15 +310,15 @@ def _read(path: Path, about: dict[str, Any]) -> TarIndex | None:
     try:
         with path.open("rb") as stream:
             header = stream.readline()
-            told = json.loads(header)
-            arrays = told.pop("arrays")
-            if told != about or len(arrays) != len(TarIndex._fields):
+            description = json.loads(header)
+            arrays = description.pop("arrays")
+            if description != about or len(arrays) != len(TarIndex._fields):
                 return None
-            found = [
+            columns = [
                 np.memmap(stream, kind, "r", at, (count,)) if count else np.zeros(0, kind)
                 for at, (kind, count) in _sections(header, arrays)
             ]
-            return TarIndex(*found)
+            return TarIndex(*columns)
     except (OSError, ValueError, KeyError, TypeError):  # there is no such file, or it is damaged
         return None
 
@@ -353,14 +353,14 @@ class _Sample(NamedTuple):
 def _make(opened: Iterator[OpenedShard], count: int, image: frozenset[str], target: str) -> TarIndex:
     samples: list[_Sample] = []
     which: list[int] = []
-    told = time.monotonic()
+    printed_s = time.monotonic()
     with contextlib.closing(opened):  # type: ignore[type-var]  # a generator
         for number, shard in enumerate(opened):
             for sample in _samples(shard, image, target):
                 samples.append(sample)
                 which.append(number)
-                if time.monotonic() - told > _QUIET_S:
-                    told = time.monotonic()
+                if time.monotonic() - printed_s > _QUIET_S:
+                    printed_s = time.monotonic()
                     print(
                         f"ddlp: index of tar shards: {number + 1} of {count}, {len(samples):,} samples (made once, then kept)",
                         file=sys.stderr, flush=True,
@@ -379,7 +379,7 @@ def _blob(pieces: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
 def _samples(shard: OpenedShard, image: frozenset[str], target: str) -> Iterator[_Sample]:
     """Yield the samples of one shard. Raises ValueError; the message names the shard and the member."""
     path = shard.name
-    for key, some in itertools.groupby(_members(shard), lambda one: one[0]):
+    for key, some in itertools.groupby(_members(shard), lambda member: member[0]):
         members: dict[str, tuple[tarfile.TarInfo, bytes]] = {}
         for _, extension, info, read in some:
             if extension in members:
@@ -387,9 +387,9 @@ def _samples(shard: OpenedShard, image: frozenset[str], target: str) -> Iterator
             members[extension] = info, read() if extension == target else b""
         images = sorted(image & set(members))
         if len(images) != 1:
-            found = " and ".join(images) or f"none among {', '.join(members)}"
+            names = " and ".join(images) or f"none among {', '.join(members)}"
             raise ValueError(
-                f"{path}: sample {key} needs one image ({', '.join(sorted(image))}), it has {found}. Say in image= which it is."
+                f"{path}: sample {key} needs one image ({', '.join(sorted(image))}), it has {names}. Say in image= which it is."
             )
         if target != KEY and target not in members:
             raise ValueError(

@@ -46,7 +46,7 @@ class PostponedAccess:
 class _Postponed(Image.Image):
     """The common base of both classes. It overrides methods of Pillow's class.
 
-    The object's dict has ``_postponed``, the chain, as soon as Pillow would have decoded. It has ``_made``, the pixels, if an
+    The object's dict has ``_postponed``, the chain, as soon as Pillow would have decoded. It has ``_array``, the pixels, if an
     array was asked for.
     """
 
@@ -69,7 +69,7 @@ class _Postponed(Image.Image):
         if chain is not None:
             with chain.source.lock:
                 if "_postponed" in vars(self):  # if not, another thread was first
-                    self._im = to_image(made).im if isinstance(made := self._pixels(chain), np.ndarray) else made.im
+                    self._im = to_image(pixels).im if isinstance(pixels := self._pixels(chain), np.ndarray) else pixels.im
         return vars(self)["_im"]
 
     @_im.setter
@@ -77,12 +77,12 @@ class _Postponed(Image.Image):
         state = vars(self)
         state["_im"] = core
         state.pop("_postponed", None)
-        state.pop("_made", None)
+        state.pop("_array", None)
         _set_class(self, self._ordinary)
 
     def _pixels(self, chain: Chain) -> np.ndarray | Image.Image:
-        made: np.ndarray | None = vars(self).get("_made")
-        return chain.make() if made is None else made
+        pixels: np.ndarray | None = vars(self).get("_array")
+        return chain.make() if pixels is None else pixels
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         ordinary = self._ordinary  # pickle takes the class before it asks for the state
@@ -156,13 +156,13 @@ class _Postponed(Image.Image):
     def __array_interface__(self) -> Any:
         """numpy's interface over the kernel's own array. It is read-only, as Pillow's is."""
         chain = self._chain()
-        made = None if chain is None else self._pixels(chain)
-        if isinstance(made, np.ndarray):
-            vars(self)["_made"] = made
+        pixels = None if chain is None else self._pixels(chain)
+        if isinstance(pixels, np.ndarray):
+            vars(self)["_array"] = pixels
             shape, kind = Image._conv_type_shape(self)
-            return {"version": 3, "data": memoryview(made).toreadonly(), "shape": shape, "typestr": kind}
-        if made is not None:
-            self._im = made.im
+            return {"version": 3, "data": memoryview(pixels).toreadonly(), "shape": shape, "typestr": kind}
+        if pixels is not None:
+            self._im = pixels.im
         return self.__array_interface__  # Pillow's own, since the class is Pillow's now
 
 

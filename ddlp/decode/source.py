@@ -63,18 +63,18 @@ class Source:
         if not self._both_ways or COUNTING.counter is None:
             return self._make(mode, steps)
         began_s = time.thread_time()
-        made = self._make(mode, steps)
+        pixels = self._make(mode, steps)
         made_s = time.thread_time()
         if self._decoded is None:
             self._decoded = self._by_pillow(self.mode, ())
         _finished(self._decoded if self.mode == mode else self._decoded.convert(mode), steps)
         COUNTING.counter.took(made_s - began_s, time.thread_time() - made_s)
-        return made
+        return pixels
 
     def _make(self, mode: str, steps: tuple[Primitive, ...]) -> np.ndarray | Image.Image:
         library = kernel()
-        made = None if library is None else self._by_kernel(library, mode, steps)
-        return self._by_pillow(mode, steps) if made is None else made
+        pixels = None if library is None else self._by_kernel(library, mode, steps)
+        return self._by_pillow(mode, steps) if pixels is None else pixels
 
     def _by_kernel(self, library: Kernel, mode: str, steps: tuple[Primitive, ...]) -> np.ndarray | Image.Image | None:
         context, channels = library.context(), _CHANNELS[mode]
@@ -158,10 +158,10 @@ def read_source(file: JpegImageFile) -> Source | None:
     if data is None:
         return None
     context = library.context()
-    found, reduce = context.take(data), file.decoderconfig[0] if file.decoderconfig else 1
-    if found is None or context.components != _CHANNELS[file.mode]:
+    size, reduce = context.take(data), file.decoderconfig[0] if file.decoderconfig else 1
+    if size is None or context.components != _CHANNELS[file.mode]:
         return None
-    if tuple(-(-length // reduce) for length in found) != file.size:
+    if tuple(-(-length // reduce) for length in size) != file.size:
         return None
     return Source(data, file)
 

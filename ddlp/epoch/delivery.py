@@ -47,7 +47,7 @@ class Delivery:
         self._told_waiting = False
         self.handing: int | None = None
         self._keeps = resources.cache is None or resources.cache.shelf.wanted()
-        self._given: tuple[float, float] | None = None  # training's last batch: when it got it, and its part of a full batch
+        self._last_step: tuple[float, float] | None = None  # when training got its last batch, and its part of a full batch
 
     def next_batch(self, timeout_s: float = 0.0) -> tuple[int, Side, PreparedBatch] | None:
         """Return the next batch, with its position and the side that made it; None once all are delivered.
@@ -71,7 +71,7 @@ class Delivery:
                 side = monitor.ledger.deliver(position)
                 del monitor.ready[position]
                 now, samples = time.monotonic(), self._resources.plan.size(position)
-                self._given = now, samples / monitor.full_batch
+                self._last_step = now, samples / monitor.full_batch
                 monitor.counts.delivered(position, side, samples, began, now)
                 if self._controller is not None:
                     self._decide(self._controller, now - began, since_last)
@@ -132,17 +132,17 @@ class Delivery:
 
         Returns the seconds since it got the one before (None: it is the first) and the size of that, as a part of a full one.
         """
-        if self._given is None:
+        if self._last_step is None:
             return None, 0.0
-        given_s, part = self._given
-        self._given = None
+        began_s, part = self._last_step
+        self._last_step = None
         if self._clock is None:
-            self._monitor.rates.trained(now - given_s, part)
+            self._monitor.rates.trained(now - began_s, part)
         else:
             self._clock.ends(part)
             for step in self._clock.done():
                 self._monitor.rates.trained(*step)
-        return now - given_s, part
+        return now - began_s, part
 
     def _too_late(self, name: str) -> None:
         """Stop waiting for a device that takes too long to join. It is used all the same once it joins."""

@@ -281,12 +281,12 @@ class Devices:
             monitor.hooks.lost(name, reason)
         with monitor.lock:
             device, account = self.states[name], monitor.ledger.devices[name]
-            told = told or account.has_retired
+            quiet = told or account.has_retired or error is not None
             if monitor.closing or device.gone:
                 return
             device.gone = True
             self._ends.notify_all()
-            monitor.messages.gone(name, None if told or error is not None else reason)
+            monitor.messages.gone(name, None if quiet else reason)
             monitor.messages.notes.pop(name, None)
             was_there = account.alive and not account.retiring
             monitor.ledger.leave(name, time.monotonic())

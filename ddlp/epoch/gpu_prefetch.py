@@ -87,11 +87,11 @@ class GpuPrefetcher:
         """
         while True:
             with lock:
-                one = self.next()
-                if one is None:
+                transfer = self.next()
+                if transfer is None:
                     return
-                one.called = True
-            one.call()
+                transfer.called = True
+            transfer.call()
 
     def next(self) -> PendingTransfer | None:
         """Return the batch to bring now; None if none waits, or `AHEAD` are there already. Called under the lock."""

@@ -34,15 +34,15 @@ class HostWorkers:
         cpu = thread_cpu_s()
         chunk: list[tuple[int, int]] = []
         while chunk := chunk or self._claim(number):
-            made = [self._prepare(number, position, claim) for position, claim in chunk]
+            batches = [self._prepare(number, position, claim) for position, claim in chunk]
             with monitor.lock:
                 cpu, before = monitor.counts.cpu(cpu), cpu
-                self._hand_in(chunk, made, cpu - before)
+                self._hand_in(chunk, batches, cpu - before)
                 chunk = []
                 if not monitor.closing and monitor.prefetcher is None:
                     chunk = monitor.chunks.claim(time.monotonic())  # while the lock is held anyway
                 monitor.act()
-            made.clear()  # an error's traceback keeps the loader: drop it before this thread waits
+            batches.clear()  # an error's traceback keeps the loader: drop it before this thread waits
         with monitor.lock:
             monitor.counts.queued_s += thread_queued_s()
 
@@ -101,19 +101,19 @@ class HostWorkers:
         return batch
 
     def _hand_in(
-        self, chunk: list[tuple[int, int]], made: list[tuple[PreparedBatch | PendingTransfer | None, float]], cpu_s: float
+        self, chunk: list[tuple[int, int]], batches: list[tuple[PreparedBatch | PendingTransfer | None, float]], cpu_s: float
     ) -> None:
         """Hand in batches that a worker has prepared in ``cpu_s`` processor seconds. Called under the lock.
 
         It is a method of its own so that no local name keeps a batch afterwards.
         """
         monitor, size, full_batch = self._monitor, self._resources.plan.size, self._monitor.full_batch
-        for (position, claim), (batch, busy_s) in zip(chunk, made, strict=True):
+        for (position, claim), (batch, busy_s) in zip(chunk, batches, strict=True):
             if busy_s:
                 monitor.rates.host.add(busy_s, size(position) / full_batch)
             if monitor.ledger.made(claim) and batch is not None:
                 monitor.ready[position] = batch
-        if all(busy_s for _, busy_s in made):
+        if all(busy_s for _, busy_s in batches):
             monitor.rates.host_cpu.add(cpu_s, sum(size(position) / full_batch for position, _ in chunk))
 
     def _wanted(self, claim: int) -> bool:

@@ -44,28 +44,28 @@ def replayed(
     The window goes from the first request after `WARM_UP` steps to the request after the last one. ``drain`` waits for an
     accelerator's work: at both ends of the window, since work from before must not count, and at no other time.
     """
-    put_back, kept, began_s = _generators(), _Kept(batch), 0.0
+    put_back, repeated, began_s = _generators(), _RepeatedBatch(batch), 0.0
     del batch
     for step in range(steps):
         if step == WARM_UP:
             drain()
             began_s = clock()
-        given = kept.again()
-        given = given if batch_transform is None else batch_transform(given)
-        yield given
-        del given  # else two results of the batch_transform would be in memory
+        batch = repeated.again()
+        batch = batch if batch_transform is None else batch_transform(batch)
+        yield batch
+        del batch  # else two results of the batch_transform would be in memory
     drain()
     measured = steps - WARM_UP
     life.ceiling = Ceiling((clock() - began_s) / measured, measured)
     put_back()
 
 
-class _Kept:
+class _RepeatedBatch:
     """A batch that is given again and again. If the loop changes its tensors in place, a fresh copy of them comes next."""
 
     def __init__(self, batch: Any) -> None:
         self._batch = batch
-        self._given: Any = None
+        self._copy: Any = None
         self._tensors: list[Tensor] = []  # of the copy that is given
         self._versions: list[int] = []
 
@@ -73,10 +73,10 @@ class _Kept:
         """Return the batch in new containers, since a loop may take parts out of them, and as tensors without gradients."""
         if not self._tensors or self._versions != self._now():
             self._tensors.clear()
-            self._given = None  # its memory is free before the copy is made
-            self._given = each_tensor(self._batch, self._copied)
+            self._copy = None  # its memory is free before the copy is made
+            self._copy = each_tensor(self._batch, self._copied)
             self._versions = self._now()
-        return each_tensor(self._given, Tensor.detach)  # shares memory, and the version
+        return each_tensor(self._copy, Tensor.detach)  # shares memory, and the version
 
     def _copied(self, tensor: Tensor) -> Tensor:
         copied, plain = tensor.detach().clone(), tensor.device.type == "cpu" and tensor.layout is torch.strided

@@ -56,11 +56,11 @@ class EventClock:
 
     def done(self) -> list[tuple[float, float]]:
         """Return the seconds and the part of each step that the device has done, in their order, each once."""
-        found = []
+        steps = []
         while self._pending and self._pending[0][1].query():
             began, ended, part = self._pending.popleft()
-            found.append((began.elapsed_time(ended) / 1000, part))
-        return found
+            steps.append((began.elapsed_time(ended) / 1000, part))
+        return steps
 
 
 def cuda_clock() -> EventClock | None:

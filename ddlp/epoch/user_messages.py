@@ -58,7 +58,7 @@ class UserMessages:
 
         Warns with the reason, unless ``reason`` is None, or the loss was told before and the device was not `back` since.
         """
-        self._vanished = [one for one in self._vanished if one[1] != device]
+        self._vanished = [entry for entry in self._vanished if entry[1] != device]
         if reason is not None:
             self._retired.discard(device)
         if device not in self._retired:
@@ -81,12 +81,12 @@ class UserMessages:
 
     def take(self, now: float, over: bool) -> list[str]:
         """Return the warnings that are due, each once. If the epoch is over, all of them are due."""
-        due = [one for one in self._vanished if over or now - one[0] > VANISHED_S]
-        self._vanished = [one for one in self._vanished if one not in due]
+        due = [entry for entry in self._vanished if over or now - entry[0] > VANISHED_S]
+        self._vanished = [entry for entry in self._vanished if entry not in due]
         warnings, self._warnings = self._warnings, []
         return warnings + [text for _, _, text in due]
 
     def for_report(self) -> tuple[str, ...]:
         """Return one line for each remark and note about a device."""
-        said = [(device, text) for (device, _), text in self.remarks.items()]
-        return tuple(f"{device}: {text}" for device, text in (*said, *self.notes.items()) if text)
+        remarks = [(device, text) for (device, _), text in self.remarks.items()]
+        return tuple(f"{device}: {text}" for device, text in (*remarks, *self.notes.items()) if text)

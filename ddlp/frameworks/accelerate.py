@@ -87,9 +87,9 @@ class Prepared:
         else:
             plain = DataLoader(dataset, batch_sampler=loader.batch_sampler)
         # Not to be placed on a device: a stream's batches would be read by one process, and sent to the others.
-        made = accelerator.prepare_data_loader(plain, device_placement=False)
-        accelerator._dataloaders.remove(made)  # the loader itself is what it looks after
-        self._theirs = getattr(made, "dataloader", made)  # within torch_xla's
+        prepared = accelerator.prepare_data_loader(plain, device_placement=False)
+        accelerator._dataloaders.remove(prepared)  # the loader itself is what it looks after
+        self._theirs = getattr(prepared, "dataloader", prepared)  # within torch_xla's
         taken = ("dataset",) if isinstance(dataset, IterableDataset) else ("sampler",) if in_sampler else ("batch_sampler",)
         for name in taken:
             vars(loader)[name] = getattr(self._theirs, name)  # DataLoader refuses to have it set

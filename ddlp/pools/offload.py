@@ -194,7 +194,7 @@ def _newcomers(members: Members, known: Iterable[str], sink: EpochSink) -> Itera
         known: the names of engines that the epoch knows already.
         sink: the epoch.
     """
-    seen, told = set(known), ""
+    seen, trouble = set(known), ""
     while not sink.over_within(LOOK_S):
         names = members.names
         for name in names:
@@ -204,7 +204,7 @@ def _newcomers(members: Members, known: Iterable[str], sink: EpochSink) -> Itera
                 yield name
         for name in seen.difference(names):
             sink.retires(name, "it is not in the pool any more")
-        if members.trouble != told:
-            told = members.trouble
-            if told:
-                sink.warn(f"no engine can join now: {told}")
+        if members.trouble != trouble:
+            trouble = members.trouble
+            if trouble:
+                sink.warn(f"no engine can join now: {trouble}")

@@ -102,7 +102,7 @@ class RayPool:
         self.min, self.max, self.address, self.user_code = min, max, address, user_code
         self._cpus, self._data = num_cpus, data
         self._roots = (roots,) if isinstance(roots, str) else tuple(roots)
-        sides = [side for one in self._roots if not is_url(one) for side in one.split("=", 1)]
+        sides = [side for root in self._roots if not is_url(root) for side in root.split("=", 1)]
         if not self._roots or not all(side.startswith("/") for side in sides):
             raise ValueError(f'roots={roots!r}: directories such as "/data" or "/data=/mnt/data", or URLs such as "s3://bucket/"')
         self._cache = "" if cache is None else _place(cache, self._roots, data)
@@ -134,9 +134,10 @@ class RayPool:
         Raises:
             DDLPError: Ray can't be reached, or no engine starts there; says why.
         """
-        link, told = self._told(user_code=False)
+        link, engines = self._link_and_engines(user_code=False)
         return {
-            name: CardedEngine(one["address"], one["key"].encode("ascii"), link.pair, self._data) for name, one in told.items()
+            name: CardedEngine(engine["address"], engine["key"].encode("ascii"), link.pair, self._data)
+            for name, engine in engines.items()
         }
 
     def nodes(self) -> Mapping[str, Starter]:
@@ -145,8 +146,8 @@ class RayPool:
         Raises:
             DDLPError: Ray can't be reached, or no actor starts there; says why.
         """
-        link, told = self._told(user_code=True)
-        return {name: partial(WireNode, partial(link.reach, name), _ENDED) for name in told}
+        link, actors = self._link_and_engines(user_code=True)
+        return {name: partial(WireNode, partial(link.reach, name), _ENDED) for name in actors}
 
     def close(self) -> None:
         """End the engines now. If a loader uses the pool later, they start again."""
@@ -155,17 +156,17 @@ class RayPool:
         for link in links.values():
             link.end()
 
-    def _told(self, user_code: bool) -> tuple[_Link, dict[str, Any]]:
+    def _link_and_engines(self, user_code: bool) -> tuple[_Link, dict[str, Any]]:
         with self._lock:
             link = self._links.get(user_code)
             if link is None or link.pid != os.getpid():  # after a fork it is the parent's
                 pair = _pair()
                 link = self._links[user_code] = _Link(self._settings(pair, user_code), self._wanted, pair)
                 weakref.finalize(self, link.end)
-        told = link.told
-        if told["trouble"] and not told["engines"]:
-            raise DDLPError(f"{told['trouble']}. ddlp tries again, after 30 s at most")
-        return link, told["engines"]
+        state = link.state
+        if state["trouble"] and not state["engines"]:
+            raise DDLPError(f"{state['trouble']}. ddlp tries again, after 30 s at most")
+        return link, state["engines"]
 
     def _settings(self, pair: Path, user_code: bool) -> Settings:
         workers = int(self._cpus) or 1
@@ -199,7 +200,7 @@ class _Link:
     def __init__(self, settings: Settings, wanted: int, pair: Path) -> None:
         self.pid = os.getpid()
         self.pair = pair
-        self.told: dict[str, Any] = {"engines": {}, "trouble": ""}
+        self.state: dict[str, Any] = {"engines": {}, "trouble": ""}
         self._settings, self._wanted = settings, wanted
         self._lock = threading.RLock()  # the pool may be collected, and this ended, in the thread that holds it
         self._process: subprocess.Popen[str] | None = None
@@ -221,12 +222,12 @@ class _Link:
     def reach(self, name: str) -> socket.socket:
         """Return a socket whose messages the actor of this name answers. Raises NodeGone if that can't be asked for."""
         with self._lock, no_forks():
-            ours, theirs = socket.socketpair()
-            with theirs:
+            ours, far_end = socket.socketpair()
+            with far_end:
                 try:
                     if self._door is None:
                         raise OSError("it has ended")
-                    socket.send_fds(self._door, [name.encode()], [theirs.fileno()])
+                    socket.send_fds(self._door, [name.encode()], [far_end.fileno()])
                 except OSError as error:
                     ours.close()
                     raise NodeGone(f"the process that speaks to Ray does not answer: {error}") from None
@@ -237,7 +238,7 @@ class _Link:
         while not self._over.is_set():
             began = time.monotonic()
             trouble = self._follow()
-            self.told = {"engines": {}, "trouble": self.told["trouble"] or trouble}
+            self.state = {"engines": {}, "trouble": self.state["trouble"] or trouble}
             pause_s = next_pause_s(pause_s, time.monotonic() - began)
             self._over.wait(pause_s)
 
@@ -247,13 +248,13 @@ class _Link:
             with self._lock:
                 if self._over.is_set():
                     return ""
-                door, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                with theirs, no_forks():
+                door, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                with far_end, no_forks():
                     try:
                         process = self._process = subprocess.Popen(
-                            [sys.executable, "-m", "ddlp.pools.ray_keeper", str(theirs.fileno())], stdin=subprocess.PIPE,
+                            [sys.executable, "-m", "ddlp.pools.ray_keeper", str(far_end.fileno())], stdin=subprocess.PIPE,
                             stdout=subprocess.PIPE, stderr=log, text=True, env=child_environment(), start_new_session=True,
-                            pass_fds=(theirs.fileno(),),
+                            pass_fds=(far_end.fileno(),),
                         )  # fmt: skip
                     except OSError as error:
                         door.close()
@@ -267,7 +268,7 @@ class _Link:
                         process.stdin.close()
             for line in process.stdout:
                 with contextlib.suppress(ValueError):
-                    self.told = json.loads(line)
+                    self.state = json.loads(line)
             with self._lock, door:
                 self._process = self._door = None
                 with contextlib.suppress(OSError):
@@ -306,7 +307,7 @@ def _place(cache: Cache, roots: Sequence[str], data: Data) -> str:
         raise ValueError("cache= with data='carried': an engine keeps nothing of what this host sends. Leave out one of them")
     if not os.path.isabs(directory):
         raise ValueError(f"cache={cache!r}: give a directory of the nodes that begins with /")
-    for root in (one.rpartition("=")[2] for one in roots if not is_url(one)):
+    for root in (entry.rpartition("=")[2] for entry in roots if not is_url(entry)):
         if os.path.commonpath((root, directory)) == os.path.normpath(root):
             raise ValueError(f"cache={cache!r} lies below the root {root}, which hosts may read: give roots= without it")
     return f"{directory}:{cache.bytes}"

@@ -57,7 +57,7 @@ class EngineOnNode:
         self._code, self._kernel, self._host_key, self._arguments = code, kernel, host_key, list(arguments)
         self._home = Path()
         self._lock = self._pid = -1
-        self._said: IO[bytes]
+        self._output: IO[bytes]
         self._log: IO[bytes]
 
     def start(self) -> dict[str, str]:
@@ -104,14 +104,14 @@ class EngineOnNode:
             (home / "nothing").mkdir()
             command += ["--root", str(home / "nothing")]
         self._log = tempfile.TemporaryFile(dir=home)  # without a name: the engine removes the directory at its end
-        said = _detached(command, stdout=subprocess.PIPE, stderr=self._log, env=environment).stdout
-        assert said is not None
-        self._said = said
+        output = _detached(command, stdout=subprocess.PIPE, stderr=self._log, env=environment).stdout
+        assert output is not None
+        self._output = output
         ready = self._ready()
         self._pid = int(ready["pid"])
-        (card,) = (home / "cards").glob("*.card")
-        told = json.loads(card.read_bytes())
-        return {"address": told["address"], "key": told["key"], "node": socket.gethostname()}
+        (card_file,) = (home / "cards").glob("*.card")
+        card = json.loads(card_file.read_bytes())
+        return {"address": card["address"], "key": card["key"], "node": socket.gethostname()}
 
     def _bring_kernel(self, environment: Mapping[str, str]) -> None:
         """Try the host's kernel; where it does not work, on a computer of another kind, compile one if that can be done."""
@@ -127,11 +127,11 @@ class EngineOnNode:
 
     def _ready(self) -> dict[str, str]:
         """Return what the engine says once it serves. The pipe's end comes with the process's end."""
-        for line in self._said:
+        for line in self._output:
             with contextlib.suppress(ValueError):
-                told = json.loads(line)
-                if isinstance(told, dict) and "ready" in told:
-                    return told
+                message = json.loads(line)
+                if isinstance(message, dict) and "ready" in message:
+                    return message
         raise RuntimeError(self._last_words() or "the engine ended without a word")
 
     def _last_words(self) -> str:
@@ -140,7 +140,7 @@ class EngineOnNode:
 
     def ended(self) -> str:
         """Wait for the engine's end, and remove what it may have left; return its last words."""
-        self._said.read()
+        self._output.read()
         self._end()
         return self._last_words()
 

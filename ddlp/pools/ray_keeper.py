@@ -112,7 +112,7 @@ class Keeper:
             slot = self._slots.setdefault(number, _Slot())
             if slot.actor is None and time.monotonic() >= slot.not_before_s:
                 self._start(number, slot)
-        for number in [one for one in self._slots if one > wanted]:
+        for number in [number for number in self._slots if number > wanted]:
             self._take_away(self._slots.pop(number))
         waited = {slot.waits: slot for slot in self._slots.values() if slot.waits is not None}
         refs = [*waited, *self._leaving]
@@ -137,16 +137,16 @@ class Keeper:
 
     def _happened(self, slot: _Slot) -> None:
         try:
-            told = self._ray.get(slot.waits)
+            result = self._ray.get(slot.waits)
         except self._ray.exceptions.RayError as error:
             cause = getattr(error, "cause", None) or error
             self._died(slot, _line(cause))
             return
         if slot.engine is None:
-            slot.engine, self.trouble, slot.began_s = told, "", time.monotonic()
+            slot.engine, self.trouble, slot.began_s = result, "", time.monotonic()
             slot.waits = slot.actor.ended.remote()
         else:
-            self._died(slot, told)
+            self._died(slot, result)
 
     def _died(self, slot: _Slot, why: str) -> None:
         self._ray.kill(slot.actor)
@@ -174,8 +174,8 @@ def _line(error: BaseException) -> str:
 def _kernel() -> dict[str, bytes]:
     """The kernel of this computer as files of the package; none where there is none."""
     library = Path(LIBRARY)
-    found = (library, library.parent / MADE) if library.exists() else ()
-    return {f"csd_engine/kernels/{path.name}": path.read_bytes() for path in found if path.exists()}
+    files = (library, library.parent / MADE) if library.exists() else ()
+    return {f"csd_engine/kernels/{path.name}": path.read_bytes() for path in files if path.exists()}
 
 
 class _Parent:
@@ -208,21 +208,21 @@ class _Parent:
 
 def main() -> int:
     """Keep the actors until the pool's end; return the exit status."""
-    said = os.fdopen(os.dup(1), "w")
+    output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what Ray prints is no message
     settings = Settings(**json.loads(sys.stdin.readline()))
     parent = _Parent()
     parent.wanted = int(sys.stdin.readline())
     parent.follow()
-    told = ""
+    last_line = ""
 
     def tell(engines: dict[str, dict[str, str]], trouble: str) -> None:
-        nonlocal told
+        nonlocal last_line
         line = json.dumps({"engines": engines, "trouble": trouble})
-        if line != told:
-            said.write(line + "\n")
-            said.flush()
-            told = line
+        if line != last_line:
+            output.write(line + "\n")
+            output.flush()
+            last_line = line
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray

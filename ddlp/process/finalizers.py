@@ -28,9 +28,10 @@ def when_dropped(thing: object, close: Callable[[], None]) -> weakref.finalize[A
     """
     _register()
     left, _left[:] = _left[:], []
-    for one in left:
-        _end_aside(*one)
-    _pending.difference_update([one for one in list(_pending) if not one.alive])  # a copy, since other threads add to it
+    for call in left:
+        _end_aside(*call)
+    # A copy, since other threads add to it.
+    _pending.difference_update([finalizer for finalizer in list(_pending) if not finalizer.alive])
     finalizer = weakref.finalize(thing, _end_aside, os.getpid(), close)
     finalizer.atexit = False  # _end_all calls it
     _pending.add(finalizer)

@@ -22,9 +22,9 @@ _forking = threading.RLock()
 _all: weakref.WeakSet[_Locked] = weakref.WeakSet()
 
 
-def unlocked_in_children(one: _Locked) -> None:
-    """Call ``one.unlock()`` in each child that is forked from now on: a DataLoader's worker may live for days."""
-    _all.add(one)
+def unlocked_in_children(holder: _Locked) -> None:
+    """Call ``holder.unlock()`` in each child that is forked from now on: a DataLoader's worker may live for days."""
+    _all.add(holder)
     _register()
 
 
@@ -41,8 +41,8 @@ def no_forks() -> Iterator[None]:
 
 
 def _unlock() -> None:
-    for one in _all:
-        one.unlock()
+    for holder in _all:
+        holder.unlock()
 
 
 @functools.cache

@@ -51,5 +51,5 @@ def _kernel() -> str:
     """Return the compiled kernel's variant, or why there is none."""
     from csd_engine.kernels import kernel, why_not
 
-    found = kernel()
-    return f"none ({why_not()})" if found is None else found.variant
+    library = kernel()
+    return f"none ({why_not()})" if library is None else library.variant

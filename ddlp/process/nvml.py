@@ -14,8 +14,8 @@ __all__ = ["Nvml", "visible_gpus"]
 def visible_gpus() -> list[str] | None:
     """The entries of CUDA_VISIBLE_DEVICES; None: all GPUs, also where it names MIG slices, which have no meter of their own."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    wanted = None if visible is None else [one.strip() for one in visible.split(",") if one.strip()]
-    return None if wanted and all(one.startswith("MIG-") for one in wanted) else wanted
+    entries = None if visible is None else [entry.strip() for entry in visible.split(",") if entry.strip()]
+    return None if entries and all(entry.startswith("MIG-") for entry in entries) else entries
 
 
 class Nvml:
@@ -33,7 +33,7 @@ class Nvml:
     Raises DDLPError where nvidia-ml-py or the driver is missing.
     """
 
-    def __init__(self, wanted: Sequence[str] | None) -> None:
+    def __init__(self, entries: Sequence[str] | None) -> None:
         try:
             import pynvml
         except ImportError:
@@ -48,16 +48,16 @@ class Nvml:
             raise DDLPError(str(error)) from None
         for number in range(self.count):
             try:
-                self._add(number, wanted)
+                self._add(number, entries)
             except pynvml.NVMLError:
                 continue  # e.g. one that has fallen off the bus
 
-    def _add(self, number: int, wanted: Sequence[str] | None) -> None:
+    def _add(self, number: int, entries: Sequence[str] | None) -> None:
         handle = self.library.nvmlDeviceGetHandleByIndex(number)
         model = _text(self.library.nvmlDeviceGetName(handle))
         self.models.add(model)
         uuid = _text(self.library.nvmlDeviceGetUUID(handle))
-        if wanted is None or any(_is_it(one, number, uuid) for one in wanted):
+        if entries is None or any(_is_it(entry, number, uuid) for entry in entries):
             self.gpus.append((f"gpu{number} {model}", handle))
 
     def close(self) -> None:
@@ -72,6 +72,6 @@ def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value  # bytes before nvidia-ml-py 11.5
 
 
-def _is_it(wanted: str, number: int, uuid: str) -> bool:
+def _is_it(entry: str, number: int, uuid: str) -> bool:
     """Whether an entry of CUDA_VISIBLE_DEVICES means this GPU: its number, or its UUID or the beginning of it."""
-    return wanted == str(number) or (wanted.startswith("GPU-") and uuid.startswith(wanted))
+    return entry == str(number) or (entry.startswith("GPU-") and uuid.startswith(entry))

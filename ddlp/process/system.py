@@ -19,10 +19,10 @@ PREFIX = "ddlp-"
 def boot(root: str | os.PathLike[str] = "/") -> str:
     """8 hex digits, the same for all processes of this kernel until a restart. ``root``: where /proc is, for tests."""
     try:
-        told = (Path(root) / "proc/sys/kernel/random/boot_id").read_text().strip()
+        identity = (Path(root) / "proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
-        told = socket.gethostname()
-    return hashlib.blake2b(told.encode(), digest_size=4).hexdigest()
+        identity = socket.gethostname()
+    return hashlib.blake2b(identity.encode(), digest_size=4).hexdigest()
 
 
 def processes(root: str | os.PathLike[str] = "/") -> str:

@@ -27,7 +27,7 @@ class SampledGpus:
         """One event of each GPU. A GPU that does not tell is left out: a MIG slice's, or one that is lost."""
         if self._nvml is None:
             return []
-        library, found = self._nvml.library, []
+        library, events = self._nvml.library, []
         for name, handle in self._nvml.gpus:
             try:
                 busy = int(library.nvmlDeviceGetUtilizationRates(handle).gpu)
@@ -38,8 +38,8 @@ class SampledGpus:
                 used, whole = int(memory.used), int(memory.total)
             except library.NVMLError:
                 used = whole = 0  # it shares the computer's memory
-            found.append(GpuUse(name, time.monotonic(), busy, used, whole))
-        return found
+            events.append(GpuUse(name, time.monotonic(), busy, used, whole))
+        return events
 
     def close(self) -> None:
         """Let NVML go."""

@@ -52,7 +52,7 @@ def _with_epochs(loader: DataLoader | OrderSource) -> list[Any]:
     """Return the batch sampler and the sampler within it, if they have ``set_epoch``."""
     outer, inner = index_sampler_of(loader), sampler_of(loader)
     both = [outer] if inner is outer else [outer, inner]
-    return [one for one in both if callable(getattr(one, "set_epoch", None))]
+    return [sampler for sampler in both if callable(getattr(sampler, "set_epoch", None))]
 
 
 def set_epoch(loader: DataLoader | OrderSource, epoch: int) -> None:
@@ -114,7 +114,7 @@ def first_batch(loader: DataLoader) -> list[Any]:
     if not is_built_in(sampler):
         shared = (loader.dataset, *generators.values())
         try:
-            sampler = copy.deepcopy(sampler, {id(one): one for one in shared})  # iter() may change what it keeps
+            sampler = copy.deepcopy(sampler, {id(part): part for part in shared})  # iter() may change what it keeps
         except Exception as error:
             raise DDLPError(
                 f"{type(sampler).__name__} can't be copied ({type(error).__name__}: {error}), and to read the sampler itself "
@@ -132,27 +132,27 @@ def cut(loader: DataLoader, portable: bool | None = None) -> dict[str, Any]:
     """
     index_sampler, sampler = index_sampler_of(loader), sampler_of(loader)
     own = not is_built_in(index_sampler)
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "sampler": "one of your own" if own else type(sampler).__name__,
         "batch_size": _number(index_sampler, "batch_size"),
         "drop_last": _number(index_sampler, "drop_last"),
         "num_replicas": _number(sampler, "num_replicas") or _number(index_sampler, "num_processes"),
     }
     if portable is not None:
-        found["len(dataset)"] = length(loader.dataset)
+        fields["len(dataset)"] = length(loader.dataset)
         if not (own and _with_epochs(loader)):  # else the length may depend on the epoch
-            found["len(sampler)"] = length(sampler)
+            fields["len(sampler)"] = length(sampler)
         if own:  # with torch's samplers the positions are the same in both modes
-            found["mode"] = "portable" if portable else "user code"
-    return found
+            fields["mode"] = "portable" if portable else "user code"
+    return fields
 
 
-def _batches(found: dict[str, Any]) -> int | None:
+def _batches(cut: dict[str, Any]) -> int | None:
     """Return the number of batches of an epoch by the result of `cut`; None if that can't be told from it."""
-    samples, size = found.get("len(sampler)"), found["batch_size"]
-    if samples is None or found.get("mode") is not None:
+    samples, size = cut.get("len(sampler)"), cut["batch_size"]
+    if samples is None or cut.get("mode") is not None:
         return None
-    return samples if size is None else samples // size if found["drop_last"] else -(-samples // size)
+    return samples if size is None else samples // size if cut["drop_last"] else -(-samples // size)
 
 
 def _number(owner: Any, name: str) -> int | None:
@@ -428,13 +428,13 @@ def save(
 
 def dealt(loader: DataLoader, resume: Resume) -> dict[str, Any]:
     """Return what a state also needs to be merged with those of the other ranks. It is called while the epoch begins."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     rank = _number(sampler_of(loader), "rank")
     if rank is not None and is_built_in(index_sampler_of(loader)):
-        found["rank"] = rank
+        fields["rank"] = rank
     if resume.deals is not None:
-        found["merged"] = resume.deals.to_data()
-    return found
+        fields["merged"] = resume.deals.to_data()
+    return fields
 
 
 def between(
@@ -509,16 +509,16 @@ def load(state: dict[str, Any]) -> tuple[Resume, int]:
         what = f"format {quote(got)}" if isinstance(state, dict) else type(state).__name__
         raise ValueError(f"not a state of DDLPLoader: {what}, expected format {FORMAT}; pass what state_dict() gave")
     try:
-        found = check_state(state)
+        checked = check_state(state)
     except Misfit as error:
         raise ValueError(
             f"not a state of DDLPLoader: {error}. Pass what state_dict() gave, unchanged; if its file is damaged, take an "
             "older one, or leave the state out and begin the epoch again with set_epoch()"
         ) from None
     renamed = {"seen": "times_drawn", "merged": "deals"}
-    fields = {renamed.get(name, name): value for name, value in found.items() if name not in ("format", "epoch", "rank")}
+    fields = {renamed.get(name, name): value for name, value in checked.items() if name not in ("format", "epoch", "rank")}
     fields["delivered"] = RangeSet(fields["delivered"])
     if "deals" in fields:
         fields["deals"] = Deals.of_data(fields["deals"])
-    resume = Resume(**{"base_seed": found["seed"], **fields})  # the first versions had no other base seed
-    return resume, found["epoch"]
+    resume = Resume(**{"base_seed": checked["seed"], **fields})  # the first versions had no other base seed
+    return resume, checked["epoch"]

@@ -39,7 +39,7 @@ def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         if len({epoch for _, _, epoch in loaded}) > 1:
             raise ValueError(f"merge_states: the states are of epochs {sorted({epoch for _, _, epoch in loaded})}")
         return {name: value for name, value in states[0].items() if name != "generators"}  # each rank has its own
-    first, _, epoch = min(begun, key=lambda one: one[2])
+    first, _, epoch = min(begun, key=lambda entry: entry[2])
     cut = first["cut"]
     if cut["sampler"] not in _DEALERS:
         raise ValueError(f"merge_states: the loaders' sampler is {cut['sampler']}; it must be torch's DistributedSampler")
@@ -51,7 +51,7 @@ def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         )
     delivered: dict[int, RangeSet] = {}
     whole = RangeSet([(0, max(1, cut["len(dataset)"] or 1))])
-    others = iter(sorted(set(range(len(states))) - set(ranks)))
+    other_ranks = iter(sorted(set(range(len(states))) - set(ranks)))
     for state, resume, at in loaded:
         over = resume.finished or ("cut" not in state and at == epoch + 1)
         if at != epoch and not over:
@@ -60,7 +60,7 @@ def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
             raise ValueError(f"merge_states: the loaders differ: {state['cut']} and {cut}")
         if resume.workers is not None or resume.sampler is not None:
             raise ValueError("merge_states: a data set or a sampler has a state of its own, which belongs to its rank")
-        delivered[state["rank"] if "cut" in state else next(others)] = whole if over else resume.delivered
+        delivered[state["rank"] if "cut" in state else next(other_ranks)] = whole if over else resume.delivered
     before = None if first.get("merged") is None else Deals.of_data(first["merged"])
     sampler_epoch = before.sampler_epoch if before is not None else first["order"]["sampler_epoch"]
     deal = Deal(cut["batch_size"] or 1, bool(cut["drop_last"]), tuple(delivered[rank] for rank in range(len(states))))

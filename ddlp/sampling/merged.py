@@ -47,11 +47,11 @@ class Deals:
         """Return plain data, as in a state."""
         deals = [
             {
-                "batch_size": one.batch_size,
-                "drop_last": one.drop_last,
-                "delivered": [[list(pair) for pair in ranges.ranges()] for ranges in one.delivered],
+                "batch_size": deal.batch_size,
+                "drop_last": deal.drop_last,
+                "delivered": [[list(pair) for pair in ranges.ranges()] for ranges in deal.delivered],
             }
-            for one in self.deals
+            for deal in self.deals
         ]
         return {"sampler_epoch": self.sampler_epoch, "samples": self.samples, "deals": deals}
 
@@ -59,8 +59,8 @@ class Deals:
     def of_data(cls, data: dict[str, Any]) -> Deals:
         """The same from `to_data`'s result, which was checked."""
         deals = tuple(
-            Deal(one["batch_size"], one["drop_last"], tuple(RangeSet(ranges) for ranges in one["delivered"]))
-            for one in data["deals"]
+            Deal(deal["batch_size"], deal["drop_last"], tuple(RangeSet(ranges) for ranges in deal["delivered"]))
+            for deal in data["deals"]
         )
         return cls(data["sampler_epoch"], data["samples"], deals)
 

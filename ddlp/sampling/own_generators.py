@@ -25,10 +25,10 @@ def own_generators(code: Any) -> list[Any]:
     """Return the outermost objects within ``code`` that have generators of their own. Each has ``set_random_seed``."""
     if _LIBRARY not in sys.modules:
         return []
-    return list(_found(code, set(), _DEEP))
+    return list(_search(code, set(), _DEEP))
 
 
-def _found(thing: Any, seen: set[int], deep: int) -> Iterator[Any]:
+def _search(thing: Any, seen: set[int], deep: int) -> Iterator[Any]:
     if deep == 0 or id(thing) in seen or isinstance(thing, (str, bytes, int, float, types.ModuleType)):
         return
     seen.add(id(thing))
@@ -37,7 +37,7 @@ def _found(thing: Any, seen: set[int], deep: int) -> Iterator[Any]:
             yield thing
             return
     for inner in _within(thing):
-        yield from _found(inner, seen, deep - 1)
+        yield from _search(inner, seen, deep - 1)
 
 
 def _within(thing: Any) -> Iterator[Any]:
@@ -88,7 +88,7 @@ def _of_function(function: types.FunctionType) -> Iterator[Any]:
 
 def _names(code: types.CodeType) -> Iterator[str]:
     """Yield the names of the globals that code uses, and of those that the functions within it use."""
-    yield from (one.argval for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL")
+    yield from (instruction.argval for instruction in dis.get_instructions(code) if instruction.opname == "LOAD_GLOBAL")
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
             yield from _names(inner)

@@ -25,12 +25,12 @@ def candidates(seed: int, epoch: int, bad: int, batch: Iterable[int]) -> list[in
         bad: the index of the bad sample.
         batch: the indices of all samples of its batch, in their order. If one comes twice, it counts once.
     """
-    others = [index for index in dict.fromkeys(batch) if index != bad]
+    remaining = [index for index in dict.fromkeys(batch) if index != bad]
     keyed = Keyed(seed ^ _OF_REPLACING, epoch, bad, 0)
     chosen: list[int] = []
-    while others and len(chosen) < MOST_TRIES:
-        k = keyed.below(len(others))
-        chosen.append(others[k])
-        others[k] = others[-1]
-        others.pop()
+    while remaining and len(chosen) < MOST_TRIES:
+        k = keyed.below(len(remaining))
+        chosen.append(remaining[k])
+        remaining[k] = remaining[-1]
+        remaining.pop()
     return chosen

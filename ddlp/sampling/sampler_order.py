@@ -204,10 +204,10 @@ def _agrees(drawn: _Drawn) -> bool:
     """Whether the installed torch's samplers give the same indices, and leave their generator in the same state."""
     try:
         for make in _samples_of(drawn):
-            (theirs, first), (ours, second) = make(), make()
-            if [int(k) for k in theirs] != np.concatenate(list(drawn(ours))).tolist():
+            (sampler, generator), (twin, twin_generator) = make(), make()
+            if [int(k) for k in sampler] != np.concatenate(list(drawn(twin))).tolist():
                 return False
-            if not torch.equal(first.get_state(), second.get_state()):
+            if not torch.equal(generator.get_state(), twin_generator.get_state()):
                 return False
     except (AttributeError, RuntimeError, TypeError, ValueError):
         return False

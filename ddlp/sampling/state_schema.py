@@ -113,13 +113,13 @@ def _worker(value: Any) -> Any:
 
 
 def _workers(value: Any) -> Any:
-    found = checked_fields("workers", value, {"num_workers": count, "next": count, "states": list_of(_worker, _MANY)}, {})
-    if len(found["states"]) != max(1, found["num_workers"]) or found["next"] >= len(found["states"]):
+    workers = checked_fields("workers", value, {"num_workers": count, "next": count, "states": list_of(_worker, _MANY)}, {})
+    if len(workers["states"]) != max(1, workers["num_workers"]) or workers["next"] >= len(workers["states"]):
         raise Misfit(
-            f"workers has {len(found['states'])} states, and worker {found['next']} is next; it must have one for each of "
-            f"num_workers={found['num_workers']}"
+            f"workers has {len(workers['states'])} states, and worker {workers['next']} is next; it must have one for each of "
+            f"num_workers={workers['num_workers']}"
         )
-    return {**found, "states": list(found["states"])}
+    return {**workers, "states": list(workers["states"])}
 
 
 def _cut(value: Any) -> Any:
@@ -134,18 +134,18 @@ def _text_or_number(value: Any) -> Any:
 
 
 def _merged(value: Any) -> Any:
-    found = checked_fields("merged", value, {"sampler_epoch": _epoch, "samples": count, "deals": list_of(_deal, _MANY)}, {})
-    return {**found, "deals": list(found["deals"])}
+    merged = checked_fields("merged", value, {"sampler_epoch": _epoch, "samples": count, "deals": list_of(_deal, _MANY)}, {})
+    return {**merged, "deals": list(merged["deals"])}
 
 
 def _deal(value: Any) -> Any:
     fields: dict[str, Check] = {
         "batch_size": integer(1, MAX_INT), "drop_last": true_or_false, "delivered": list_of(_delivered, _MANY),
     }  # fmt: skip
-    found = checked_fields("a deal of merged", value, fields, {})
-    if not found["delivered"]:
+    deal = checked_fields("a deal of merged", value, fields, {})
+    if not deal["delivered"]:
         raise Misfit("a deal of merged has no ranks")
-    return {**found, "delivered": list(found["delivered"])}
+    return {**deal, "delivered": list(deal["delivered"])}
 
 
 _FIELDS: dict[str, Check] = {
@@ -165,17 +165,17 @@ def check_state(state: Any) -> dict[str, Any]:
     Raises:
         Misfit: a field is missing, unknown, has a value that none can have, or does not go with another.
     """
-    found = {"workers": None, "sampler": None, **checked_fields("the state", state, _FIELDS, _MORE)}
-    partly = [name for name in ("delivered", "drawn", "pending", "seen") if found[name]]
-    if found["finished"] and partly:
-        raise Misfit(f"the state: finished is True and {partly[0]} is {quote(found[partly[0]])}; a finished epoch has none")
-    if len(found["pending"]) > found["drawn"]:
-        raise Misfit(f"the state: pending has {len(found['pending'])} batches of drawn={found['drawn']}; it can't have more")
-    begun = partly or found["finished"]
-    if begun and found["workers"] is None and (found["order"] is None or found["seed"] is None):
+    fields = {"workers": None, "sampler": None, **checked_fields("the state", state, _FIELDS, _MORE)}
+    partly = [name for name in ("delivered", "drawn", "pending", "seen") if fields[name]]
+    if fields["finished"] and partly:
+        raise Misfit(f"the state: finished is True and {partly[0]} is {quote(fields[partly[0]])}; a finished epoch has none")
+    if len(fields["pending"]) > fields["drawn"]:
+        raise Misfit(f"the state: pending has {len(fields['pending'])} batches of drawn={fields['drawn']}; it can't have more")
+    begun = partly or fields["finished"]
+    if begun and fields["workers"] is None and (fields["order"] is None or fields["seed"] is None):
         raise Misfit("the state: order or seed is missing; a state in mid-epoch has both, unless it has the workers' states")
-    if partly and "cut" not in found:
+    if partly and "cut" not in fields:
         raise Misfit("the state: cut is missing; a state in mid-epoch has it")
-    return found
+    return fields
 
 

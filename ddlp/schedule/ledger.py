@@ -387,7 +387,7 @@ class Ledger:
         account.hanging.add(lease)
         if (entry := self._fetched(lease)) is not None:  # if None, the host's copy was first
             self._lose_csd(entry)
-        self.effects.extend(Release(device, one, unpublished=True) for one in account.outstanding)
+        self.effects.extend(Release(device, other_lease, unpublished=True) for other_lease in account.outstanding)
         for position in list(account.outstanding.values()):
             self._lose_csd(self._open[position])
         self._drop_published(device)

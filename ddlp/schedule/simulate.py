@@ -226,13 +226,13 @@ class Simulation:
         claim = self.ledger.claim(position)
         self._host_idle -= 1
         seconds = self.world.host_s(position)
-        self._at(seconds, lambda: self._made(claim, position, seconds))
+        self._at(seconds, lambda: self._host_done(claim, position, seconds))
         return True
 
     def _look_again(self) -> None:
         self._looks_again = False
 
-    def _made(self, claim: int, position: int, seconds: float) -> None:
+    def _host_done(self, claim: int, position: int, seconds: float) -> None:
         self._host_idle += 1
         self.rates.host.add(seconds)
         if self.world.host_cpu_s is not None:
@@ -273,7 +273,7 @@ class Simulation:
         self._join(name)
 
     def _lease(self) -> bool:
-        any_given = False
+        any_leased = False
         for name in self._there:
             queue = self._queues[name]
             if not self.ledger.devices[name].alive:
@@ -281,9 +281,9 @@ class Simulation:
             position = self.strategy.next_lease(name)
             if position is not None:
                 queue.append((self.ledger.lease(name, position, self.now), position))
-                any_given = True
+                any_leased = True
             self._work(name)
-        return any_given
+        return any_leased
 
     def _work(self, name: str) -> None:
         queue = self._queues[name]

@@ -74,26 +74,26 @@ def _state(name: str, account: Account, resting: Collection[str]) -> str:
 
 def devices_live(ledger: Ledger, rates: Rates, full_batch: int) -> tuple[DeviceLive, ...]:
     """Each device of an epoch. The caller holds the epoch's lock."""
-    found = []
+    devices = []
     for name, account in ledger.devices.items():
         speed = rates.devices.get(name)
         rate = None if speed is None or speed.per_s is None else speed.per_s * full_batch
         workers = speed.parallel if speed is not None and account.quota else 0
         state, node = _state(name, account, rates.resting), account.node
-        found.append(DeviceLive(name, account.alive, account.held, account.quota, rate, workers, state, node))
-    return tuple(found)
+        devices.append(DeviceLive(name, account.alive, account.held, account.quota, rate, workers, state, node))
+    return tuple(devices)
 
 
 def rows(devices: Sequence[DeviceLive], changes: Sequence[Change]) -> Iterator[tuple[str, str]]:
     """The rows of a report about a pool's engines, a name and a text each; none where no engine is a pool's."""
-    engines = [one for one in devices if one.node]
+    engines = [device for device in devices if device.node]
     if not engines:
         return
-    states = Counter(one.state for one in engines)
+    states = Counter(engine.state for engine in engines)
     yield "engines", ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
-    for one in engines[:_MOST_ROWS]:
-        rate = "" if one.rate is None else f", {one.rate:,.0f} samples/s"
-        yield "", f"{one.name} on {one.node}: {one.state}{rate}"
+    for engine in engines[:_MOST_ROWS]:
+        rate = "" if engine.rate is None else f", {engine.rate:,.0f} samples/s"
+        yield "", f"{engine.name} on {engine.node}: {engine.state}{rate}"
     if len(engines) > _MOST_ROWS:
         yield "", f"and {len(engines) - _MOST_ROWS} more"
     for change in changes[-_MOST_ROWS:]:

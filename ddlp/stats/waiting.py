@@ -96,7 +96,7 @@ class WaitingVerdict:
             yield f"No remedy brings more than {max(1, math.ceil(100 * (self.at_most - 1) - 1e-9))} %."
         else:
             by = "At most" if self.replayed else "By this measure, at most"
-            named = [f"{_number(one.at_most)} with {one.name}" for one in self.remedies]
+            named = [f"{_number(remedy.at_most)} with {remedy.name}" for remedy in self.remedies]
             yield f"{by} {', '.join([f'{_number(self.at_most)} times as fast without waiting', *named])}."
         if not self.replayed and max(self.lost, self.waited) >= HARDLY:
             yield "loader.replay() measures the step itself."
@@ -152,7 +152,7 @@ def judge(
     if workers is not None and more > now:
         remedies.append(Remedy(f"num_workers={more}", times(host * (more / now - 1), period_s / between_s)))
     if devices:
-        name = max(devices, key=lambda one: devices[one])
+        name = max(devices, key=lambda device: devices[device])
         which = "a second device" if len(devices) == 1 else "one more device"
         remedies.append(Remedy(f"{which} like {name}", times(devices[name])))
     elif host_per_s is not None and travels:

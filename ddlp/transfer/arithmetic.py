@@ -74,8 +74,8 @@ class Arithmetic:
 
         They are made once, since each small copy would wait for the large copies before it.
         """
-        given = (None if self.scale is None else np.array([self.scale]), self.mean, self.std)
-        scale, mean, std = (None if k is None else torch.from_numpy(k).to(device).view(1, -1, 1, 1) for k in given)
+        constants = (None if self.scale is None else np.array([self.scale]), self.mean, self.std)
+        scale, mean, std = (None if k is None else torch.from_numpy(k).to(device).view(1, -1, 1, 1) for k in constants)
         return scale, mean, std
 
 

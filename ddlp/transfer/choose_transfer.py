@@ -25,15 +25,15 @@ def transfer_to(device: torch.device | str | int | None, transfer: str | None) -
 
     ``transfer``: one of `WAYS`; for any other value the fastest is taken. Raises DDLPError if there is no GPU.
     """
-    wanted = None if device is None else torch.device(device)
-    if wanted is None or wanted.type != "cuda":
+    target = None if device is None else torch.device(device)
+    if target is None or target.type != "cuda":
         return None
     if not torch.cuda.is_available():
         raise DDLPError(
-            f"device={str(wanted)!r}: torch {torch.__version__} finds no GPU here. See what `nvidia-smi` says, and whether "
+            f"device={str(target)!r}: torch {torch.__version__} finds no GPU here. See what `nvidia-smi` says, and whether "
             "this torch was built for CUDA (torch.version.cuda); or leave device= out."
         )
-    stream = CudaStream(wanted)
+    stream = CudaStream(target)
     return GpuTransfer(stream, ways(stream, transfer))
 
 
@@ -65,11 +65,11 @@ def _gds(stream: DeviceStream, spool: Path) -> FileReader:
     from ddlp.transfer.gds.reader import GdsReader  # imported here: most loaders never need it
 
     if os.environ.get("KVIKIO_COMPAT_MODE", "").upper() not in _COPIES_ASKED_FOR:
-        found = probe(spool, stream.device.index or 0)
-        if found.kind != "gds":
+        probed = probe(spool, stream.device.index or 0)
+        if probed.kind != "gds":
             raise DDLPError(
                 f"transfer='gds': files in {spool} can't be read straight into the GPU's memory, only by way of the "
-                f"host's ({found.kind}): {found.reason}. {'; '.join(found.ways_out) or 'See docs/gpu.md'}. Or leave "
+                f"host's ({probed.kind}): {probed.reason}. {'; '.join(probed.ways_out) or 'See docs/gpu.md'}. Or leave "
                 "transfer= out, for the fastest other way."
             )
     return GpuDirectReader(GdsReader.open())

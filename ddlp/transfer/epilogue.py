@@ -107,8 +107,8 @@ class Epilogue:
 
     def does_what(self, other: Epilogue) -> bool:
         """Whether another epilogue makes the same of a batch, in the same dtype."""
-        tables = [one.table if one.table is not None else self.fills[:0] for one in (self, other)]
-        noise = [[mask[1:] for mask in one.noise] for one in (self, other)]
+        tables = [epilogue.table if epilogue.table is not None else self.fills[:0] for epilogue in (self, other)]
+        noise = [[mask[1:] for mask in epilogue.noise] for epilogue in (self, other)]
         same_fills = torch.equal(self.fills, other.fills) and noise[0] == noise[1]
         return torch.equal(*tables) and same_fills and (self.dtype, self.sizes) == (other.dtype, other.sizes)
 
@@ -180,9 +180,9 @@ class Epilogue:
         if self.dtype != torch.uint8:
             return self.fills.to(self.dtype)
         matches = self._values()[None] == self.fills[:, :, None]
-        found = matches.any(2)
-        if not bool(found.all()):
-            mask, channel = (int(i) for i in (~found).nonzero()[0])
+        matched = matches.any(2)
+        if not bool(matched.all()):
+            mask, channel = (int(i) for i in (~matched).nonzero()[0])
             raise ValueError(f"output=torch.uint8: mask {mask} fills channel {channel} with "
                              f"{float(self.fills[mask, channel])!r}, which is no uint8 pixel's value after the "
                              "transform's ToTensor and Normalize; choose a float output, or a fill that is one")

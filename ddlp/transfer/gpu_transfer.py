@@ -122,8 +122,8 @@ class GpuTransfer:
         self.settle()
         with self._opening:
             files, self._files = self._files, {}
-        for one in files.values():
-            one.close()
+        for transfer in files.values():
+            transfer.close()
 
 
 class FileTransfer:

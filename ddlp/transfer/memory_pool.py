@@ -77,7 +77,7 @@ class MemoryPool:
         blocks.append(block)
         self._trim(blocks)
         if len(self._blocks) > SIZES:
-            oldest = min(list(self._blocks), key=lambda one: self._last_turn.get(one, -1))
+            oldest = min(list(self._blocks), key=lambda nbytes: self._last_turn.get(nbytes, -1))
             self._blocks.pop(oldest, None)
             self._last_turn.pop(oldest, None)
 

@@ -52,8 +52,8 @@ class PreparedBatch:
         if not self.replaced:
             return planned
         sources = planned.copy()
-        for one in self.replaced:
-            sources[one.place] = one.source
+        for sample in self.replaced:
+            sources[sample.place] = sample.source
         return sources
 
     @classmethod

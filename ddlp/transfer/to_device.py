@@ -105,10 +105,10 @@ def _alike(batch: Any, parts: Any) -> Any:
             clone.update(parts)
             return clone
         if isinstance(batch, MutableSequence):
-            made = copy.copy(batch)
+            sequence = copy.copy(batch)
             for k, part in enumerate(parts):
-                made[k] = part
-            return made
+                sequence[k] = part
+            return sequence
         return type(batch)(parts)
     except TypeError:
         return parts

@@ -80,8 +80,8 @@ def image_arrays(
         def of(those: list[int]) -> list[Any]:
             if values is None:
                 return [None] * len(those)
-            found = [values[k] for k in those]
-            return list(map(int, found)) if integers else found
+            chosen = [values[k] for k in those]
+            return list(map(int, chosen)) if integers else chosen
 
         return ArrayLeaf(name_of(dataset), dataset.transform, of, dataset.target_transform, array)
 

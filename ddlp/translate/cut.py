@@ -98,8 +98,8 @@ def cut(transform: Any, mode: str, size: tuple[int, int] | None, as_pil: bool = 
     if several is not None:
         return _cut_views(several.transforms, several.gathered, mode, size, as_pil)
     steps = steps_of(transform, mode)
-    for one in _beginnings(steps, mode, size, as_pil):
-        return Cut(one.known, (tuple(steps[one.steps :]),), None, one.tensor, one.shape)
+    for beginning in _beginnings(steps, mode, size, as_pil):
+        return Cut(beginning.known, (tuple(steps[beginning.steps :]),), None, beginning.tensor, beginning.shape)
     return None
 
 
@@ -113,12 +113,13 @@ def cut_joint(transforms: Any, mode: str, as_pil: bool = False) -> tuple[Cut, Jo
     known = list(itertools.takewhile(follows, steps))
     places = [place for place, step in enumerate(known) if changes_image(step)]
     of_images = [known[place] for place in places]
-    for one in _beginnings(of_images, mode, None, as_pil):
-        end = places[one.steps] if one.steps < len(places) else len(known)
-        operators = iter(one.known.pipeline.operators)
-        counts = dict(zip(places[: one.steps], operator_counts(of_images[: one.steps], mode, as_pil), strict=True))
+    for beginning in _beginnings(of_images, mode, None, as_pil):
+        end = places[beginning.steps] if beginning.steps < len(places) else len(known)
+        operators = iter(beginning.known.pipeline.operators)
+        counts = dict(zip(places[: beginning.steps], operator_counts(of_images[: beginning.steps], mode, as_pil), strict=True))
         followed = tuple((step, tuple(itertools.islice(operators, counts.get(k, 0)))) for k, step in enumerate(known[:end]))
-        return Cut(one.known, (tuple(steps[end:]),), None, one.tensor, one.shape), Joint(followed, CHANNELS[mode])
+        prefix = Cut(beginning.known, (tuple(steps[end:]),), None, beginning.tensor, beginning.shape)
+        return prefix, Joint(followed, CHANNELS[mode])
     return None
 
 
@@ -128,13 +129,15 @@ def _cut_views(
     """Cut each view as late as possible; if the views' images differ then, cut each before its image becomes a tensor."""
     different = {id(transform): steps_of(transform, mode) for transform in transforms}  # views are often alike
     beginnings = {
-        number: [one for one in _beginnings(steps, mode, size, as_pil) if one.known.crops == 1]
+        number: [beginning for beginning in _beginnings(steps, mode, size, as_pil) if beginning.known.crops == 1]
         for number, steps in different.items()
     }
-    views, found = ([of[id(transform)] for transform in transforms] for of in (different, beginnings))
+    views, candidates = ([of[id(transform)] for transform in transforms] for of in (different, beginnings))
     for on_pil in (False, True):
-        latest = [next((one for one in several if one.tensor is None or not on_pil), None) for several in found]
-        counts = [one.steps for one in latest if one is not None]
+        latest = [
+            next((beginning for beginning in several if beginning.tensor is None or not on_pil), None) for several in candidates
+        ]
+        counts = [beginning.steps for beginning in latest if beginning is not None]
         if len(counts) < len(views):
             return None
         parts = list(zip(views, counts, strict=True))

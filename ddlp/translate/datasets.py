@@ -96,9 +96,9 @@ class PortableSet:
             indices = np.where(indices < 0, indices + n, indices)
         if highest < n and lowest >= -n:
             return indices if self.sources is None else self.sources[indices]
-        there, found = (indices >= 0) & (indices < n), np.full(len(indices), -1)
-        found[there] = indices[there] if self.sources is None else self.sources[indices[there]]
-        return found
+        there, sources = (indices >= 0) & (indices < n), np.full(len(indices), -1)
+        sources[there] = indices[there] if self.sources is None else self.sources[indices[there]]
+        return sources
 
     @functools.cached_property
     def each_once(self) -> bool:
@@ -133,8 +133,8 @@ class PortableSet:
             return [self.target(source) for source in sources.tolist()]
         transform = self.parts[0].target_transform
         numbers: list[int] = sources.tolist()
-        found = self.parts[0].targets(numbers)
-        return found if transform is None else _transformed(transform, found, numbers, self.where)
+        targets = self.parts[0].targets(numbers)
+        return targets if transform is None else _transformed(transform, targets, numbers, self.where)
 
     def where(self, source: int) -> str:
         """Where the sample of a source index lies, for messages."""
@@ -182,14 +182,14 @@ def _transformed(
     transform: Callable, targets: list[Any], sources: list[int], where: Callable[[int], str]
 ) -> list[Any]:
     """Return what the user's target_transform gives for each target. What it raises gets a note with the sample's place."""
-    made: list[Any] = []
+    results: list[Any] = []
     try:
         for target in targets:
-            made.append(transform(target))
+            results.append(transform(target))
     except Exception as error:
-        noted(error, f"It was raised for the target of sample {where(sources[len(made)])}.")
+        noted(error, f"It was raised for the target of sample {where(sources[len(results)])}.")
         raise
-    return made
+    return results
 
 
 class _PartReader(Reader):
@@ -215,13 +215,13 @@ class _PartReader(Reader):
     def paths(self, indices: list[int]) -> list[str] | None:
         if len(self._portable.parts) == 1:
             return self._portable.parts[0].paths(indices)
-        found: list[str] = []
+        paths: list[str] = []
         for part, k in map(self._portable.part, indices):
-            one = part.paths([k])
-            if one is None:
+            part_paths = part.paths([k])
+            if part_paths is None:
                 return None
-            found += one
-        return found
+            paths += part_paths
+        return paths
 
     def versions(self, indices: list[int]) -> Versions | None:
         if len(self._portable.parts) == 1:
@@ -348,16 +348,16 @@ def _refuse_samples_of_its_own(dataset: Any) -> None:
 
 
 def _concat(sets: list[PortableSet]) -> PortableSet:
-    parts = [part for one in sets for part in one.parts]
-    described = [pair for one in sets for pair in one.described]
-    if sets and all(one.sources_are_indices for one in sets):
+    parts = [part for dataset in sets for part in dataset.parts]
+    described = [pair for dataset in sets for pair in dataset.described]
+    if sets and all(dataset.sources_are_indices for dataset in sets):
         return PortableSet(parts, described=described)
 
     def resolve() -> np.ndarray:
         maps, start = [np.zeros(0, np.int64)], 0
-        for one in sets:
-            maps.append(np.arange(start, start + len(one)) if one.sources is None else _moved(one.sources, start))
-            start += one.starts[-1]
+        for dataset in sets:
+            maps.append(np.arange(start, start + len(dataset)) if dataset.sources is None else _moved(dataset.sources, start))
+            start += dataset.starts[-1]
         return np.concatenate(maps)
 
     return PortableSet(parts, resolve, sum(map(len, sets)), described)
@@ -366,9 +366,9 @@ def _concat(sets: list[PortableSet]) -> PortableSet:
 def _subset(indices: Sequence[Any]) -> np.ndarray:
     """Return a Subset's indices as `as_indices` does. Those that are integers already are not taken one by one."""
     with contextlib.suppress(ValueError):  # a list of lists
-        found = np.asarray(indices)
-        if found.dtype.kind == "i" and found.ndim == 1:
-            return found.astype(np.int64, copy=False)
+        array = np.asarray(indices)
+        if array.dtype.kind == "i" and array.ndim == 1:
+            return array.astype(np.int64, copy=False)
     return as_indices(list(indices))
 
 

@@ -34,20 +34,20 @@ class _Mapped:
     """The files that are mapped into this process's memory now."""
 
     def __init__(self) -> None:
-        self._found: list[_Mapping] = []
+        self._mappings: list[_Mapping] = []
         with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as lines:
             for line in lines:  # start-end permissions offset device inode path
                 fields = line.rstrip("\n").split(maxsplit=5)
                 if len(fields) == 6 and fields[5].startswith("/") and not fields[5].endswith(" (deleted)"):
                     start, end = (int(number, 16) for number in fields[0].split("-"))
-                    self._found.append(_Mapping(start, end, int(fields[2], 16), fields[5]))
+                    self._mappings.append(_Mapping(start, end, int(fields[2], 16), fields[5]))
 
     def place(self, address: int, size: int) -> tuple[str, int] | None:
         """The file of these bytes in memory, and their offset in it; None if they belong to no mapped file."""
-        at = bisect.bisect_right(self._found, address, key=lambda mapping: mapping.start) - 1
-        if at < 0 or address + size > self._found[at].end:
+        at = bisect.bisect_right(self._mappings, address, key=lambda mapping: mapping.start) - 1
+        if at < 0 or address + size > self._mappings[at].end:
             return None
-        return self._found[at].path, self._found[at].offset + address - self._found[at].start
+        return self._mappings[at].path, self._mappings[at].offset + address - self._mappings[at].start
 
 
 class _Places:

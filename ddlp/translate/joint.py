@@ -52,8 +52,8 @@ def _placed(crop: Crop) -> Params:
 
 
 def _padded_crop(steps: list[Primitive], before: Size, after: Size) -> Params | None:
-    pad = next((one for one in steps if isinstance(one, Pad)), None)
-    crop = next((one for one in steps if isinstance(one, Crop)), None)
+    pad = next((step for step in steps if isinstance(step, Pad)), None)
+    crop = next((step for step in steps if isinstance(step, Crop)), None)
     return {
         "needs_pad": pad is not None, "padding": [0, 0, 0, 0] if pad is None else [pad.left, pad.top, pad.right, pad.bottom],
         "needs_crop": crop is not None, **_placed(crop or Crop(0, 0, *after)),
@@ -153,9 +153,9 @@ class Joint:
             if kind in _TARGET_ALONE:
                 target = step(_IMAGE, target)[1]
             elif kind in _GEOMETRY or kind in _VALUES:
-                made = _GEOMETRY.get(kind, _by_itself)(canvas.steps[drawn:], before, (canvas.height, canvas.width))
-                if made is not None:
-                    target = _applied(step, target, made)
+                params = _GEOMETRY.get(kind, _by_itself)(canvas.steps[drawn:], before, (canvas.height, canvas.width))
+                if params is not None:
+                    target = _applied(step, target, params)
         return target
 
 
@@ -163,4 +163,4 @@ def _applied(step: Any, target: Any, params: Params) -> Any:
     """Run a step on the TVTensors of a target, as v2's own forward does once it has drawn."""
     parts, structure = tree_flatten(target)
     run = getattr(step, _RUN)
-    return tree_unflatten([run(one, params) if isinstance(one, tv_tensors.TVTensor) else one for one in parts], structure)
+    return tree_unflatten([run(part, params) if isinstance(part, tv_tensors.TVTensor) else part for part in parts], structure)

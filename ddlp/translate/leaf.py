@@ -138,8 +138,8 @@ class Leaf(ABC):
 
     def places(self, indices: list[int]) -> Places | None:
         """The places of these samples in files, as `csd_engine.data.base.Reader.places`; None unless all lie in files."""
-        found = self.paths(indices)
-        return None if found is None else Places(found)
+        paths = self.paths(indices)
+        return None if paths is None else Places(paths)
 
     def versions(self, indices: list[int]) -> Versions | None:
         """What tells these samples of a storage from changed ones, as `csd_engine.data.base.Reader.versions`."""

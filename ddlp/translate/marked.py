@@ -63,13 +63,13 @@ def marked_in(dataset: Any, as_pil: bool) -> tuple[PortableSet, Marked] | None:
         ValueError: a random operator stands before the point, or the user's code does and the point has no key.
     """
     try:
-        found = translate_dataset(dataset)
+        portable = translate_dataset(dataset)
     except Untranslatable:
         return None
-    first = found.parts[0] if found.parts else None
+    first = portable.parts[0] if portable.parts else None
     if first is None or first.keys is not None or first.transforms is not None or view_transforms(first.transform) is not None:
         return None
-    if any(part.transform is not first.transform or part.mode != first.mode for part in found.parts):
+    if any(part.transform is not first.transform or part.mode != first.mode for part in portable.parts):
         return None
     steps = [] if first.transform is None else steps_of(first.transform, first.mode)
     at = max((place for place, step in enumerate(steps) if type(step) is CachePoint), default=None)
@@ -92,28 +92,28 @@ def marked_in(dataset: Any, as_pil: bool) -> tuple[PortableSet, Marked] | None:
                 "Write CachePoint(key='...') with a name and version of your own for the steps before it, such as 'deskew 1', "
                 "and change the key when these steps change"
             ) from why
-        return found, Marked(before, point, behind, None, point.key)
+        return portable, Marked(before, point, behind, None, point.key)
     operators = None
     if not drawing and draw_nothing(known.pipeline.operators):
         operators = sum(operator_counts(before, first.mode, as_pil))
-    return found, Marked(before, point, behind, operators, f"{point.key} {_digest(known)}")
+    return portable, Marked(before, point, behind, operators, f"{point.key} {_digest(known)}")
 
 
 def _digest(known: Translation) -> str:
     """Return what tells known steps from others, 32 hex digits."""
     values = known.epilogue
-    made = hashlib.blake2b(digest_size=16, person=b"ddlp steps")
-    made.update(repr((known.pipeline.digest, known.crops, known.image_type, values.dtype, values.noise)).encode())
+    digest = hashlib.blake2b(digest_size=16, person=b"ddlp steps")
+    digest.update(repr((known.pipeline.digest, known.crops, known.image_type, values.dtype, values.noise)).encode())
     for tensor in (values.table, values.fills):
-        made.update(b"" if tensor is None else tensor.numpy().tobytes())
-    return made.hexdigest()
+        digest.update(b"" if tensor is None else tensor.numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _draws(step: Any, mode: str, as_pil: bool) -> bool:
     """Return whether a step is a known operator that draws random numbers. Of others their draws tell, when they run."""
     try:
-        found = translate_steps([step], mode, as_pil)[0]
+        known = translate_steps([step], mode, as_pil)[0]
     except Untranslatable:
         return False
-    operators = list(leaves(found.pipeline.operators))
-    return found.crops == 1 and not any(isinstance(one, User) for one in operators) and not draw_nothing(operators)
+    operators = list(leaves(known.pipeline.operators))
+    return known.crops == 1 and not any(isinstance(operator, User) for operator in operators) and not draw_nothing(operators)

@@ -23,19 +23,20 @@ def obstacles(loader: DataLoader, first: Untranslatable) -> list[Untranslatable]
     """
     if isinstance(first, OtherSystem):  # nothing else matters on another system
         return [first]
-    found = list(refusals(loader))
+    reasons = list(refusals(loader))
     for dataset in () if isinstance(loader.dataset, IterableDataset) else _leaves(loader.dataset):
         try:
             parts = translate_dataset(dataset).parts
-            found += [joint_transform(part.name) for part in parts if part.transforms is not None]
+            reasons += [joint_transform(part.name) for part in parts if part.transforms is not None]
             transforms = [(part.transform, part.mode) for part in parts if part.transforms is None]
         except Untranslatable as obstacle:
-            found.append(obstacle)
+            reasons.append(obstacle)
             own = getattr(dataset, "transform", None)
             transforms = [] if own is None else [(own, "RGB")]
         for transform, mode in transforms:
-            found += obstacles_in(transform, mode, getattr(loader, "as_pil", False))
-    return list({str(one): one for one in found}.values()) or [first]  # first: it may show only in all parts together
+            reasons += obstacles_in(transform, mode, getattr(loader, "as_pil", False))
+    # first: it may show only in all parts together
+    return list({str(reason): reason for reason in reasons}.values()) or [first]
 
 
 def has_images(dataset: Any) -> bool:
@@ -43,10 +44,10 @@ def has_images(dataset: Any) -> bool:
     if isinstance(dataset, IterableDataset):
         return False
     return any(
-        known_class(one) is not None
-        or hasattr(type(one), "__ddlp__")
-        or type(getattr(one, "transform", None)).__module__.startswith("torchvision.transforms.")
-        for one in _leaves(dataset)
+        known_class(leaf) is not None
+        or hasattr(type(leaf), "__ddlp__")
+        or type(getattr(leaf, "transform", None)).__module__.startswith("torchvision.transforms.")
+        for leaf in _leaves(dataset)
     )
 
 
@@ -54,7 +55,7 @@ def _leaves(dataset: Any) -> Iterator[Any]:
     if type(dataset) is Subset:
         yield from _leaves(dataset.dataset)
     elif type(dataset) is ConcatDataset:
-        for one in dataset.datasets:
-            yield from _leaves(one)
+        for part in dataset.datasets:
+            yield from _leaves(part)
     else:
         yield dataset

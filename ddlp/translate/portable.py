@@ -114,18 +114,19 @@ def portable(
     if point is not None and point.operators is None:
         raise CodeBeforePoint(point)
     try:
-        found: Portable | None = _wholly(loader, output, memory_format, decode, as_pil)
+        samples: Portable | None = _wholly(loader, output, memory_format, decode, as_pil)
     except Untranslatable as why:
         cut_it = own_steps and output is None and memory_format is None
-        found = _by_prefix(loader, decode, as_pil, why) if cut_it else None
-        if found is None and point is None:
+        samples = _by_prefix(loader, decode, as_pil, why) if cut_it else None
+        if samples is None and point is None:
             raise (_beside_collate(loader, decode, as_pil, why) if cut_it else why) from None
     if point is None:
-        assert found is not None
-        return found
-    if found is None:  # else its cut is not before the point: what stands before that is known, and of one size from a step on
+        assert samples is not None
+        return samples
+    if samples is None:
         raise CodeBeforePoint(point)
-    return dataclasses.replace(found, point=point.operators)
+    # Its cut is not before the point: what stands before that is known, and of one size from a step on.
+    return dataclasses.replace(samples, point=point.operators)
 
 
 def _by_prefix(loader: DataLoader, decode: str, as_pil: bool, why: Untranslatable) -> Portable | None:
@@ -144,19 +145,19 @@ def _by_prefix(loader: DataLoader, decode: str, as_pil: bool, why: Untranslatabl
         return _joint(parts, decode, as_pil, why)
     sizes, transforms = {part.size for part in parts.parts}, [part.transform for part in parts.parts]
     size = sizes.pop() if len(sizes) == 1 else None
-    if not transforms or transforms[0] is None or any(one is not transforms[0] for one in transforms):
+    if not transforms or transforms[0] is None or any(transform is not transforms[0] for transform in transforms):
         return None
     if len({part.mode for part in parts.parts}) > 1 or any(part.keys is not None for part in parts.parts):
         return None
     with torch.device("cpu"):
-        found = cut(transforms[0], parts.parts[0].mode, size, as_pil)
-    if found is None or not (any(found.views) or isinstance(found.gathered, Held) or own_collate(loader) is not None):
+        prefix = cut(transforms[0], parts.parts[0].mode, size, as_pil)
+    if prefix is None or not (any(prefix.views) or isinstance(prefix.gathered, Held) or own_collate(loader) is not None):
         return None
-    known, of_targets = found.known, tuple(part.target_transform for part in parts.parts)
-    rest = Rest(found.views, found.gathered, known.crops, found.tensor, of_targets, why)
+    known, of_targets = prefix.known, tuple(part.target_transform for part in parts.parts)
+    rest = Rest(prefix.views, prefix.gathered, known.crops, prefix.tensor, of_targets, why)
     pipeline = dataclasses.replace(known.pipeline, decode=decode)
     epilogue = dataclasses.replace(known.epilogue, sizes=pipeline.view_sizes(size))
-    return Portable(parts, pipeline, epilogue, found.shape, known.views, rest)
+    return Portable(parts, pipeline, epilogue, prefix.shape, known.views, rest)
 
 
 def _joint(parts: PortableSet, decode: str, as_pil: bool, why: Untranslatable) -> Portable | None:
@@ -168,12 +169,13 @@ def _joint(parts: PortableSet, decode: str, as_pil: bool, why: Untranslatable) -
         if len(part) and foreign_part(part.targets([0])) is not None:
             return None
     with torch.device("cpu"):
-        found = cut_joint(first.transforms, first.mode, as_pil)
-    if found is None:
+        prefix_and_joint = cut_joint(first.transforms, first.mode, as_pil)
+    if prefix_and_joint is None:
         return None
-    known, joint = found[0].known, dataclasses.replace(found[1], from_raw=tuple(part.from_raw for part in parts.parts))
-    rest = Rest(found[0].views, None, known.crops, found[0].tensor, (None,) * len(parts.parts), why, joint)
-    return Portable(parts, dataclasses.replace(known.pipeline, decode=decode), known.epilogue, found[0].shape, 1, rest)
+    prefix, joint = prefix_and_joint
+    known, joint = prefix.known, dataclasses.replace(joint, from_raw=tuple(part.from_raw for part in parts.parts))
+    rest = Rest(prefix.views, None, known.crops, prefix.tensor, (None,) * len(parts.parts), why, joint)
+    return Portable(parts, dataclasses.replace(known.pipeline, decode=decode), known.epilogue, prefix.shape, 1, rest)
 
 
 def _beside_collate(loader: DataLoader, decode: str, as_pil: bool, why: Untranslatable) -> Untranslatable:

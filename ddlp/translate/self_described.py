@@ -31,7 +31,8 @@ def structure(sample: Any) -> str:
     Tuples and lists count as equal, and so do numbers and tensors without dimensions. Sizes and dtypes don't count.
     """
     if isinstance(sample, Mapping):
-        inner = ", ".join(f"{key!r}: {structure(value)}" for key, value in sorted(sample.items(), key=lambda one: repr(one[0])))
+        pairs = sorted(sample.items(), key=lambda pair: repr(pair[0]))
+        inner = ", ".join(f"{key!r}: {structure(value)}" for key, value in pairs)
         return f"{'' if type(sample) is dict else type(sample).__qualname__}{{{inner}}}"
     if isinstance(sample, (tuple, list)):
         inner = ", ".join(map(structure, sample))

@@ -34,14 +34,14 @@ class Timm(NamedTuple):
 
 def loaded() -> Timm:
     """Return timm's classes; none if nothing has imported timm."""
-    found: list[dict[type, Any]] = [{}, {}, {}]
-    for kinds, (modules, names) in zip(found, (_ON_PIXELS, _VALUES, _ERASING), strict=True):
+    classes: list[dict[type, Any]] = [{}, {}, {}]
+    for kinds, (modules, names) in zip(classes, (_ON_PIXELS, _VALUES, _ERASING), strict=True):
         for name, handler in names.items():
             for place in modules:
                 kind = getattr(sys.modules.get(place), name, None)
                 if isinstance(kind, type) and kind.__module__ == place:
                     kinds[kind] = handler
-    return Timm(found[0], tuple(found[1]), tuple(found[2]))
+    return Timm(classes[0], tuple(classes[1]), tuple(classes[2]))
 
 
 def is_fast_collate(function: Any) -> bool:
@@ -68,11 +68,11 @@ def _keep_ratio(t: Any) -> list[Data]:
     return _one_of(t, resize)
 
 
-def _one_of(t: Any, made: Callable[[str], list[Data]]) -> list[Data]:
+def _one_of(t: Any, operators_of: Callable[[str], list[Data]]) -> list[Data]:
     """An operator with one filter, or with one of several at random."""
     if not isinstance(t.interpolation, (tuple, list)):
-        return made(interpolation(t.interpolation))
-    return [{"op": "RandomChoice", "groups": [made(interpolation(mode)) for mode in t.interpolation], "p": None}]
+        return operators_of(interpolation(t.interpolation))
+    return [{"op": "RandomChoice", "groups": [operators_of(interpolation(mode)) for mode in t.interpolation], "p": None}]
 
 
 def _crop_or_pad(t: Any) -> list[Data]:
@@ -105,12 +105,12 @@ def _augment(t: Any, policies: list[list[Any]], layers: int, weights: list[float
     if any(known.get(type(op)) is not _augment_op or not _as_named(op) for op in ops):
         raise Untranslatable(name, "one of its operators is not timm's own", ["use timm's AugmentOp as it is", KEEP])
     shared = [_shared(op) for op in ops]
-    if not ops or any(one != shared[0] for one in shared):
+    if not ops or any(hparams != shared[0] for hparams in shared):
         raise Untranslatable(name, "its operators have different hparams", ["give all of them the same", KEEP])
     if not set(shared[0]["interpolation"]) <= set(WARP_FILTERS):
         raise Untranslatable(name, f"Pillow does not rotate or shear by {shared[0]['interpolation']}",
                              [f"choose one of {', '.join(WARP_FILTERS)}", KEEP])
-    lines = [[[op.name, plain(op.prob), plain(op.magnitude)] for op in one] for one in policies]
+    lines = [[[op.name, plain(op.prob), plain(op.magnitude)] for op in policy] for policy in policies]
     return [{"op": "TimmAugment", "policies": lines, "layers": layers, "weights": weights, **shared[0]}]
 
 

@@ -31,9 +31,9 @@ def timm_images(dataset: Any) -> FileLeaf:
     target_transform = dataset.target_transform
 
     def finished(those: list[int]) -> list[Any]:
-        found = targets(those)
         return [
-            -1 if target is None else target if target_transform is None else target_transform(target) for target in found
+            -1 if target is None else target if target_transform is None else target_transform(target)
+            for target in targets(those)
         ]
 
     return _LEAVES[dataset.input_img_mode](name_of(dataset), dataset.transform, finished, None, files)

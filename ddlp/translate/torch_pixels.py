@@ -39,8 +39,8 @@ def torch_filter(functional: ModuleType, name: str, antialias: Any) -> str | Non
         name: of torchvision's filter.
         antialias: of the transform.
     """
-    made = _arithmetic(functional)
-    return f"{made}-{name}" if antialias is True and f"{made}-{name}" in TORCH_FILTERS else None
+    arithmetic = _arithmetic(functional)
+    return f"{arithmetic}-{name}" if antialias is True and f"{arithmetic}-{name}" in TORCH_FILTERS else None
 
 
 @functools.cache
@@ -53,7 +53,7 @@ def _arithmetic(functional: ModuleType) -> str | None:
     if functional is v2.functional:
         by_bytes = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
         return "torch" if by_bytes and _makes(functional, "torch", _CASES[:-1]) else None
-    return next((one for one in ("torch-float", "torch-fused") if _makes(functional, one, _CASES)), None)
+    return next((kind for kind in ("torch-float", "torch-fused") if _makes(functional, kind, _CASES)), None)
 
 
 def _makes(functional: ModuleType, arithmetic: str, cases: tuple[tuple[int, ...], ...]) -> bool:
@@ -68,8 +68,8 @@ def _makes(functional: ModuleType, arithmetic: str, cases: tuple[tuple[int, ...]
                 whole[None], (to_height, to_width), mode=name, align_corners=False, antialias=True
             )[0]  # fmt: skip
             ours_unrounded = torch_resample(pixels, to_width, to_height, f"{arithmetic}-{name}")
-            for made, wanted in ((ours, theirs), (ours_unrounded, sums)):
-                if not np.array_equal(wanted.permute(1, 2, 0).numpy(), made):
+            for actual, expected in ((ours, theirs), (ours_unrounded, sums)):
+                if not np.array_equal(expected.permute(1, 2, 0).numpy(), actual):
                     return False
     return True
 
@@ -97,13 +97,13 @@ def _pixels(functional: ModuleType, maps: bool, *_: Any) -> str | None:
     v2's without fused multiply-adds is left out: of 7.8 million values after RandAugment 265 differed, for a reason not known.
     """
     kinds = ("torch-v2-fused",) if functional is v2.functional else ("torch-v1", "torch-v1-fused")
-    return next((one for one in kinds if _colours(functional, one) and (not maps or _maps(functional, one))), None)
+    return next((kind for kind in kinds if _colours(functional, kind) and (not maps or _maps(functional, kind))), None)
 
 
 def _colours(functional: ModuleType, whose: str) -> bool:
     """Whether it makes these pixels of an image with so many colours that each way of rounding shows."""
     pixels, tensor = _noise(*_COLOURS)
-    made: list[tuple[np.ndarray, torch.Tensor]] = [
+    pairs: list[tuple[np.ndarray, torch.Tensor]] = [
         (torch_pixels.grey(pixels, whose)[..., np.newaxis], functional.rgb_to_grayscale(tensor)),
         (torch_pixels.auto_contrast(pixels // 3, whose), functional.autocontrast(tensor // 3)),
         (torch_pixels.hue_turned(pixels, 0.2, whose), functional.adjust_hue(tensor, 0.2)),
@@ -111,8 +111,8 @@ def _colours(functional: ModuleType, whose: str) -> bool:
     for name in ("brightness", "contrast", "saturation", "sharpness"):
         for factor in (0.3, 1.7):
             theirs = getattr(functional, f"adjust_{name}")(tensor, factor)
-            made.append((torch_pixels.enhanced(pixels, name, factor, whose), theirs))
-    return all(np.array_equal(theirs.permute(1, 2, 0).numpy(), ours) for ours, theirs in made)
+            pairs.append((torch_pixels.enhanced(pixels, name, factor, whose), theirs))
+    return all(np.array_equal(theirs.permute(1, 2, 0).numpy(), ours) for ours, theirs in pairs)
 
 
 def _maps(functional: ModuleType, whose: str) -> bool:

@@ -199,7 +199,7 @@ def _inaturalist(dataset: Any) -> Leaf:
     of = [target(kind) for kind in dataset.target_type]
 
     def targets(those: list[int]) -> list[Any]:
-        return [of[0](k) if len(of) == 1 else tuple(one(k) for one in of) for k in those]
+        return [of[0](k) if len(of) == 1 else tuple(target_at(k) for target_at in of) for k in those]
 
     files = _Joined(len(index), lambda k: os.path.join(root, categories[index[k][0]], index[k][1]))
     return FileLeaf(name_of(dataset), dataset.transform, targets, dataset.target_transform, files)

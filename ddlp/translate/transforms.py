@@ -82,7 +82,7 @@ def view_transforms(transform: Any) -> ViewTransforms | None:
 
 def _views(transforms: tuple[Any, ...], mode: str, as_pil: bool) -> Translation:
     each = [_Translator(mode, as_pil) for _ in transforms]
-    return _merged(each, [one.translate(transform) for one, transform in zip(each, transforms, strict=True)])
+    return _merged(each, [translator.translate(transform) for translator, transform in zip(each, transforms, strict=True)])
 
 
 def translate_views_steps(
@@ -90,30 +90,35 @@ def translate_views_steps(
 ) -> tuple[Translation, type[Tensor] | None]:
     """Do as `translate_steps` for the first operators of each view. They must end with one type of image."""
     each = [_Translator(mode, as_pil) for _ in views]
-    found, types = zip(*(one.translate_steps(steps) for one, steps in zip(each, views, strict=True)), strict=True)
+    pairs = (translator.translate_steps(steps) for translator, steps in zip(each, views, strict=True))
+    translations, types = zip(*pairs, strict=True)
     if len(set(types)) > 1:
         raise Untranslatable("the views", "their first operators give images of different types", [KEEP])
-    return _merged(each, found), types[0]
+    return _merged(each, translations), types[0]
 
 
-def _merged(each: Sequence[_Translator], found: Sequence[Translation]) -> Translation:
+def _merged(each: Sequence[_Translator], translations: Sequence[Translation]) -> Translation:
     """Join the views' translations to one pipeline, with a group for each view if they differ.
 
     Values and masks belong to the whole batch, so they must be the same for all views. Views of several sizes share a row.
     """
-    first = found[0]
-    if all(one.pipeline.digest == first.pipeline.digest and one.epilogue.does_what(first.epilogue) for one in found):
-        return dataclasses.replace(first, views=len(found))
-    if any(one.pipeline.boxes or not one.epilogue.does_what(first.epilogue) for one in found):
+    first = translations[0]
+    if all(
+        translation.pipeline.digest == first.pipeline.digest and translation.epilogue.does_what(first.epilogue)
+        for translation in translations
+    ):
+        return dataclasses.replace(first, views=len(translations))
+    if any(translation.pipeline.boxes or not translation.epilogue.does_what(first.epilogue) for translation in translations):
         raise Untranslatable("the views", "they turn bytes into different values, or erase differently, and one table "
                              "must hold for the whole batch",
                              ["end all views with the same ToTensor and Normalize, without masks", KEEP])
-    shapes = {one.pipeline.known_shape(None) for one in found}  # their channels are those of the table, so they are the same
+    # Their channels are those of the table, so they are the same.
+    shapes = {translation.pipeline.known_shape(None) for translation in translations}
     merged = _Translator(each[0].mode, each[0].as_pil)
     for translator in each:
         merged.files.update(translator.files)
     ops = [{"op": "Views" if len(shapes) == 1 else "SizedViews", "groups": [translator.ops for translator in each]}]
-    rows = len(found) if len(shapes) == 1 else 1
+    rows = len(translations) if len(shapes) == 1 else 1
     return Translation(merged.pipeline("the views", ops), first.epilogue, rows, image_type=first.image_type)
 
 
@@ -170,15 +175,15 @@ def obstacles_in(transform: Any, mode: str = "RGB", as_pil: bool = False) -> lis
     if views is None:
         return list(_Translator(mode, as_pil).obstacles(transform))
     each = {id(view): view for view in views.transforms}.values()
-    found = [one for view in each for one in _Translator(mode, as_pil).obstacles(view)]
+    obstacles = [obstacle for view in each for obstacle in _Translator(mode, as_pil).obstacles(view)]
     if isinstance(views.gathered, Held):
-        found.append(_not_a_list(transform))
-    elif not found:
+        obstacles.append(_not_a_list(transform))
+    elif not obstacles:
         try:
             _views(views.transforms, mode, as_pil)
         except Untranslatable as obstacle:
-            found.append(obstacle)
-    return found
+            obstacles.append(obstacle)
+    return obstacles
 
 
 def _v2(*names: str) -> tuple[type, ...]:
@@ -237,9 +242,9 @@ class _Translator:
     def translate(self, transform: Any) -> Translation:
         for obstacle in self.obstacles(transform):
             raise obstacle
-        made = Translation(self.pipeline("the transform", self.ops), self.values.epilogue())
+        translation = Translation(self.pipeline("the transform", self.ops), self.values.epilogue())
         assert self.values.tensor is not None  # or the epilogue had raised
-        return dataclasses.replace(made, image_type=type(self.values.tensor))
+        return dataclasses.replace(translation, image_type=type(self.values.tensor))
 
     def translate_steps(self, steps: Sequence[Any]) -> tuple[Translation, type[Tensor] | None]:
         for step in steps:
@@ -252,17 +257,17 @@ class _Translator:
 
     def obstacles(self, transform: Any) -> Iterator[Untranslatable]:
         """Yield what can't be translated, operator by operator, as if the refused operators before were left out."""
-        found = False
+        refused = False
         for leaf in self.flat([transform]):
             try:
                 self.ops.extend(self.operator(leaf, inside=None))
             except Untranslatable as obstacle:
                 # A refused operator may be the one that makes the tensor, so a missing tensor is no obstacle after it.
                 on_tensors = (*VALUES, *ERASING, Cutout, *self.timm.values, *self.timm.erasing)
-                if not (found and self.values.tensor is None and type(leaf) in on_tensors):
+                if not (refused and self.values.tensor is None and type(leaf) in on_tensors):
                     yield obstacle
-                found = True
-        if not found:
+                refused = True
+        if not refused:
             try:
                 self.values.epilogue()
             except Untranslatable as obstacle:
@@ -391,7 +396,7 @@ class _Translator:
         if not any(map(_takes_a_mean, leaves(operators))):
             return
         shape = self.pipeline(name, self.ops).known_shape(None)
-        resized = any(one.out(shape) != shape for one in leaves(operators) if not _takes_a_mean(one))
+        resized = any(operator.out(shape) != shape for operator in leaves(operators) if not _takes_a_mean(operator))
         if shape.size is None or shape.size[0] * shape.size[1] > EXACT_MEAN or resized:
             size = "its size isn't known before it" if shape.size is None or resized else f"it has {shape.size} pixels"
             raise Untranslatable(name, "contrast takes the mean of a tensor's pixels, which torch adds in an order of its own "
@@ -477,11 +482,11 @@ class _Translator:
         return self.fill_byte(name, values)
 
     def fill_byte(self, name: str, values: list[Any]) -> list[int]:
-        found = self.values.byte_of(values)
-        if found is None:
+        fill = self.values.byte_of(values)
+        if fill is None:
             raise Untranslatable(name, f"it pads with {values}, which no uint8 pixel has at that place of the "
                                  "transform", ["move it before ToTensor or ToImage", "choose another fill", KEEP])
-        return found
+        return fill
 
     def random_crop_v1(self, t: Any) -> list[Data]:
         fill = self.fill(t, t.padding_mode) if t.padding is not None or t.pad_if_needed else [0]

@@ -234,7 +234,7 @@ def _operator(
 
 def operator_files(pipeline: Pipeline) -> list[OperatorFile]:
     """The files that a translated pipeline's operators come from."""
-    calls = [one.call for one in pipeline.user_operators]
+    calls = [operator.call for operator in pipeline.user_operators]
     return list({call.file.hash: call.file for call in calls if isinstance(call, OperatorCall)}.values())
 
 

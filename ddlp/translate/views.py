@@ -16,7 +16,7 @@ __all__ = ["Held", "ViewTransforms", "views_of"]
 
 _MOST = 64
 _VALUES = (types.NoneType, bool, int, float, str)
-_BUILT_IN = {one.__name__: one for one in (dict, enumerate, len, list, range, reversed, tuple, zip)}
+_BUILT_IN = {built_in.__name__: built_in for built_in in (dict, enumerate, len, list, range, reversed, tuple, zip)}
 _LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _CATCHES = {"PUSH_EXC_INFO", "SETUP_FINALLY", "SETUP_WITH"}  # of all Pythons: an exception or a `with` is handled
 
@@ -88,7 +88,7 @@ def views_of(transform: Any) -> ViewTransforms | None:
 
 def _used(code: types.CodeType) -> tuple[set[str], set[str]]:
     """The names and the kinds of instructions of a function, and of the functions inside it."""
-    names, opcodes = set(code.co_names), {one.opname for one in dis.get_instructions(code)}
+    names, opcodes = set(code.co_names), {instruction.opname for instruction in dis.get_instructions(code)}
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
             more = _used(inner)
@@ -153,9 +153,9 @@ def _plain(value: Any, trace: _Trace) -> Any:
     if type(value) in _VALUES:
         return value
     if type(value) in (list, tuple):
-        return tuple(_plain(one, trace) for one in value)
+        return tuple(_plain(part, trace) for part in value)
     if type(value) is dict:
-        return types.MappingProxyType({_text(key): _plain(one, trace) for key, one in value.items()})
+        return types.MappingProxyType({_text(key): _plain(part, trace) for key, part in value.items()})
     return _Call(trace, value) if callable(value) else _refuse()
 
 
@@ -167,40 +167,40 @@ class _Trace:
     """The images that were made, and of what."""
 
     def __init__(self) -> None:
-        self._made: dict[int, tuple[_Image, list[Any]]] = {}  # by id: an image, and the transforms that made it in turn
+        self._images: dict[int, tuple[_Image, list[Any]]] = {}  # by id: an image, and the transforms that made it in turn
         self._used: set[int] = set()  # of images that were given to a further transform
         self._joined: dict[tuple[int, ...], Any] = {}  # by the ids of transforms in turn: one for alike views
 
     def made_of(self, image: Any, transform: Any) -> _Image:
-        if type(image) is not _Image or len(self._made) >= _MOST * 4 or id(image) in self._used:
+        if type(image) is not _Image or len(self._images) >= _MOST * 4 or id(image) in self._used:
             raise _Unknown
-        _, before = self._made.get(id(image), (image, []))
+        _, before = self._images.get(id(image), (image, []))
         if before:
             self._used.add(id(image))
-        made = _Image()
-        self._made[id(made)] = made, [*before, transform]
-        return made
+        result = _Image()
+        self._images[id(result)] = result, [*before, transform]
+        return result
 
     def views(self, result: Any) -> ViewTransforms | None:
         """Return the views in their order in the result of the object's code; None if it is not made of them alone."""
         places: dict[int, int] = {}  # by id: the number of a view
         gathered = self._form(result, places)
-        if type(gathered) is not Held or not 0 < len(places) <= _MOST or places.keys() != self._made.keys() - self._used:
+        if type(gathered) is not Held or not 0 < len(places) <= _MOST or places.keys() != self._images.keys() - self._used:
             return None
-        transforms = tuple(self._transform(self._made[place][1]) for place in places)
+        transforms = tuple(self._transform(self._images[place][1]) for place in places)
         flat = gathered.kind is not dict and gathered.parts == tuple(range(len(places)))
         return ViewTransforms(transforms, gathered.kind if flat else gathered)
 
     def _form(self, part: Any, places: dict[int, int]) -> Any:
         kind = type(part)
         if kind is _Image:
-            if id(part) not in self._made or id(part) in self._used:
+            if id(part) not in self._images or id(part) in self._used:
                 raise _Unknown
             return places.setdefault(id(part), len(places))
         if kind is dict:
-            return Held(dict, tuple(map(_text, part)), tuple(self._form(one, places) for one in part.values()))
+            return Held(dict, tuple(map(_text, part)), tuple(self._form(value, places) for value in part.values()))
         if kind in (list, tuple):
-            return Held(kind, (), tuple(self._form(one, places) for one in part))
+            return Held(kind, (), tuple(self._form(value, places) for value in part))
         return Value(kind, part) if kind in _VALUES else _refuse()
 
     def _transform(self, steps: list[Any]) -> Any:

@@ -42,7 +42,7 @@ def _forgotten_by_retiring(world: World) -> None:
 
 def _skipped_checksum(world: World) -> None:
     """A batch file's checksum is computed, and not compared."""
-    csd_engine.batchfile.reader.check_sum = lambda found, promised: None
+    csd_engine.batchfile.reader.check_sum = lambda checksum, promised: None
 
 
 def _skipped_tag(world: World) -> None:

@@ -36,7 +36,7 @@ _STACK_BYTES = 1 << 20  # of each thread that makes requests: they count as the 
 
 def pack_objects(objects: Sequence[Stored]) -> np.ndarray:
     """Return the table of an `ObjectSet`, as an array to send: uint8 (n, 1, OBJECT_BYTES), each one's size and ETag's mark."""
-    rows = np.array([(one.size, mark_of(one.tag) if one.tag else 0) for one in objects], dtype="<i8").reshape(-1, 2)
+    rows = np.array([(stored.size, mark_of(stored.tag) if stored.tag else 0) for stored in objects], dtype="<i8").reshape(-1, 2)
     return rows.view(np.uint8).reshape(len(rows), 1, OBJECT_BYTES)
 
 
@@ -76,15 +76,16 @@ class ObjectSet(Dataset):
             raise bad("expected a URL", url)
         check_url(url)
         arrays = [table] if parts is None else [table, parts]
-        for one, kind in ((names, FileSet.type), *((one, ArraySet.type) for one in arrays)):  # not parsed before: may be nested
-            if not isinstance(one, dict) or one.get("type") != kind:
-                raise bad(f"expected {kind} in {cls.type}", one)
-        found = ObjectSet(url, FileSet.parse(names, parse_part), *(ArraySet.parse(one, parse_part) for one in arrays))
-        if found.table.shape != (len(found.names), 1, OBJECT_BYTES):
-            raise bad(f"expected a table of shape ({len(found.names)}, 1, {OBJECT_BYTES})", list(found.table.shape))
-        if found.parts is not None and found.parts.shape[1:] != (1, PART_BYTES):
-            raise bad(f"expected parts of shape (n, 1, {PART_BYTES})", list(found.parts.shape))
-        return found
+        # They are not parsed before: each may be nested.
+        for nested, kind in ((names, FileSet.type), *((array, ArraySet.type) for array in arrays)):
+            if not isinstance(nested, dict) or nested.get("type") != kind:
+                raise bad(f"expected {kind} in {cls.type}", nested)
+        dataset = ObjectSet(url, FileSet.parse(names, parse_part), *(ArraySet.parse(array, parse_part) for array in arrays))
+        if dataset.table.shape != (len(dataset.names), 1, OBJECT_BYTES):
+            raise bad(f"expected a table of shape ({len(dataset.names)}, 1, {OBJECT_BYTES})", list(dataset.table.shape))
+        if dataset.parts is not None and dataset.parts.shape[1:] != (1, PART_BYTES):
+            raise bad(f"expected parts of shape (n, 1, {PART_BYTES})", list(dataset.parts.shape))
+        return dataset
 
     def content(self) -> str:
         """See `Dataset.content`."""
@@ -101,8 +102,8 @@ class ObjectSet(Dataset):
 
     def uploads(self, arrays: PathLike) -> List[Tuple[str, str]]:
         """See `Dataset.uploads`."""
-        found = self.names.uploads(arrays) + self.table.uploads(arrays)
-        return found if self.parts is None else found + self.parts.uploads(arrays)
+        uploads = self.names.uploads(arrays) + self.table.uploads(arrays)
+        return uploads if self.parts is None else uploads + self.parts.uploads(arrays)
 
     def open(
         self,
@@ -172,11 +173,11 @@ class _Listed:
         stored = Stored(self._key(number), whole, "", mark)
         if not stored.key or climbs(stored.key):
             raise DatasetError(f"{stored.key!r} is no key below {self._dataset.url}: a server could read it as another path.")
-        found = stored if self._dataset.parts is None else Part(stored, offset, size)
-        if not (0 <= found.size <= MAX_FILE_BYTES and 0 <= offset <= whole - found.size):
-            why = f"{found.size} bytes of {whole} can't be read"
+        sample = stored if self._dataset.parts is None else Part(stored, offset, size)
+        if not (0 <= sample.size <= MAX_FILE_BYTES and 0 <= offset <= whole - sample.size):
+            why = f"{sample.size} bytes of {whole} can't be read"
             raise DatasetError(f"{self.where(index)}: {why}. Describe the data set again.")
-        return found
+        return sample
 
     def where(self, index: int) -> str:
         """See `Listing.where`."""
@@ -197,12 +198,13 @@ class _Listed:
     def versions_of(self, url: str, indices: Sequence[int]) -> Optional[Versions]:
         """Return the versions of some, as `versions`. Raises as `__getitem__`."""
         each = [self[index] for index in indices]
-        wholes = [one.whole if isinstance(one, Part) else one for one in each]
-        if not all(one.mark for one in wholes):
+        wholes = [sample.whole if isinstance(sample, Part) else sample for sample in each]
+        if not all(whole.mark for whole in wholes):
             return None
-        names = np.array([digest_of(url + one.key) for one in wholes], np.uint64)
-        offsets = np.array([one.offset if isinstance(one, Part) else 0 for one in each], np.int64)
-        sizes, marks = np.array([one.size for one in each], np.int64), np.array([one.mark for one in wholes], np.int64)
+        names = np.array([digest_of(url + whole.key) for whole in wholes], np.uint64)
+        offsets = np.array([sample.offset if isinstance(sample, Part) else 0 for sample in each], np.int64)
+        sizes = np.array([sample.size for sample in each], np.int64)
+        marks = np.array([whole.mark for whole in wholes], np.int64)
         return Versions(part_names(names, offsets), sizes, marks)
 
     def close(self) -> None:
@@ -214,8 +216,8 @@ class _Listed:
 
 
 def _numbers(row: np.ndarray) -> List[int]:
-    found: List[int] = np.ascontiguousarray(row).view("<i8").ravel().tolist()
-    return found
+    numbers: List[int] = np.ascontiguousarray(row).view("<i8").ravel().tolist()
+    return numbers
 
 
 @functools.lru_cache(maxsize=_STORAGES)

@@ -63,7 +63,7 @@ def _content(path: str) -> bytes:
 
 def _parsed(content: bytes, path: str) -> Dict[str, str]:
     """Return the variables. Raises StorageRefused, which names a line and quotes nothing of it."""
-    found = {}
+    variables = {}
     for number, line in enumerate(content.decode("utf-8", "replace").split("\n"), 1):
         line = line.strip()
         if not line or line[0] in "#;":
@@ -78,5 +78,5 @@ def _parsed(content: bytes, path: str) -> Dict[str, str]:
             value = value[1:-1]
         if not value.isprintable() or "\ufffd" in value:
             raise StorageRefused(f"--environment {path}, line {number}: the value is no printable UTF-8 text. Correct it.")
-        found[name] = value
-    return found
+        variables[name] = value
+    return variables

@@ -31,9 +31,9 @@ _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 @functools.lru_cache(maxsize=1)
 def _nobody() -> socket.socket:
     """Return a socket whose port is taken, and refuses all connections."""
-    one = socket.socket()
-    one.bind(("127.0.0.1", 0))
-    return one
+    sock = socket.socket()
+    sock.bind(("127.0.0.1", 0))
+    return sock
 
 
 def _address() -> str:
@@ -63,14 +63,14 @@ def only_own_hosts(url: str, config: Mapping[str, Any], client_options: Mapping[
 
 def _hosts(values: List[Any]) -> List[Optional[str]]:
     """Return the hosts of those settings that are URLs."""
-    found = []
+    hosts = []
     for value in values:
         try:
             parts = urlsplit(str(value))
-            found.append(parts.hostname if parts.scheme in ("http", "https") else None)
+            hosts.append(parts.hostname if parts.scheme in ("http", "https") else None)
         except ValueError:  # it is something else
             continue
-    return found
+    return hosts
 
 
 def led_astray(error: Exception) -> bool:

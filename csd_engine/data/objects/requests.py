@@ -78,17 +78,20 @@ class ObjectReader(Reader):
         """See `Reader.fetch`."""
         self._storage.get_ready()
         each = list(dict.fromkeys(indices))
-        one = _ObjectFetch(self, self._requests, each, [self._listing[index] for index in each])
-        return one if self._requests.begin(one, ahead) else None
+        fetch = _ObjectFetch(self, self._requests, each, [self._listing[index] for index in each])
+        return fetch if self._requests.begin(fetch, ahead) else None
 
 
-def sample_bytes(reader: Reader, index: int, told: Callable[[SampleError], str] = str) -> bytes:
-    """Return the bytes of a storage's sample. Raises OSError, of the kind that the same file would give. ``told``: its text."""
+def sample_bytes(reader: Reader, index: int, text_of: Callable[[SampleError], str] = str) -> bytes:
+    """Return the bytes of a storage's sample. Raises OSError, of the kind that the same file would give.
+
+    ``text_of``: gives the error's text.
+    """
     try:
         opened = reader.open(index)
     except SampleError as error:
         cause = error.__cause__
-        raise (type(cause) if isinstance(cause, OSError) else OSError)(told(error)) from None
+        raise (type(cause) if isinstance(cause, OSError) else OSError)(text_of(error)) from None
     assert isinstance(opened, OpenFile)
     return content(opened)
 
@@ -98,7 +101,7 @@ class _ObjectFetch(Fetch):
         self, reader: ObjectReader, requests: Requests, indices: List[int], objects: List[Union[Stored, Part]]
     ) -> None:
         self.indices, self.objects = indices, objects
-        self.sizes = np.array([one.size for one in objects], dtype=np.int64)
+        self.sizes = np.array([sample.size for sample in objects], dtype=np.int64)
         self.offsets = np.cumsum(self.sizes) - self.sizes
         self.bytes = int(self.sizes.sum())
         self.errors: Dict[int, OSError] = {}  # by place
@@ -186,14 +189,14 @@ class _Fetched(Reader):
     def places(self, indices: List[int]) -> Optional[Places]:
         fetch = self._fetch
         try:
-            found = [self._places[index] for index in indices]
+            places = [self._places[index] for index in indices]
         except KeyError:
             return None
         # A sample without bytes has a path that can't be opened: the kernel stops there, and `open` tells why.
-        shared = [-1 if place in fetch.errors else self._descriptor for place in found]
-        zeros = np.zeros(len(found), np.int32)
-        parts = Parts(fetch.offsets[found], fetch.sizes[found], np.array(shared, dtype=np.int32), zeros)
-        return Places([""] * len(found), parts)
+        shared = [-1 if place in fetch.errors else self._descriptor for place in places]
+        zeros = np.zeros(len(places), np.int32)
+        parts = Parts(fetch.offsets[places], fetch.sizes[places], np.array(shared, dtype=np.int32), zeros)
+        return Places([""] * len(places), parts)
 
     def where(self, index: int) -> str:
         return self._outer.where(index)
@@ -236,8 +239,8 @@ class Requests:
 
     def _room(self, size: int) -> bool:
         with self._lock:
-            waiting = sum(len(one.objects) for one in self._open if not one.urgent)
-            held = sum(one.bytes for one in self._open)
+            waiting = sum(len(fetch.objects) for fetch in self._open if not fetch.urgent)
+            held = sum(fetch.bytes for fetch in self._open)
         return waiting < AHEAD * self._window.size and held + size <= self._most_bytes
 
     def hurry(self, fetch: _ObjectFetch) -> None:
@@ -276,7 +279,7 @@ class Requests:
         """Take the next request, if one may be made now."""
         if self._running >= self._window.size or not self._unasked:
             return None
-        fetch = next((one for one in self._unasked if one.urgent), None) or next(iter(self._unasked))
+        fetch = next((fetch for fetch in self._unasked if fetch.urgent), None) or next(iter(self._unasked))
         place, fetch.asked = fetch.asked, fetch.asked + 1
         if fetch.asked == len(fetch.objects):
             del self._unasked[fetch]
@@ -308,14 +311,14 @@ class Requests:
                 if answered:
                     self._window.answered(time.monotonic(), self._running >= self._window.size)
                 self._running -= answered is not None
-                while (found := self._next()) is None and self._open:
+                while (request := self._next()) is None and self._open:
                     self._idle += 1
                     self._work.wait()
                     self._idle -= 1
-                if found is None:
+                if request is None:
                     self._threads -= 1
                     return
-            answered = self._answer(*found)
+            answered = self._answer(*request)
 
     def _answer(self, fetch: _ObjectFetch, place: int) -> bool:
         """Bring one object, or the reason why it can't be brought. True if it was brought."""

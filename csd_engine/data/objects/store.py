@@ -117,18 +117,18 @@ class ObjectStore:
         obstore, store = obstore_module(self.raises), self._make({"max_retries": 0})
         try:
             if self.web:
-                found = f"index.txt has {obstore.head(store, 'index.txt')['size']} bytes"
+                answer = f"index.txt has {obstore.head(store, 'index.txt')['size']} bytes"
             else:
                 page = next(iter(obstore.list(store, chunk_size=1)), ())
-                found = f"{page[0]['path']} is there" if page else "nothing is there"
+                answer = f"{page[0]['path']} is there" if page else "nothing is there"
         except FileNotFoundError:  # a web server's: a bucket that is missing gives another error
-            found = "it has no index.txt"
+            answer = "it has no index.txt"
         except Exception as error:
             raise self.raises(
                 f"{self.url} can't be {'read' if self.web else 'listed'}: {self.plain(error)}. Check the URL, and the "
                 "endpoint, region and credentials of the engine's environment, or in --environment FILE."
             ) from None
-        return f"{self.url} answers: {found}"
+        return f"{self.url} answers: {answer}"
 
     def read(self, wanted: Union[Stored, Part]) -> Any:
         """Return the bytes of an object or of a part, as a buffer. Any thread may call this, after `get_ready`.
@@ -141,10 +141,10 @@ class ObjectStore:
         if options is not None and not wanted.size:
             return b""
         result = obstore_module(self.raises).get(self._store, listed.key, options=options)
-        found = result.meta
-        if found["size"] != listed.size:
-            raise ObjectChanged(f"it had {listed.size} bytes and has {found['size']}")
-        tag = found["e_tag"] or ""
+        meta = result.meta
+        if meta["size"] != listed.size:
+            raise ObjectChanged(f"it had {listed.size} bytes and has {meta['size']}")
+        tag = meta["e_tag"] or ""
         if not same_tag(listed.tag, tag):
             raise ObjectChanged(f"its ETag was {listed.tag} and is {tag}")
         if listed.mark and mark_of(tag) != listed.mark:
@@ -220,13 +220,13 @@ def _may_be_shown(name: str, value: Any) -> bool:
 def _texts(value: Any) -> Iterator[str]:
     """Yield the texts of a secret setting that are long enough to be recognised."""
     if isinstance(value, Mapping):
-        for one in value.values():
-            yield from _texts(one)
+        for inner in value.values():
+            yield from _texts(inner)
     else:
         text = value.decode("latin-1") if isinstance(value, bytes) else str(value)
         user = _USER_OF_URL.search(text)
         password = "" if user is None else user[0][:-1].partition(":")[2]
-        yield from (one for one in (text, password) if len(one) > 3)
+        yield from (secret for secret in (text, password) if len(secret) > 3)
 
 
 def _may_pass(error: Exception) -> bool:
@@ -239,7 +239,7 @@ def _may_pass(error: Exception) -> bool:
 
 def _options(part: Part) -> Dict[str, Any]:
     """obstore's ``GetOptions``: these bytes, of the object as it was. Whether it still is, the answer tells as well."""
-    found: Dict[str, Any] = {"range": (part.offset, part.offset + part.size)}
+    options: Dict[str, Any] = {"range": (part.offset, part.offset + part.size)}
     if part.whole.tag.startswith('"'):  # a weak ETag would never match
-        found["if_match"] = part.whole.tag
-    return found
+        options["if_match"] = part.whole.tag
+    return options

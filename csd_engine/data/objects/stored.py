@@ -56,10 +56,10 @@ class Listing(Protocol):
         """Return the versions of all, for a data set at this URL; None if an ETag is not known."""
 
 
-def same_tag(one: str, other: str) -> bool:
+def same_tag(tag: str, other: str) -> bool:
     """Whether two ETags are the same. One that is not known is like any other. Azure lists them without their quotes."""
-    one, other = _bare(one), _bare(other)
-    return not one or not other or one == other
+    tag, other = _bare(tag), _bare(other)
+    return not tag or not other or tag == other
 
 
 def _bare(tag: str) -> str:

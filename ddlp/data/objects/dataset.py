@@ -68,4 +68,4 @@ class ImageObjects(StoredImages):
     @property
     def samples(self) -> list[tuple[str, int]]:
         """The URL of each sample and the number of its class."""
-        return [(self.url + one.key, target) for one, target in zip(self._manifest.objects, self.targets, strict=True)]
+        return [(self.url + stored.key, target) for stored, target in zip(self._manifest.objects, self.targets, strict=True)]

@@ -35,16 +35,16 @@ class Manifest:
     @classmethod
     def of(cls, listed: Iterable[Stored]) -> Manifest:
         """Make one of all objects below a URL, in any order. What is no image, or lies in no directory, is left out."""
-        found = []
-        for one in listed:
-            directory, _, name = one.key.rpartition("/")
+        rows = []
+        for stored in listed:
+            directory, _, name = stored.key.rpartition("/")
             label, _, inner = directory.partition("/")
             if label and name.lower().endswith(IMAGES):
-                found.append((label, inner, name, one))
-        found.sort(key=lambda row: row[:3])
-        classes = sorted({label for label, *_ in found})
+                rows.append((label, inner, name, stored))
+        rows.sort(key=lambda row: row[:3])
+        classes = sorted({label for label, *_ in rows})
         number = {label: k for k, label in enumerate(classes)}
-        return cls([one for *_, one in found], [number[label] for label, *_ in found], classes)
+        return cls([stored for *_, stored in rows], [number[label] for label, *_ in rows], classes)
 
     def __len__(self) -> int:
         return len(self.objects)
@@ -59,17 +59,17 @@ class Manifest:
     def fingerprint(self) -> str:
         """Return 32 hex digits that tell what the samples' numbers mean. They depend on keys, sizes and ETags alone."""
         digest = hashlib.blake2b(digest_size=16, person=b"ddlp objects")
-        for one in self.objects:
-            digest.update(f"{one.size} {one.tag}\0{one.key}\0".encode("utf-8", "surrogatepass"))
+        for stored in self.objects:
+            digest.update(f"{stored.size} {stored.tag}\0{stored.key}\0".encode("utf-8", "surrogatepass"))
         return digest.hexdigest()
 
     def versions(self, url: str) -> Versions | None:
         """See `csd_engine.data.objects.stored.Listing.versions`."""
-        if not all(one.tag for one in self.objects):
+        if not all(stored.tag for stored in self.objects):
             return None
-        names = [digest_of(url + one.key) for one in self.objects]
-        marks = [mark_of(one.tag) for one in self.objects]
-        sizes = [one.size for one in self.objects]
+        names = [digest_of(url + stored.key) for stored in self.objects]
+        marks = [mark_of(stored.tag) for stored in self.objects]
+        sizes = [stored.size for stored in self.objects]
         return Versions(np.array(names, np.uint64), np.array(sizes, np.int64), np.array(marks, np.int64))
 
 
@@ -87,7 +87,7 @@ def parse_index(content: bytes, name: str) -> list[Stored]:
         lines = content.decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{name} is not UTF-8: {error.reason} at byte {error.start}. Write it again.") from None
-    found: dict[str, Stored] = {}
+    objects: dict[str, Stored] = {}
     for number, line in enumerate(lines, 1):
         line = line.removesuffix("\r")
         if not line:
@@ -98,10 +98,10 @@ def parse_index(content: bytes, name: str) -> list[Stored]:
         key = matched[2]
         if any(part in ("", ".", "..") for part in key.split("/")) or not key.isprintable():
             raise _wrong(name, number, line, "its path leads elsewhere, or has an empty part or a control character")
-        if key in found:
+        if key in objects:
             raise _wrong(name, number, line, "its path has come before")
-        found[key] = Stored(key, int(matched[1]), "")
-    return list(found.values())
+        objects[key] = Stored(key, int(matched[1]), "")
+    return list(objects.values())
 
 
 def _wrong(name: str, number: int, line: str, why: str) -> ValueError:

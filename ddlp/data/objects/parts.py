@@ -39,16 +39,16 @@ class Parts:
     def fingerprint(self) -> str:
         """See `Listing.fingerprint`."""
         digest = hashlib.blake2b(digest_size=16, person=b"ddlp parts")
-        for one in self.objects:
-            digest.update(f"{one.size} {one.tag}\0{one.key}\0".encode("utf-8", "surrogatepass"))
+        for stored in self.objects:
+            digest.update(f"{stored.size} {stored.tag}\0{stored.key}\0".encode("utf-8", "surrogatepass"))
         for column in (self.which, self.offsets, self.sizes):
             digest.update(column.astype("<i8").tobytes())
         return digest.hexdigest()
 
     def versions(self, url: str) -> Versions | None:
         """See `Listing.versions`. A part's mark is that of its object."""
-        if not all(one.tag for one in self.objects):
+        if not all(stored.tag for stored in self.objects):
             return None
-        names = np.array([digest_of(url + one.key) for one in self.objects], np.uint64)[self.which]
-        marks = np.array([mark_of(one.tag) for one in self.objects], np.int64)[self.which]
+        names = np.array([digest_of(url + stored.key) for stored in self.objects], np.uint64)[self.which]
+        marks = np.array([mark_of(stored.tag) for stored in self.objects], np.int64)[self.which]
         return Versions(part_names(names, self.offsets), self.sizes.astype(np.int64), marks)

@@ -68,7 +68,7 @@ class _Pieces:
         while self._coming and self._coming[0][0] < number:
             self._coming.popleft()[1].close()
         if self._coming and self._coming[0][0] > number:  # a step back, at a shard's end
-            return sample_bytes(self._reader, number, _told)
+            return sample_bytes(self._reader, number, _message)
         if not self._coming:
             self._begin(number, ahead=False)
         self._coming[0][1].hurry()
@@ -78,7 +78,7 @@ class _Pieces:
         with closing(fetch):
             there = fetch.wait(lambda: True)
             assert there is not None
-            return sample_bytes(there, number, _told)
+            return sample_bytes(there, number, _message)
 
     def _begin(self, number: int, ahead: bool) -> bool:
         fetch = self._reader.fetch([number], ahead)
@@ -92,7 +92,7 @@ class _Pieces:
             self._coming.popleft()[1].close()
 
 
-def _told(error: SampleError) -> str:
+def _message(error: SampleError) -> str:
     return f"{error.where}: {error.why}."
 
 
@@ -108,7 +108,7 @@ class _Shard(SizedStream):
         if self._position >= self._size:
             return 0
         number, inside = divmod(self._position, PIECE_BYTES)
-        found = self._pieces.read(self._first + number)[inside : inside + len(buffer)]
-        buffer[: len(found)] = found
-        self._position += len(found)
-        return len(found)
+        piece = self._pieces.read(self._first + number)[inside : inside + len(buffer)]
+        buffer[: len(piece)] = piece
+        self._position += len(piece)
+        return len(piece)

@@ -46,29 +46,29 @@ class Storage(ObjectStore):
         store = self._make(_AT_FIRST)
         try:
             if index is None:
-                found = Manifest.of(self._listed(store))
+                manifest = Manifest.of(self._listed(store))
             else:
                 content = bytes(obstore_module(self.raises).get(store, index).bytes())
-                found = Manifest.of(parse_index(content, self.url + index))
+                manifest = Manifest.of(parse_index(content, self.url + index))
         except ValueError as error:
             raise self.raises(self.plain(error)) from None
         except Exception as error:
             raise self.raises(self._not_listed(error, index)) from None
-        if not found.objects:
+        if not manifest.objects:
             raise self.raises(
                 f"Below {self.url} is no image in a directory. The first directory below the URL is an image's "
                 f"class: {self.url}cat/1.jpg is of class cat."
             )
-        return found
+        return manifest
 
     def _listed(self, store: Any) -> Iterator[Stored]:
-        told, count = time.monotonic(), 0
+        printed_s, count = time.monotonic(), 0
         for page in obstore_module(self.raises).list(store, chunk_size=_PAGE):
-            for one in page:
-                yield Stored(one["path"], one["size"], one["e_tag"] or "")
+            for entry in page:
+                yield Stored(entry["path"], entry["size"], entry["e_tag"] or "")
             count += len(page)
-            if time.monotonic() - told > _QUIET_S:
-                told = time.monotonic()
+            if time.monotonic() - printed_s > _QUIET_S:
+                printed_s = time.monotonic()
                 print(f"ddlp: listing {self.url}: {count:,} objects", file=sys.stderr, flush=True)
 
     def stored(self, keys: Sequence[str]) -> list[Stored]:
@@ -77,7 +77,7 @@ class Storage(ObjectStore):
         Raises:
             DDLPError: the storage can't be reached, one of them is missing or may not be read; in one line.
         """
-        store, left, found = self._make(_AT_FIRST), deque(keys), {}
+        store, left, objects = self._make(_AT_FIRST), deque(keys), {}
         answers: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
 
         def ask() -> None:
@@ -93,7 +93,7 @@ class Storage(ObjectStore):
 
         for _ in range(min(_ASKED, len(keys))):
             threading.Thread(target=ask, name="ddlp-objects", daemon=True).start()
-        told = time.monotonic()
+        printed_s = time.monotonic()
         try:
             for count in range(len(keys)):
                 key, answer = answers.get()
@@ -101,13 +101,13 @@ class Storage(ObjectStore):
                     raise self.raises(self._not_asked(answer, self.url + key)) from None
                 if isinstance(answer, BaseException):
                     raise answer
-                found[key] = Stored(key, answer["size"], answer["e_tag"] or "")
-                if time.monotonic() - told > _QUIET_S:
-                    told = time.monotonic()
+                objects[key] = Stored(key, answer["size"], answer["e_tag"] or "")
+                if time.monotonic() - printed_s > _QUIET_S:
+                    printed_s = time.monotonic()
                     print(f"ddlp: {self.url}: sizes of {count + 1:,} of {len(keys):,} objects", file=sys.stderr, flush=True)
         finally:
             left.clear()
-        return [found[key] for key in keys]
+        return [objects[key] for key in keys]
 
     def _not_asked(self, error: Exception, what: str) -> str:
         """One line: why an object can't be found, and what to do."""

@@ -77,7 +77,7 @@ class StoredImages(TargetedImages):
     @property
     def names(self) -> list[str]:
         """The objects' keys below `directory`, behind a slash."""
-        return [f"/{one.key}" for one in self._listing.objects]
+        return [f"/{stored.key}" for stored in self._listing.objects]
 
     @functools.cached_property
     def tables(self) -> Tables | None:

@@ -64,11 +64,11 @@ class TarObjects(StoredImages):
         self.urls = expand_numbers(urls) if isinstance(urls, str) else list(urls)
         url = _directory(self.urls)
         storage = Storage(url, config, client_options, credential_provider)
-        shards = storage.stored([one[len(url) :] for one in self.urls])
-        told = [[storage.url + one.key, one.size, one.tag or None] for one in shards]
+        shards = storage.stored([shard_url[len(url) :] for shard_url in self.urls])
+        listed = [[storage.url + shard.key, shard.size, shard.tag or None] for shard in shards]
         streams = shard_streams(storage, shards, memory_bytes)
-        self.index = find_index(told, streams, image, target, index_dir)
-        where = functools.partial(self.index.where, [one.key for one in shards])
+        self.index = find_index(listed, streams, image, target, index_dir)
+        where = functools.partial(self.index.where, [shard.key for shard in shards])
         parts = Parts(shards, self.index.shards, self.index.offsets, self.index.sizes, where)
         super().__init__(
             storage, parts, memory_bytes, TarTargets(self.urls, self.index, target), transform, target_transform

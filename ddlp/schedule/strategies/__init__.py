@@ -19,7 +19,7 @@ __all__ = [
     "called", "strategy_class",
 ]  # fmt: skip
 
-STRATEGIES: dict[str, type[Strategy]] = {one.name: one for one in (Cpu, Csd, Mte, Wrr, Ordered, Auto)}
+STRATEGIES: dict[str, type[Strategy]] = {strategy.name: strategy for strategy in (Cpu, Csd, Mte, Wrr, Ordered, Auto)}
 DATALOADER = "dataloader"  # what reports call torch's own DataLoader, which has no strategy
 
 

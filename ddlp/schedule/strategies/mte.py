@@ -57,8 +57,8 @@ class Mte(Strategy):
 
     def _split(self) -> int:
         steps_known = self.rates.training.count >= Rates.STEPS
-        if self._provisional and (self.host_batches is None or steps_known) and (found := self._calibrated()) is not None:
-            self.host_batches = found if self.host_batches is None else min(found, self.host_batches)
+        if self._provisional and (self.host_batches is None or steps_known) and (calibrated := self._calibrated()) is not None:
+            self.host_batches = calibrated if self.host_batches is None else min(calibrated, self.host_batches)
             self._provisional = not steps_known
         return self.ledger.length if self.host_batches is None else self.host_batches
 

@@ -251,12 +251,12 @@ class EngineConnections:
         if place is not None:
             place.upload.close()
         try:
-            made = replace(self._meet(name, link), carried=device.data == "carried")
+            place = replace(self._meet(name, link), carried=device.data == "carried")
             with self._lock:
                 if not self._closed:
-                    self._places[name] = made
-                    return made
-            made.upload.close()
+                    self._places[name] = place
+                    return place
+            place.upload.close()
             raise EngineGone(_DROPPED)
         except BaseException:
             link.close()

@@ -108,8 +108,8 @@ def _address_in(said: bytes) -> str | None:
     """Return the engine's address if one of the lines tells it, else None."""
     for line in said.splitlines():
         with contextlib.suppress(ValueError):
-            told = json.loads(line)
-            if isinstance(told, dict) and isinstance(address := told.get("ready"), str):
+            message = json.loads(line)
+            if isinstance(message, dict) and isinstance(address := message.get("ready"), str):
                 return address
     return None
 
@@ -200,11 +200,11 @@ class EmbeddedEngine:
     def _start(self) -> None:
         meeting = self._meeting
         with meeting.my_turn():
-            found = Card.read(meeting.card)
-            if found is not None:
-                if found.runs() and self._meet(found):
+            card = Card.read(meeting.card)
+            if card is not None:
+                if card.runs() and self._meet(card):
                     return
-                found.stop(0.0)  # it is dead or does not answer any more: start another one
+                card.stop(0.0)  # it is dead or does not answer any more: start another one
             meeting.make_directory()
             self._card = self._launch()
             self._card.write(meeting.card)
@@ -362,7 +362,7 @@ def _running_one(key: _Key) -> EmbeddedEngine | None:
 
 
 def _forget(engine: EmbeddedEngine) -> None:
-    for key in [key for key, one in _running.items() if one is engine]:
+    for key in [key for key, running in _running.items() if running is engine]:
         del _running[key]
 
 

@@ -87,8 +87,8 @@ class BatchFetcher:
         self, path: Path, identity: str, lease: int, layout: Layout, memory: Callable[[], np.ndarray]
     ) -> Batch:
         mapped = self._mapped and layout.file_bytes >= _MAPPED_BYTES
-        found = map_batch(path, identity, lease, layout) if mapped else None
-        return read_batch(path, identity, lease, layout, memory()) if found is None else found
+        mapped_batch = map_batch(path, identity, lease, layout) if mapped else None
+        return read_batch(path, identity, lease, layout, memory()) if mapped_batch is None else mapped_batch
 
     def land(
         self,
@@ -109,7 +109,7 @@ class BatchFetcher:
             assert self._gpu_transfer is not None  # this host sees the spool
             return self._gpu_transfer.read(epilogue, path, identity, lease, layout, sample)
 
-        found = self._fetch(
+        batch = self._fetch(
             path,
             lease,
             from_file,
@@ -118,7 +118,7 @@ class BatchFetcher:
         if self._gpu_transfer is not None and (remark := self._gpu_transfer.remark) != self._landing_remark:
             self._landing_remark = remark
             self._say(remark)
-        return found
+        return batch
 
     def _fetch(self, path: Path, lease: int, from_file: Callable[[], T], from_socket: Callable[[], T]) -> T:
         if not self._shared:

@@ -71,12 +71,12 @@ class Probed(NamedTuple):
     left: bool = False
 
     @staticmethod
-    def read(told: str) -> Probed:
+    def read(text: str) -> Probed:
         """Parse one entry of `csd_engine.protocol.messages.ProbeDone.digests`."""
-        kind, _, why = told.partition(":")
+        kind, _, why = text.partition(":")
         if kind in ("error", "refused", "left"):
             return Probed(error=why.strip(), refused=kind == "refused", left=kind == "left")
-        return Probed(told)
+        return Probed(text)
 
 
 class JobHandle:
@@ -654,8 +654,8 @@ class EngineLink:
     def _take(self, wire: Wire, message: say.Message, payload: say.Payload) -> str | None:
         """Handle one message; return a reason if it ends the connection."""
         if isinstance(message, (say.Pong, say.Retires)):
-            for one in list(self._jobs.values()):
-                one.tell(message)
+            for handle in list(self._jobs.values()):
+                handle.tell(message)
         elif isinstance(message, (say.Part, say.NoPart)):
             self.stream.arrived(message, payload)
         elif isinstance(message, (say.StreamOpen, say.NoStream)):
@@ -694,8 +694,8 @@ class EngineLink:
                 problem = error if not isinstance(error, KeyError) else problem
                 continue
             self._parts.append(frames)
-            for one in asking:
-                one.answers.put(wanted)
+            for job in asking:
+                job.answers.put(wanted)
             return
         for job in asking:
             job.answers.put(EngineGone(f"the engine asks for a {wanted.kind} that cannot be sent: {problem}"))

@@ -166,9 +166,9 @@ class Meeting:
         """Note an engine's process that this one has started. It may outlive this process's use of it."""
         _started.append(process)
 
-    def leave(self, found: bool, patience_s: float) -> None:
-        """Leave; the last one ends the engine, which is killed after ``patience_s``. ``found``: this process has used one."""
-        if not found:  # what was made for an engine that did not start
+    def leave(self, used: bool, patience_s: float) -> None:
+        """Leave; the last one ends the engine, which is killed after ``patience_s``. ``used``: this process has used it."""
+        if not used:  # what was made for an engine that did not start
             for directory in {self.path, self.socket_directory or self.path} - {Path()}:
                 remove_tree(directory)
         if self._members.alone() and (card := Card.read(self.card)) is not None:

@@ -36,9 +36,9 @@ def first_difference(resources: Resources, item: tuple[int, int], ask: Ask) -> s
     each = resources.epoch.portable.pipeline.each
     index, occurrence = item
     for view, pipeline in enumerate(each):  # of a row that holds several
-        found = _of_one(resources, pipeline, (index, occurrence * len(each) + view), ask)
-        if found:
-            return found
+        name = _of_one(resources, pipeline, (index, occurrence * len(each) + view), ask)
+        if name:
+            return name
     return ""
 
 
@@ -79,7 +79,7 @@ def _steps(pipeline: Pipeline) -> Iterator[tuple[Pipeline, Operator | None]]:
 
 def _masks(operator: Operator) -> bool:
     if isinstance(operator, Container):
-        return any(_masks(one) for group in operator.groups for one in group)
+        return any(_masks(inner) for group in operator.groups for inner in group)
     return isinstance(operator, Mask)
 
 

@@ -32,15 +32,15 @@ _FAILURES = 3  # in a row
 _WAKE_LATE = sys.platform == "linux"  # once the record is there, and not for each few packets of it
 
 
-def choose_cipher(told: str, here: tuple[str, ...] | None = None) -> str | None:
+def choose_cipher(offered: str, here: tuple[str, ...] | None = None) -> str | None:
     """Return the cipher for parts between this host and an engine; None: there is none.
 
     Args:
-        told: what the engine's Welcome says of ``stream``: its ciphers, the best first.
+        offered: what the engine's Welcome says of ``stream``: its ciphers, the best first.
         here: those of this host.
     """
     here = ciphers() if here is None else here
-    both = [one for one in told.split(" ") if one in here]
+    both = [cipher for cipher in offered.split(" ") if cipher in here]
     # If they like different ones best, one of them has no instructions for AES, and needs ChaCha more than the other needs AES.
     return None if not both else both[0] if both[0] == here[0] or CHACHA not in both else CHACHA
 
@@ -145,10 +145,10 @@ class SealedFetch:
         self._failures = self._fetches = 0
         self.remark = ""  #: why batches do not come sealed, for people; empty: they do, or nothing is known
 
-    def offered(self, told: str) -> None:
+    def offered(self, ciphers: str) -> None:
         """Note what the engine's Welcome says of ``stream``; empty: it is older, or has no cipher."""
         if self._host:
-            self._cipher = choose_cipher(told)
+            self._cipher = choose_cipher(ciphers)
 
     def fetch(self, job: str, lease: int, size: int, receiver: BatchReceiver, wanted: Callable[[], bool]) -> bool:
         """Receive the ``size`` bytes of a published batch file. False: they do not come this way, and the receiver is spoilt.

@@ -235,8 +235,8 @@ class EngineJob(JobHandle):
         replaced, error = self._make(position, left_out, put)
         if error is None:
             made_boxes = None if boxes is None else torch.from_numpy(boxes[: len(rows)])
-            made, epilogue = torch.from_numpy(images[: len(rows)]), resources.epoch.portable.epilogue
-            transfer.put_rows(epilogue, batch, list(rows), made, made_boxes)
+            pixels, epilogue = torch.from_numpy(images[: len(rows)]), resources.epoch.portable.epilogue
+            transfer.put_rows(epilogue, batch, list(rows), pixels, made_boxes)
         return replaced, error
 
     def _audited(self, position: int, k: int, image: np.ndarray, boxes: np.ndarray | None) -> None:
@@ -370,12 +370,12 @@ class EngineSource:
         begin(job, portable.pipeline, layout)
 
         def ask(pipeline: Pipeline, item: tuple[int, int], shape: tuple[int, int, int]) -> str:
-            one = JobHandle(place.link, lambda _: None)
-            begin(one, pipeline, Layout(1, *shape, pipeline.boxes))
+            job = JobHandle(place.link, lambda _: None)
+            begin(job, pipeline, Layout(1, *shape, pipeline.boxes))
             try:
-                return one.probe(resources.epoch.seed, resources.epoch.number, [item])[0].digest
+                return job.probe(resources.epoch.seed, resources.epoch.number, [item])[0].digest
             finally:
-                one.close()
+                job.close()
 
         try:
             sink.remark(name, place.remark)
@@ -428,7 +428,7 @@ def _compare_bits(sink: EpochSink, name: str, job: JobHandle, allow: bool, ask: 
     if allow:
         sink.remark(name, f"it {what} ({versions})", "pixels")
         return
-    yours = ", ".join(one.name for one in operator_files(epoch.portable.pipeline))
+    yours = ", ".join(operators.name for operators in operator_files(epoch.portable.pipeline))
     raise DifferentBits(
         f"{name} {what} (pipeline {epoch.portable.pipeline.to_data()}; {versions}). "
         + (f"See that {yours} draws from rng alone and remembers nothing between two calls. " if yours else "")

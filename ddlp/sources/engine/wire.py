@@ -128,8 +128,8 @@ class Wire:
         self._monitor.linger = 0
         self._wake = wake
         self._poller = zmq.Poller()
-        for one in (self._socket, self._monitor, wake):
-            self._poller.register(one, zmq.POLLIN)
+        for watched in (self._socket, self._monitor, wake):
+            self._poller.register(watched, zmq.POLLIN)
         self._connected = self._has_events = False
         self.full = False  #: the last message could not be sent: the engine has not read those before it; `wait` clears it
         self._descriptor = -1  # of the connection
@@ -265,7 +265,7 @@ def _printable(value: Any) -> Any:
     if isinstance(value, str):
         return printable(value, MAX_TEXT)
     if isinstance(value, dict):
-        return {_printable(key): _printable(one) for key, one in value.items()}
+        return {_printable(key): _printable(inner) for key, inner in value.items()}
     if isinstance(value, tuple):
         return getattr(value, "_make", tuple)(map(_printable, value))
     return value
@@ -300,22 +300,22 @@ def _greets(address: str, timeout_s: float = 1.0) -> bool:
     kind, _, place = address.partition("://")
     try:
         if kind == "ipc":
-            with socket.socket(socket.AF_UNIX) as one:
-                one.settimeout(timeout_s)
-                one.connect(place)
-                return _greeted(one)
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(timeout_s)
+                connection.connect(place)
+                return _greeted(connection)
         host, _, port = place.rpartition(":")
-        with socket.create_connection((host.strip("[]"), int(port)), timeout_s) as one:
-            return _greeted(one)
+        with socket.create_connection((host.strip("[]"), int(port)), timeout_s) as connection:
+            return _greeted(connection)
     except (OSError, ValueError):
         return False
 
 
-def _greeted(one: socket.socket) -> bool:
-    found = b""
-    while len(found) < _SIGNATURE_BYTES:
-        piece = one.recv(_SIGNATURE_BYTES - len(found))
+def _greeted(connection: socket.socket) -> bool:
+    greeting = b""
+    while len(greeting) < _SIGNATURE_BYTES:
+        piece = connection.recv(_SIGNATURE_BYTES - len(greeting))
         if not piece:
             return False
-        found += piece
-    return (found[:1], found[-1:]) == _SIGNATURE
+        greeting += piece
+    return (greeting[:1], greeting[-1:]) == _SIGNATURE

@@ -290,7 +290,7 @@ class DaliHost:
                 else:
                     given.append(sample)
                 last = row + 1 == len(items)
-                if given and (last or len(given) == SAMPLES or sum(one.pixels for one in given) >= PIXELS):
+                if given and (last or len(given) == SAMPLES or sum(sample.pixels for sample in given) >= PIXELS):
                     ours += self._by_graph(position, given, rows)
                     given = []
         for row in ours:

@@ -74,8 +74,8 @@ class FetchAhead:
                 if fetch is None:
                     break
                 self._fetches[position] = fetch
-        for one in dropped:
-            one.close()
+        for request in dropped:
+            request.close()
 
     def _begin(self, position: int, ahead: bool) -> Fetch | None:
         return self._resources.reader.fetch(self._resources.to_read(self._resources.plan.sources(position)), ahead)

@@ -112,11 +112,11 @@ def _samples_of(loader: Any, before: Before) -> KeyedSamples:
     In the training process it is the same object for all epochs, since it has found out which generators are drawn from.
     """
     kept: KeyedSamples | None = loader._parts.samples
-    made = KeyedSamples(loader.dataset, loader.collate_fn, collates(loader), loader._parts.kept, before)
-    if kept is not None and not loader.num_workers and kept.same_as(made):
+    samples = KeyedSamples(loader.dataset, loader.collate_fn, collates(loader), loader._parts.kept, before)
+    if kept is not None and not loader.num_workers and kept.same_as(samples):
         return kept
-    loader._parts.samples = None if loader.num_workers else made
-    return made
+    loader._parts.samples = None if loader.num_workers else samples
+    return samples
 
 
 class KeyedMemory(UserCodeMemory):

@@ -309,12 +309,12 @@ class Rows(Destination):
             some._bits, some._bytes = self._bits[samples], None
         return some
 
-    def put(self, part: slice, made: np.ndarray) -> None:
+    def put(self, part: slice, images: np.ndarray) -> None:
         """Take samples that were made elsewhere, uint8 (n, height, width, channels)."""
         if self._bits is None:
-            self._images(self._samples)[part] = made
+            self._images(self._samples)[part] = images
         else:
-            self._epilogue.convert(made, self._bits, part.start)
+            self._epilogue.convert(images, self._bits, part.start)
 
     def put_one(self, row: int, image: np.ndarray, boxes: np.ndarray | None) -> None:
         """Take one sample that was made elsewhere, uint8 (height, width, channels), and its boxes, int32 (masks, 4)."""

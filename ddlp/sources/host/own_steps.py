@@ -70,11 +70,11 @@ class Asked(NamedTuple):
     def of(cls, resources: Resources, position: int, batch: PreparedBatch) -> Asked:
         """Return the request for the batch at this position. A replaced sample draws as the bad one would have."""
         sources = batch.sources(resources.plan.sources(position)).tolist()
-        found = [resources.epoch.portable.dataset.part(source) for source in sources]
+        located = [resources.epoch.portable.dataset.part(source) for source in sources]
         numbers = {id(part): number for number, part in enumerate(resources.epoch.portable.dataset.parts)}
-        targets = [part.targets([index])[0] for part, index in found]
-        parts, places = [numbers[id(part)] for part, _ in found], [resources.reader.where(source) for source in sources]
-        sizes = [part.image_size(index) for part, index in found if part.transforms is not None]
+        targets = [part.targets([index])[0] for part, index in located]
+        parts, places = [numbers[id(part)] for part, _ in located], [resources.reader.where(source) for source in sources]
+        sizes = [part.image_size(index) for part, index in located if part.transforms is not None]
         items, epoch = list(resources.plan.items(position)), resources.epoch
         return cls(batch.images, batch.boxes, targets, parts, items, places, epoch.seed, epoch.number, sizes)
 
@@ -120,14 +120,14 @@ class _Samples:
             noted(error, f"It was raised for sample {place}.")
             raise
 
-    def join(self, made: Any) -> Any:
+    def join(self, samples: Any) -> Any:
         """Call the collate_fn. An error of torch's own names the sample that does not go with the others."""
         try:
-            return self.collate(made)
+            return self.collate(samples)
         except Exception as error:
             if not self._usual or self._asked is None:
                 raise
-            raise with_place(error, [target for _, target in made], self._asked.places)  # noqa: B904
+            raise with_place(error, [target for _, target in samples], self._asked.places)  # noqa: B904
 
     def _together(self, joint: Joint, k: int, asked: Asked) -> tuple[Any, Any]:
         """Return the sample of a joint transform."""
@@ -148,8 +148,8 @@ class _Samples:
         """Return what torchvision would have given to the first step."""
         if self.tensor is None:
             pixels = image.permute(1, 2, 0).numpy()  # in their order in memory
-            made = Image.fromarray(pixels if pixels.shape[2] > 1 else pixels[:, :, 0])
-            return made.copy() if made.readonly else made
+            picture = Image.fromarray(pixels if pixels.shape[2] > 1 else pixels[:, :, 0])
+            return picture.copy() if picture.readonly else picture
         image = image.clone()  # memory of its own: a step may change it, or keep it
         return image if self.tensor is torch.Tensor else tv_tensors.Image(image)
 
@@ -186,16 +186,16 @@ class OwnSteps(Maker):
 
         Raises ValueError if a function names a transform that has generators of its own: such a transform would be shared.
         """
-        made = [self, *(copy.deepcopy(self) for _ in range(number - 1))]
-        drawing = [own_generators(one._samples) for one in made[:2]]
-        shared = {type(one).__name__ for one in drawing[0] if any(one is other for other in drawing[-1])}
+        copies = [self, *(copy.deepcopy(self) for _ in range(number - 1))]
+        drawing = [own_generators(steps._samples) for steps in copies[:2]]
+        shared = {type(drawn).__name__ for drawn in drawing[0] if any(drawn is other for other in drawing[-1])}
         if number > 1 and shared:
             raise ValueError(
                 f"own_steps='threads': a function of the transform uses {', '.join(sorted(shared))} from outside of it, so "
                 "that all threads would draw from the same one. Keep it in an attribute of a class with __call__, or leave "
                 "own_steps='threads' out"
             )
-        return made
+        return copies
 
     def same_as(self, other: OwnSteps) -> bool:
         """As `Maker.same_as`: it holds the very same objects."""
@@ -212,17 +212,17 @@ class OwnSteps(Maker):
         return [*steps, *samples.target_transforms, *kind, samples.collate, self._batched, self.dataset]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OwnSteps:
-        made = copy.copy(self)
-        samples = made._samples = copy.copy(self._samples)
+        twin = copy.copy(self)
+        samples = twin._samples = copy.copy(self._samples)
         theirs = samples.views, samples.target_transforms, samples.collate
         samples.views, samples.target_transforms, samples.collate = copy.deepcopy(theirs, memo)
-        made._keyed = KeyedSamples(samples, samples.join, self._batched)
-        return made
+        twin._keyed = KeyedSamples(samples, samples.join, self._batched)
+        return twin
 
     @contextlib.contextmanager
     def _taken(self, request: Asked) -> Iterator[None]:
-        made = self._epilogue(request.images, request.boxes)
-        self._samples.take(self._epilogue.views(made, len(self._samples.views)), request)
+        images = self._epilogue(request.images, request.boxes)
+        self._samples.take(self._epilogue.views(images, len(self._samples.views)), request)
         try:
             yield
         finally:
@@ -250,10 +250,10 @@ class Runner:
         if not self._beside:
             return batch
         try:
-            made = self._make(Asked.of(resources, position, batch))
+            whole = self._make(Asked.of(resources, position, batch))
         except Exception as error:  # raised again in the training thread, in this batch's place
             return PreparedBatch.failed(error)
-        return PreparedBatch.made_whole(made, batch.replaced)
+        return PreparedBatch.made_whole(whole, batch.replaced)
 
     def whole(self, resources: Resources, position: int, batch: PreparedBatch) -> Any:
         """As `StepRunner.whole`."""
@@ -267,8 +267,8 @@ class _Threads:
         self._left, self._lock = _TRIED, threading.Lock()
         self._modes = torch_modes()
         self._free: queue.SimpleQueue[OwnSteps] = queue.SimpleQueue()
-        for one in steps.copies(threads):
-            self._free.put(one)
+        for own in steps.copies(threads):
+            self._free.put(own)
 
     def make(self, request: Asked) -> Any:
         """Return the batch."""
@@ -282,7 +282,7 @@ class _Threads:
     def _watched(self, steps: OwnSteps, request: Asked) -> Any:
         with self._lock:  # the epoch's first batches: training waits for them, and draws nothing meanwhile
             before = states()
-            made = steps.without_global_draws(request)
+            whole = steps.without_global_draws(request)
             moved = [name for name, state in states().items() if state != before[name]]
             self._left -= len(request.items)
         if moved:
@@ -290,7 +290,7 @@ class _Threads:
                 f"own_steps='threads': the transform's own steps drew from the global generator of {' and '.join(moved)}, "
                 "which threads share, so their results would differ from run to run. Leave own_steps='threads' out"
             )
-        return made
+        return whole
 
 
 def torch_modes() -> Callable[[], contextlib.AbstractContextManager[Any]]:

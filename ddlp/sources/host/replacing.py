@@ -62,8 +62,8 @@ def replace_samples(resources: Resources, position: int, bad: Mapping[int, Sampl
     for place, error in sorted(errors.items()):
         rows = range(place, len(sources), size)
         items = [(int(sources[row]), int(occurrences[row])) for row in rows]
-        source, made = _first_good(resources, items, sources[:size].tolist(), error)
-        for row, (image, boxes) in zip(rows, made, strict=True):
+        source, views = _first_good(resources, items, sources[:size].tolist(), error)
+        for row, (image, boxes) in zip(rows, views, strict=True):
             put(row, image, boxes)
         replaced.append(Replaced(place, source, error.where, error.why))
     return tuple(replaced)

@@ -65,7 +65,7 @@ def _rows_of(batch: Any) -> int:
 def bytes_in(batch: Any) -> int:
     """Return the bytes of a batch's tensors; 0 if it has none that torch can find."""
     try:
-        return sum(one.nbytes for one in tree_flatten(batch)[0] if isinstance(one, torch.Tensor))
+        return sum(leaf.nbytes for leaf in tree_flatten(batch)[0] if isinstance(leaf, torch.Tensor))
     except Exception:  # as above
         return 0
 
@@ -230,9 +230,9 @@ class _Processes(_Finishing, _MultiProcessingDataLoaderIter):
 
     def _ready(self) -> int:
         came = sum(len(task) == 2 for task in self._task_info.values())  # before their turn
-        queues = {id(one): one for one in (self._worker_result_queue, self._data_queue)}  # two, if batches are pinned
+        queues = {id(queue): queue for queue in (self._worker_result_queue, self._data_queue)}  # two, if batches are pinned
         try:
-            return came + sum(one.qsize() for one in queues.values())
+            return came + sum(queue.qsize() for queue in queues.values())
         except NotImplementedError:  # macOS
             return came
 

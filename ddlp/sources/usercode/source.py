@@ -78,10 +78,10 @@ class UserCodeSource:
             raise NodeUnfit(f"the host can't make the first sample: {type(error).__name__}") from None
         if self._nodes.proved.get(node) != host.work.digest:
             node.submit(0, host.probe(resources))
-            made = node.result()
-            if made.kind != MADE:
-                raise NodeUnfit(f"the epoch's first sample does not come from there, though from the host: {made.text}")
-            if not made.batch.same_as(expected):
+            answer = node.result()
+            if answer.kind != MADE:
+                raise NodeUnfit(f"the epoch's first sample does not come from there, though from the host: {answer.text}")
+            if not answer.batch.same_as(expected):
                 raise NodeUnfit(
                     "it makes another batch of the epoch's first sample than the host. What your code gives depends on its "
                     "process or machine: a time, a host's name, a version, a global variable that the script has set"
@@ -120,7 +120,7 @@ class _Leases:
 
     def holds(self, lease: int) -> bool:
         """Return whether anything is kept for a lease."""
-        return lease in self._made or any(lease == one for one, _ in self._asked)
+        return lease in self._made or any(lease == asked for asked, _ in self._asked)
 
     def lease(self, lease: int, position: int) -> None:
         """Have the node make a batch."""
@@ -131,7 +131,7 @@ class _Leases:
     def release(self, lease: int) -> None:
         """Drop a batch, or forget its lease if the node does not have that yet."""
         with self._changed:
-            self._asked = deque(one for one in self._asked if one[0] != lease)
+            self._asked = deque(asked for asked in self._asked if asked[0] != lease)
         self._made.pop(lease, None)
 
     def waiting(self, waiting: bool) -> None:

@@ -115,14 +115,14 @@ def _encoded(thing: Any, where: str, depth: int, buffers: list[torch.Tensor]) ->
     if kind is not dict:
         parts = [_encoded(part, f"{where}[{k}]", depth + 1, buffers) for k, part in enumerate(thing)]
         return ["l" if kind is list else "u", *parts]
-    made = ["d"]
+    parts = ["d"]
     for key, value in thing.items():
         if type(key) not in (str, int, bool, float, type(None)):
             raise NotATree(f"a key of {where} is a {type(key).__qualname__}; keys may be strings and numbers")
         if type(key) is int and key.bit_length() > MAX_KEY_BITS:
             raise NotATree(f"a key of {where} is an integer of {key.bit_length()} bits; {MAX_KEY_BITS} can be sent in a key")
-        made += [_encoded(key, where, depth, buffers), _encoded(value, f"{where}[{key!r:.80}]", depth + 1, buffers)]
-    return made
+        parts += [_encoded(key, where, depth, buffers), _encoded(value, f"{where}[{key!r:.80}]", depth + 1, buffers)]
+    return parts
 
 
 _ALLOWED = "tensors, numpy arrays, numbers, strings, bytes, None, tuples, lists and dicts of these can be sent"
@@ -181,8 +181,8 @@ def _decoded(data: Any, depth: int, buffers: Iterator[torch.Tensor]) -> Any:
             raise DamagedTree(f"it is deeper than {MAX_DEPTH} levels")
         if kind == "d":
             return _dict(parts, depth, buffers)
-        made = [_decoded(part, depth + 1, buffers) for part in parts]
-        return made if kind == "l" else tuple(made)
+        values = [_decoded(part, depth + 1, buffers) for part in parts]
+        return values if kind == "l" else tuple(values)
     read = _LEAVES.get(kind)
     if read is None:
         raise DamagedTree(f"{quote(kind):.80} is no kind of a part")
@@ -192,16 +192,16 @@ def _decoded(data: Any, depth: int, buffers: Iterator[torch.Tensor]) -> Any:
 def _dict(parts: list[Any], depth: int, buffers: Iterator[torch.Tensor]) -> dict[Any, Any]:
     if len(parts) % 2:
         raise DamagedTree("a dict has a key without a value")
-    made = {}
+    mapping = {}
     for key, value in zip(parts[::2], parts[1::2], strict=True):
         if type(key) in (list, dict):
             raise DamagedTree(f"{quote(key):.80} is no key")
         if type(key) is int and key.bit_length() > MAX_KEY_BITS:
             raise DamagedTree(f"an integer of {key.bit_length()} bits is too large for a key")
-        made[key] = _decoded(value, depth + 1, buffers)
-    if 2 * len(made) != len(parts):
+        mapping[key] = _decoded(value, depth + 1, buffers)
+    if 2 * len(mapping) != len(parts):
         raise DamagedTree("a dict has a key twice")
-    return made
+    return mapping
 
 
 def _integer(text: str) -> int:
@@ -221,7 +221,7 @@ def _bytes(parts: list[Any], buffers: Iterator[torch.Tensor]) -> bytes:
 
 
 def _sizes(sizes: Any, most: int) -> list[int]:
-    if type(sizes) is not list or len(sizes) > most or not all(type(one) is int and 0 <= one <= MAX_BYTES for one in sizes):
+    if type(sizes) is not list or len(sizes) > most or not all(type(size) is int and 0 <= size <= MAX_BYTES for size in sizes):
         raise DamagedTree(f"{quote(sizes):.80}: no sizes")
     return sizes
 

@@ -116,13 +116,13 @@ Starter = Callable[[], WireNode]
 """Makes a node, which starts with `WireNode.begin`."""
 
 
-def frames(made: Answer) -> Iterator[Any]:
+def frames(answer: Answer) -> Iterator[Any]:
     """Yield an answer as the messages that carry it: bytes and arrays of uint8."""
-    sizes = list(map(len, made.batch.buffers))
-    line = {"task": made.task, "kind": made.kind, "text": made.text, "busy_s": made.busy_s, "sizes": sizes}
+    sizes = list(map(len, answer.batch.buffers))
+    line = {"task": answer.task, "kind": answer.kind, "text": answer.text, "busy_s": answer.busy_s, "sizes": sizes}
     yield json.dumps(line).encode("ascii")
-    yield made.batch.header
-    for buffer in made.batch.buffers:
+    yield answer.batch.header
+    for buffer in answer.batch.buffers:
         if len(buffer):
             yield buffer.numpy()
 

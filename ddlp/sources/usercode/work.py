@@ -132,7 +132,7 @@ class Answers:
         """Return the answer. It raises nothing that the user's code raises."""
         asked = pickle.loads(message)
         began = time.monotonic()
-        task, kind, text, made = 0, READY, "", Encoded(b"", [])
+        task, kind, text, encoded = 0, READY, "", Encoded(b"", [])
         try:
             if isinstance(asked, bytes):
                 self._samples = None  # the memory of the data set before is free first
@@ -140,12 +140,12 @@ class Answers:
             else:
                 assert self._samples is not None
                 task, batch = asked
-                made, kind = encode(self._samples.fetch(batch)), MADE
+                encoded, kind = encode(self._samples.fetch(batch)), MADE
         except NotATree as error:
             kind, text = NO_TREE, str(error)
         except Exception as error:
             kind, text = FAILED, f"{type(error).__name__}: {error}"
-        return Answer(task, kind, text[:2000], made, time.monotonic() - began)
+        return Answer(task, kind, text[:2000], encoded, time.monotonic() - began)
 
 
 def _loaded(content: bytes) -> KeyedSamples:

@@ -110,14 +110,14 @@ class Ring:
     def block(self, size: int) -> _Block:
         """Return a free block for ``size`` bytes, or a new one."""
         wanted = _HEAD + size
-        fitting = (one for one in self._blocks.values() if wanted <= one.size <= 2 * wanted + _PAGE and one.free)
-        found = min(fitting, key=lambda one: one.size, default=None)
-        if found is None:
-            found = _Block(next(self._numbers), size)
-            self._blocks[found.address] = found
-            self._new.append(found)
-        found.used = self._batch
-        return found
+        fitting = (block for block in self._blocks.values() if wanted <= block.size <= 2 * wanted + _PAGE and block.free)
+        block = min(fitting, key=lambda block: block.size, default=None)
+        if block is None:
+            block = _Block(next(self._numbers), size)
+            self._blocks[block.address] = block
+            self._new.append(block)
+        block.used = self._batch
+        return block
 
     def packed(self, batch: Any) -> _Packed:
         """Return the batch as a message. From now on its blocks belong to the receiver."""
@@ -279,10 +279,10 @@ def _unpacked(
     for number in given_up:
         blocks.memory.pop((sender, number), None)
     _unpacking.storages = [
-        torch.frombuffer(bytearray(one), dtype=torch.uint8).untyped_storage()
-        if isinstance(one, bytes)
-        else _storage(blocks.memory[sender, one[0]], one[1])
-        for one in storages
+        torch.frombuffer(bytearray(storage), dtype=torch.uint8).untyped_storage()
+        if isinstance(storage, bytes)
+        else _storage(blocks.memory[sender, storage[0]], storage[1])
+        for storage in storages
     ]
     try:
         if isinstance(content, bytes):

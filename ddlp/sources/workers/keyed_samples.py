@@ -100,7 +100,7 @@ class KeyedSamples(Maker):
 
     def same_as(self, other: Any) -> bool:
         """As `Maker.same_as`: it holds the very same objects."""
-        ours, theirs = ((one.dataset, one.collate_fn, one.kept, one.postpone) for one in (self, other))
+        ours, theirs = ((samples.dataset, samples.collate_fn, samples.kept, samples.postpone) for samples in (self, other))
         return all(map(operator.is_, ours, theirs))
 
     def fetch(self, request: KeyedBatch) -> Any:
@@ -112,9 +112,9 @@ class KeyedSamples(Maker):
                 self.dataset.load_state_dict(state["dataset"])
         for batch in request.again:
             self._keyed(batch)
-        made = self._keyed(request)
+        batch = self._keyed(request)
         self.state = pickle.dumps({"dataset": self.dataset.state_dict()}) if request.takes_state else None
-        return made
+        return batch
 
     def _keyed(self, batch: KeyedBatch) -> Any:
         here = get_worker_info() is None
@@ -127,13 +127,13 @@ class KeyedSamples(Maker):
         try:
             while True:
                 try:
-                    made = self._make(batch)
+                    result = self._make(batch)
                 except Exception:
                     if not self._others_moved():
                         raise
                 else:
                     if not self._others_moved():
-                        return made
+                        return result
         finally:
             if here and self._seeded:
                 self._put_back(self._seeded)
@@ -141,11 +141,11 @@ class KeyedSamples(Maker):
     def by_own_generators(self, batch: KeyedBatch) -> Any:
         """Return the finished batch. Only draws from the transforms' own generators are keyed."""
         self._look(batch.epoch)
-        made = []
+        samples = []
         for index, key in zip(batch.indices if self._batched else (batch.indices,), batch.keys(self._batched), strict=True):
             self._seed_own(key)
-            made.append(self.dataset[index])
-        return self.collate_fn(made if self._batched else made[0])
+            samples.append(self.dataset[index])
+        return self.collate_fn(samples if self._batched else samples[0])
 
     def begin_worker(self, init: Callable[[], None]) -> None:
         """As `Maker.begin_worker`. A generator that it moves is left alone from then on."""
@@ -164,8 +164,8 @@ class KeyedSamples(Maker):
             self.kept.begin_epoch(epoch)
 
     def _seed_own(self, key: int) -> None:
-        for one in self._own:
-            one.set_random_seed(key & _MASK32)
+        for transform in self._own:
+            transform.set_random_seed(key & _MASK32)
 
     def _make(self, batch: KeyedBatch) -> Any:
         indices, dataset = batch.indices, self.dataset if self.kept is None else self.kept
@@ -173,32 +173,32 @@ class KeyedSamples(Maker):
         keys = batch.keys(self._batched) if wanted else []
         first = keys[0] if keys else 0
         if not self._batched:
-            made = self._ask(first, operator.getitem, dataset, indices)
+            samples = self._ask(first, operator.getitem, dataset, indices)
         elif self._many:
-            made = self._ask(first, dataset.__getitems__, indices)
+            samples = self._ask(first, dataset.__getitems__, indices)
         elif mark.here is not None and self._slow:
-            made = self._marked(dataset, indices, keys, mark.here.numbers)
+            samples = self._marked(dataset, indices, keys, mark.here.numbers)
         elif keys:
-            made = [self._ask(key, operator.getitem, dataset, index) for index, key in zip(indices, keys, strict=True)]
+            samples = [self._ask(key, operator.getitem, dataset, index) for index, key in zip(indices, keys, strict=True)]
         else:
-            made = [dataset[index] for index in indices]
+            samples = [dataset[index] for index in indices]
         if self._collates_to_try:
             if self._others_moved():  # checked here, since `_try` puts them back
                 return self._make(batch)
             self._collates_to_try -= 1
-            return self._try(first ^ _OF_COLLATE, self.collate_fn, made)
+            return self._try(first ^ _OF_COLLATE, self.collate_fn, samples)
         self._seed(self._seeded, first ^ _OF_COLLATE)
-        return self.collate_fn(made)
+        return self.collate_fn(samples)
 
     def _marked(self, dataset: Any, indices: Any, keys: list[int], numbers: memoryview) -> list[Any]:
         """Return the samples. The worker's mark tells which one is made."""
-        began_s, made = time.monotonic(), []
+        began_s, samples = time.monotonic(), []
         for place, index in enumerate(indices):
             numbers[1] = place
-            made.append(self._ask(keys[place], operator.getitem, dataset, index) if keys else dataset[index])
+            samples.append(self._ask(keys[place], operator.getitem, dataset, index) if keys else dataset[index])
         numbers[1] = -1
-        self._slow = time.monotonic() - began_s > _SLOW_S * len(made)
-        return made
+        self._slow = time.monotonic() - began_s > _SLOW_S * len(samples)
+        return samples
 
     def _ask(self, key: int, call: Callable[..., Any], *arguments: Any) -> Any:
         """Return the data set's answer, with its draws keyed."""

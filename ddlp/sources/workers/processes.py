@@ -119,7 +119,7 @@ class WorkerProcesses:
         """
         if self._pid != os.getpid() or self.in_use or self._made_of[1:] != wanted[1:]:
             return False
-        ours, alive = self._made_of.maker, [one.alive for one in self.all]
+        ours, alive = self._made_of.maker, [process.alive for process in self.all]
         return type(ours) is type(wanted.maker) and ours.same_as(wanted.maker) and alive == [True] * wanted.number
 
     def end(self) -> None:
@@ -134,10 +134,10 @@ class WorkerProcesses:
 
 def _end(processes: list[WorkerProcess]) -> None:
     ending, processes[:] = list(processes), []
-    for one in ending:
-        one.begin_end()
-    for one in ending:
-        one.end()
+    for process in ending:
+        process.begin_end()
+    for process in ending:
+        process.end()
 
 
 class WorkerProcess:

@@ -37,9 +37,9 @@ def read_settings(environ: Mapping[str, str] = os.environ, file: str = _FILE) ->
     with contextlib.suppress(OSError, ValueError):
         with open(environ.get("CUFILE_ENV_PATH_JSON") or file, encoding="utf-8") as stream:
             text = stream.read()
-        found = json.loads(_STRING_OR_COMMENT.sub(lambda one: one[0] if one[0].startswith('"') else "", text))
-        if isinstance(found, dict):
-            return found
+        settings = json.loads(_STRING_OR_COMMENT.sub(lambda match: match[0] if match[0].startswith('"') else "", text))
+        if isinstance(settings, dict):
+            return settings
     return {}
 
 

@@ -108,8 +108,8 @@ class DirectReader:
         _check_cuda("cuCtxSetCurrent", self._cuda.cuCtxSetCurrent(self._context))
         # Counted from the beginning of the allocation, as kvikio registers it: cuFile looks a buffer up by its beginning.
         base, whole = _Pointer(), _Size()
-        found = self._cuda.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(whole), address)
-        _check_cuda("cuMemGetAddressRange", found)
+        status = self._cuda.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(whole), address)
+        _check_cuda("cuMemGetAddressRange", status)
         place, done = address - base.value + start, 0
         if place + size > whole.value:
             why = "the GPU's memory lies in pieces. Take expandable_segments out of $PYTORCH_CUDA_ALLOC_CONF for direct reads"

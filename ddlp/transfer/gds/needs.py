@@ -81,7 +81,7 @@ def place_of(directory: str | os.PathLike[str], root: str | os.PathLike[str] = "
     """Find a directory's file system in /proc/self/mountinfo (see proc(5)); None if that can't be read."""
     root = Path(root)
     path = os.path.realpath(directory)
-    found: list[str] | None = None
+    mount: list[str] | None = None
     at = ""
     for line in _read(root / "proc/self/mountinfo").splitlines():
         fields = line.split(" ")
@@ -90,12 +90,12 @@ def place_of(directory: str | os.PathLike[str], root: str | os.PathLike[str] = "
         point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[4])
         inside = path == point or path.startswith(point.rstrip("/") + "/")
         if inside and len(point) >= len(at):  # a later mount hides an earlier one at the same place
-            found, at = fields, point
-    if found is None:
+            mount, at = fields, point
+    if mount is None:
         return None
-    kind, _, super_options = found[found.index("-", 6) + 1 :][:3]
-    options = frozenset(found[5].split(",")) | frozenset(super_options.split(","))
-    device = root / "sys/dev/block" / found[2]
+    kind, _, super_options = mount[mount.index("-", 6) + 1 :][:3]
+    options = frozenset(mount[5].split(",")) | frozenset(super_options.split(","))
+    device = root / "sys/dev/block" / mount[2]
     return Place(path, at, kind, options, _disk(device.resolve(), root) if device.exists() else None)
 
 
@@ -104,7 +104,7 @@ def _disk(device: Path, root: Path) -> Disk:
     if (device / "partition").exists():
         device = device.parent
     name = device.name
-    below = tuple(_disk(one.resolve(), root) for one in sorted((device / "slaves").glob("*")))
+    below = tuple(_disk(lower.resolve(), root) for lower in sorted((device / "slaves").glob("*")))
     kind = "block device"
     if name.startswith("nvme"):
         transport = _read(device / "device/transport").strip() or "pcie"

@@ -97,11 +97,11 @@ def judge(outcomes: dict[str, Outcome], ways: tuple[str, ...]) -> Probe:
         return Probe("gds", "a probe read with every compatibility mode off brought the file's bytes", (), direct.gb_per_s)
     if direct.ok:
         way = "set KVIKIO_COMPAT_MODE=OFF: a probe read with it was direct"
-        ways = (way, *(one for one in ways if one != _LOOK))
+        ways = (way, *(other for other in ways if other != _LOOK))
         return Probe("posix", "kvikio goes round cuFile, though direct reads work", ways, None)
     if outcomes.get("p2pdma", Outcome(False)).ok:
         way = "set CUFILE_USE_PCIP2PDMA=true: a probe read with it was direct"
-        ways = (way, *(one for one in ways if one != _LOOK and "CUFILE_USE_PCIP2PDMA" not in one))
+        ways = (way, *(other for other in ways if other != _LOOK and "CUFILE_USE_PCIP2PDMA" not in other))
     if cufile.ok and cufile.usual == "cufile":
         return Probe("cufile-compat", f"with compatibility modes off: {direct.why}", ways, cufile.gb_per_s)
     if cufile.ok:
@@ -196,7 +196,7 @@ def _last_error(log: str) -> str:
     """The last error in cuFile's log, without its time, process and place."""
     try:
         with open(log, errors="replace") as stream:
-            found = re.findall(r"\bERROR\s+\S+:\d+\s+(.+)", stream.read())
+            errors = re.findall(r"\bERROR\s+\S+:\d+\s+(.+)", stream.read())
     except OSError:
         return ""
-    return found[-1].strip() if found else ""
+    return errors[-1].strip() if errors else ""

@@ -155,8 +155,8 @@ class GdsReader:
         """End its threads, and deregister all buffers. May be called again."""
         with self._lock:
             direct, self._direct = self._direct, {}
-        for one in direct.values():
-            one.close()
+        for reader in direct.values():
+            reader.close()
         for buffer in list(self._registered.values()):
             self.deregister(buffer)
 

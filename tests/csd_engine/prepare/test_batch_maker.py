@@ -130,7 +130,7 @@ def test_each_way_gives_the_bits_of_single_samples(readers, monkeypatch, way, pl
     if kernel:
         request.getfixturevalue("need_kernel")
     else:
-        for user in ("prepare.batch_maker", "prepare.sample", "transforms.bulk", "keyed"):
+        for user in ("prepare.batch_maker", "prepare.sample", "transforms.bulk", "arithmetic.keyed"):
             monkeypatch.setattr(f"csd_engine.{user}.kernel", lambda: None)
     maker, to, before = BatchMaker(readers[way], PIPELINE, SHAPE, 2), Memory(len(SOURCES), places), open_files()
     steps = make(maker, to)

@@ -102,7 +102,7 @@ def test_all_ranks_know_the_speed_that_one_has_seen():
     told = {job.key: 0 for job in jobs}
     for k in range(CALIBRATION + 5):
         for one in to_tell(jobs[0], jobs):
-            one.told += 1
+            one.measurements_sent += 1
             told[one.key] += 1
         jobs[0].measured.append((8, 0.5 + k))
     assert list(told.values()) == [0, CALIBRATION, CALIBRATION]

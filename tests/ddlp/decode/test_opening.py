@@ -139,7 +139,7 @@ def test_it_needs_the_kernel_and_pillow_alone(jpeg, need_kernel):
 
 
 def test_no_kernel(jpeg, monkeypatch):
-    monkeypatch.setattr("csd_engine.kernels._found", (None, "there is none"))
+    monkeypatch.setattr("csd_engine.kernels._outcome", (None, "there is none"))
     assert not decode.install() and decode.why_not() == "there is none"
     with decode.here():
         assert not is_postponed(jpeg)

@@ -162,5 +162,5 @@ def test_explain_says_so(table, need_kernel, monkeypatch):
         assert [one[:50] for one in line(num_workers=workers)] == ["decoding   put off while your code makes a batch: "]
     off = "decoding   by Pillow at once: "
     assert line(num_workers=1, postpone_decoding=False) == [off + "postpone_decoding=False"]
-    monkeypatch.setattr("csd_engine.kernels._found", (None, "there is none"))
+    monkeypatch.setattr("csd_engine.kernels._outcome", (None, "there is none"))
     assert line(num_workers=1) == [off + "there is none"]

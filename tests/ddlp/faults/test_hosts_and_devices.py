@@ -186,7 +186,9 @@ def test_a_device_that_can_go_on_after_a_failure_of_all_its_leases(engines, data
             while one.exists():  # the worker may make a file in between
                 shutil.rmtree(one, ignore_errors=True)
 
-    truth.check(train(loader, 0.15, at={3: remove}))
+    def returned() -> None:
+        until(lambda: f"{engine.address}: it was gone, and is back" in loader.report().notes, 60, "its return")
+
+    truth.check(train(loader, at={0: lambda: until_ready(loader), 3: remove, 6: returned}))
     (lost,) = [text for text in told if f"device {engine.address} is" in text]
     assert "is gone (it can't prepare batches: a batch file cannot be written: No such file" in lost
-    assert f"{engine.address}: it was gone, and is back" in loader.report().notes

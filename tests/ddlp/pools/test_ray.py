@@ -166,7 +166,7 @@ def test_each_sample_once_with_the_hosts_bits_and_no_secret_passes_ray(cluster, 
     assert not len(told), list(told)
 
     pair = own_pair().with_suffix(".key_secret")
-    passed = json.dumps([asdict(one._settings(pair, user_code=False)), one._links[False].told])
+    passed = json.dumps([asdict(one._settings(pair, user_code=False)), one._links[False].state])
     assert load_pair(pair).public.decode() in json.loads(passed)[0]["host_key"]
     files = contents(cluster)
     assert any(path.name == "host.key" for path in files) and not [path for path in files if "secret" in path.name]

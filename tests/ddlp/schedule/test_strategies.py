@@ -94,9 +94,9 @@ class InRuns(Watched):
         return True
 
     def _hand_in(self, run, seconds):
-        self._host_idle += 1 - len(run)  # `_made` frees one worker for each batch
+        self._host_idle += 1 - len(run)  # `_host_done` frees one worker for each batch
         for (position, claim), took in zip(run, seconds, strict=True):
-            self._made(claim, position, took)
+            self._host_done(claim, position, took)
 
 
 @SCHEDULES
