@@ -194,13 +194,13 @@ class Devices:
                     monitor.messages.back(name)
             monitor.act()
 
-    def failed(self, name: str, lease: int, reason: str, *, fatal: bool, told: bool) -> None:
-        """Note that a device could not make a batch. ``told``: the user knows the reason already.
+    def failed(self, name: str, lease: int, reason: str, *, fatal: bool, warned: bool) -> None:
+        """Note that a device could not make a batch. ``warned``: the user knows the reason already.
 
         The host makes the batch. If the sample is at fault, it raises the sample's error.
         """
         monitor = self._monitor
-        monitor.hooks.lease_failed(name, lease, "" if told else reason)
+        monitor.hooks.lease_failed(name, lease, "" if warned else reason)
         with monitor.lock:
             account = monitor.ledger.devices[name]
             if lease not in account.outstanding:
@@ -208,7 +208,7 @@ class Devices:
             monitor.ledger.failed(name, lease, fatal)
             if account.failing:  # it would take all free batches, and leave each to the host
                 self.lost(name, f"it can't prepare batches: {reason}")
-            elif not told:
+            elif not warned:
                 monitor.messages.warn(f"{name} could not prepare a batch, the host does: {reason}")
             monitor.act()
 
@@ -235,25 +235,25 @@ class Devices:
         with self._monitor.lock:
             self._monitor.rates.shared(name, ranks)
 
-    def absent(self, name: str, error: Exception, told: bool) -> bool:
+    def absent(self, name: str, error: Exception, warned: bool) -> bool:
         """Note that an engine of this process does not start. The host makes its batches until it does, if the strategy allows.
 
-        Warns of it unless it was ``told`` before, and returns whether it is told now. The report of each epoch tells it.
+        Warns of it unless it was ``warned`` before, and returns whether it is told now. The report of each epoch tells it.
         """
         monitor, reason = self._monitor, str(error)
         with monitor.lock:
             if monitor.strategy.needs_device and not set(monitor.ledger.devices_there) - {name}:
                 self.lost(name, reason, error)
-                return told
+                return warned
             if monitor.closing or self.states[name].gone:
-                return told
+                return warned
             self.remark(name, f"it did not start: {reason}")
-            if not told:
+            if not warned:
                 monitor.messages.warn(
                     f"the {name} takes no part yet, the host prepares its batches: {reason.rstrip('.')}. "
                     "It is tried again from time to time, without a further warning; strategy='cpu' does without it."
                 )
-            self.lost(name, reason, told=True)
+            self.lost(name, reason, warned=True)
             return True
 
     def retires(self, name: str, reason: str, begun: Collection[int] | None = None) -> None:
@@ -271,17 +271,17 @@ class Devices:
                 monitor.counts.changed(name, f"it retires: {reason}")
             monitor.act()
 
-    def lost(self, name: str, reason: str, error: BaseException | None = None, told: bool = False) -> None:
+    def lost(self, name: str, reason: str, error: BaseException | None = None, warned: bool = False) -> None:
         """Note that a device is gone: its unpublished batches go back to the host. ``error`` is raised in the training thread.
 
-        Warns of the loss, unless it was ``told`` or there is an ``error``.
+        Warns of the loss, unless it was ``warned`` or there is an ``error``.
         """
         monitor = self._monitor
         if not monitor.closing:
             monitor.hooks.lost(name, reason)
         with monitor.lock:
             device, account = self.states[name], monitor.ledger.devices[name]
-            quiet = told or account.has_retired or error is not None
+            quiet = warned or account.has_retired or error is not None
             if monitor.closing or device.gone:
                 return
             device.gone = True

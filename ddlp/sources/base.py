@@ -280,8 +280,8 @@ class EpochSink(Protocol):
         The source answers each lease once: by this, or by `failed`.
         """
 
-    def failed(self, name: str, lease: int, reason: str, *, fatal: bool, told: bool) -> None:
-        """Note that the source can't make the batch of a lease. ``fatal``: nor any other. ``told``: the user knows why."""
+    def failed(self, name: str, lease: int, reason: str, *, fatal: bool, warned: bool) -> None:
+        """Note that the source can't make the batch of a lease. ``fatal``: nor any other. ``warned``: the user knows why."""
 
     def progressed(self, name: str, done: dict[int, int]) -> None:
         """Note how many samples are made of each lease that a worker works on."""
@@ -299,13 +299,13 @@ class EpochSink(Protocol):
         left to make or to fetch, it counts as lost, without a warning.
         """
 
-    def lost(self, name: str, reason: str, error: BaseException | None = None, told: bool = False) -> None:
-        """Note that the source is gone. ``error`` ends the training. ``told``: the user knows of the loss."""
+    def lost(self, name: str, reason: str, error: BaseException | None = None, warned: bool = False) -> None:
+        """Note that the source is gone. ``error`` ends the training. ``warned``: the user knows of the loss."""
 
-    def absent(self, name: str, error: Exception, told: bool) -> bool:
+    def absent(self, name: str, error: Exception, warned: bool) -> bool:
         """Note that a source does not start that this process starts by itself.
 
-        Warns of it unless it was ``told`` before, and returns whether it is told now. It ends the training if nobody else may
+        Warns of it unless it was ``warned`` before, and returns whether it is told now. It ends the training if nobody else may
         prepare a batch.
         """
 

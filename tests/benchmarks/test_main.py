@@ -67,7 +67,7 @@ def test_ended_by_a_signal_it_leaves_nothing_running_and_no_file(small_sets, tmp
     environment = {**user_environment(), "TMPDIR": str(scratch)}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True, stderr=subprocess.PIPE) as process:
         try:
-            until(lambda: any("bench.bare" in line for line in commands_with(scratch)), 60, "a bare loop")
+            until(lambda: any("benchmarks.bare" in line for line in commands_with(scratch)), 60, "a bare loop")
             assert list(scratch.iterdir())
             (os.kill if number == signal.SIGTERM else os.killpg)(process.pid, number)
             assert process.wait(60) == 128 + number

@@ -97,9 +97,9 @@ class EngineJob(JobHandle):
             sink.published(name, message.lease, self.path(message), self._busy_s(message))
         elif isinstance(message, say.Failed):
             kind = message.reason.partition(":")[0]
-            told = kind in self._told or len(self._told) >= _MOST_REASONS
-            sink.failed(name, message.lease, by_name(message.reason, self._operators), fatal=message.fatal, told=told)
-            if not told:
+            warned = kind in self._told or len(self._told) >= _MOST_REASONS
+            sink.failed(name, message.lease, by_name(message.reason, self._operators), fatal=message.fatal, warned=warned)
+            if not warned:
                 self._told.add(kind)
         elif isinstance(message, say.Pong):
             if done := {lease: samples for job, lease, samples in message.progress if job == self.name}:
@@ -322,7 +322,7 @@ class EngineSource:
             if isinstance(error, EngineGone) and not own:
                 connections.met.add(name)  # it was reached: what it does from here on costs speed, and never the training
             if connections.left(name):  # the pool has been made smaller while it was on its way
-                sink.lost(name, str(error), told=True)
+                sink.lost(name, str(error), warned=True)
             elif own and name not in connections.met:
                 connections.told_absent = sink.absent(name, error, connections.told_absent)
             else:

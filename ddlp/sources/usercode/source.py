@@ -62,7 +62,7 @@ class UserCodeSource:
             except NodeGone as gone:
                 if node is not None:
                     self._nodes.drop(node)
-                sink.absent(self.name, gone, told=not self._nodes.tell(self.name))
+                sink.absent(self.name, gone, warned=not self._nodes.tell(self.name))
             pause_s = next_pause_s(pause_s, time.monotonic() - began)
             if sink.over_within(pause_s):
                 return
@@ -93,7 +93,7 @@ class UserCodeSource:
     def _stay_out(self, sink: EpochSink, why: str) -> None:
         if self._nodes.tell(why):
             sink.warn(f"{self.name} takes no part, the host prepares its batches: {why.rstrip('.')}.")
-        sink.absent(self.name, DDLPError(why), told=True)
+        sink.absent(self.name, DDLPError(why), warned=True)
         sink.remark(self.name, f"it takes no part: {why}")
 
 
@@ -181,4 +181,4 @@ class _Leases:
             self._sink.published(self._name, lease, None, answer.busy_s)
         else:
             why = f"your code's batch can't be sent: {answer.text}" if answer.kind == NO_TREE else answer.text
-            self._sink.failed(self._name, lease, why, fatal=False, told=not self._nodes.tell(why))
+            self._sink.failed(self._name, lease, why, fatal=False, warned=not self._nodes.tell(why))

@@ -136,9 +136,9 @@ def test_an_operator_that_differs_is_named(device, capsys, monkeypatch):
 
 
 def test_a_device_that_can_t_compare_is_told(device, capsys):
-    (device / "parity.py").write_text("print('hello')")
+    (device / "tools" / "parity.py").write_text("print('hello')")
     assert main(["parity", "board0"]) == 1
     assert "answered the comparison of operators with something else" in capsys.readouterr().err
-    (device / "parity.py").write_text("import something_that_is_not_there")
+    (device / "tools" / "parity.py").write_text("import something_that_is_not_there")
     assert main(["parity", "board0"]) == 1
     assert "comparing operators failed on board: " in capsys.readouterr().err

@@ -70,7 +70,7 @@ def test_one_that_is_told_to_go_while_it_is_on_its_way_is_no_loss():
             told.append((what, more))
 
     EngineSource("pool engine 1", connections).join(cast(EpochSink, Sink()))
-    assert told == [(("pool engine 1", "it has left the pool"), {"told": True})]
+    assert told == [(("pool engine 1", "it has left the pool"), {"warned": True})]
 
 
 def quick(sleeps: Path) -> None:

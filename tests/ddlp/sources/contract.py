@@ -135,7 +135,7 @@ class RecordedSink:
         if held is not None:
             held.under_way = False
 
-    def failed(self, name: str, lease: int, reason: str, *, fatal: bool, told: bool) -> None:
+    def failed(self, name: str, lease: int, reason: str, *, fatal: bool, warned: bool) -> None:
         with self.contract.lock:
             held = self.leases.get(lease)
             if held is None:
@@ -144,12 +144,12 @@ class RecordedSink:
                 if held.published or held.failed:
                     self.contract.breaks(f"{held.name} was answered twice")
                 held.failed, held.ended = True, held.ended or "failed"
-        self.inner.failed(name, lease, reason, fatal=fatal, told=told)
+        self.inner.failed(name, lease, reason, fatal=fatal, warned=warned)
 
-    def lost(self, name: str, reason: str, error: BaseException | None = None, told: bool = False) -> None:
+    def lost(self, name: str, reason: str, error: BaseException | None = None, warned: bool = False) -> None:
         sources = list(self.sources)  # without sources that join meanwhile
         self._lost(sources)
-        self.inner.lost(name, reason, error, told)
+        self.inner.lost(name, reason, error, warned)
         self._lost(sources)  # leases that were given in between
 
     def _lost(self, sources: list[RecordedSource]) -> None:
