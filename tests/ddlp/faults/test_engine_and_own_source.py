@@ -43,7 +43,7 @@ class Both:
         self, engine: EngineProcess, data: Any, strategy: str, monkeypatch: pytest.MonkeyPatch, kind: type = InProcess
     ) -> None:
         self.to_engine = Contract(lambda job, lease: job.holds(lease))
-        self.to_own = Contract(lambda leases, lease: lease in leases.made)
+        self.to_own = Contract(lambda leases, lease: lease in leases.prepared)
         monkeypatch.setattr(EngineSource, "attach", self.to_engine.watching(EngineSource.attach))
         monkeypatch.setattr(kind, "attach", self.to_own.watching(kind.attach))  # type: ignore[attr-defined]
         ratio = {"ratio": 0.5} if strategy == "mte" else {}
@@ -109,7 +109,7 @@ def test_the_own_source_is_killed_in_mid_epoch(engine, data, truth, told, monkey
         both.at_work()
         killed = both.to_own.sink.sources[0].inner
         killed.close()
-        killed.made.clear()
+        killed.prepared.clear()
         numbers.append(both.last_lease())
         both.to_own.sink.lost(OWN, "it was killed")
         if kind is InProcess:

@@ -88,7 +88,7 @@ def batch_files(spool: Path) -> list[str]:
 
 
 def in_process_holds(leases: Any, lease: int) -> bool:
-    return lease in leases.made
+    return lease in leases.prepared
 
 
 def record(monkeypatch: pytest.MonkeyPatch, kind: type, holds: Any) -> Contract:

@@ -19,7 +19,7 @@ from ddlp import DDLPLoader
 from tests.ddlp.sources.workers.leaves import WAYS
 from tests.engine_process import alive, until
 
-TIMES = int(os.environ.get("DDLP_TIMES", "1"))  # 50 were run for docs/user-code.md
+TIMES = int(os.environ.get("DDLP_TIMES", "1"))  # DDLP_TIMES=50 before a release
 
 
 @pytest.mark.parametrize("start", ["fork", "forkserver", "spawn"])
