@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from torchvision import transforms
 
 from csd_engine.cache.shelves import Shelves
 from ddlp import Cache, DDLPLoader, ImageFiles, cli
+from ddlp.caching import measuring
 from tests.ddlp.data.objects.test_kept import Epochs, keys, loader, objects, same
 from tests.ddlp.dropin.small_sets import DETERMINISTIC, RANDOM, SAMPLES, write_images
 from tests.object_server import ObjectServer
@@ -143,6 +146,21 @@ def test_what_is_chosen(server: ObjectServer, tmp_path: Path, room: float, epoch
     assert same(kept(), plain(server, RANDOM)())
     assert (len(kept.asked) == SAMPLES) is (room > 1 or epochs is None)
     assert wanted in str(one.report())
+
+
+def test_a_rest_while_it_measures_changes_no_choice(
+    server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a computer that other programs use: the third image takes a second longer, and no processor."""
+    prepare, calls = measuring.prepare_sample, itertools.count(1)
+
+    def rests(*given: Any) -> Any:
+        if next(calls) == 8:
+            time.sleep(1.0)
+        return prepare(*given)
+
+    monkeypatch.setattr(measuring, "prepare_sample", rests)
+    test_what_is_chosen(server, tmp_path, 0.2, 10, "files as they are stored")
 
 
 SCRIPT = """
