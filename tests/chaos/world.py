@@ -11,7 +11,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -32,11 +31,12 @@ from tests.chaos.own_code import OwnCode
 from tests.chaos.proxy import HERE, THERE
 from tests.ddlp.faults.scene import Truth, alive, dataset, descendants, listing
 from tests.engine_process import EngineProcess, until
+from tests.ports import free_port
 from tests.small_images import make_images
 
 __all__ = [
     "BATCH", "IMAGES", "CardedEngine", "Engine", "Finding", "NamedEngine", "OwnProcesses", "Setting", "World", "checksum",
-    "ends_within_s", "free_port",
+    "ends_within_s",
 ]  # fmt: skip
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -181,7 +181,7 @@ class NamedEngine(Engine):
     """An engine that hosts know by its address and keys. ``relayed``: they reach it through `tests.chaos.proxy`."""
 
     def __init__(self, world: World, number: int, relayed: bool) -> None:
-        port = free_port()
+        port = free_port((HERE, THERE), (0, PORT_STEP))
         super().__init__(world, number, f"tcp://{THERE}:{port}" if relayed else None)
         self.relayed = relayed
         self._keys = make_keys(self.home / "keys")
@@ -229,7 +229,7 @@ class CardedEngine(Engine):
     """An engine that tells hosts by a card where it is. ``fixed``: it has the same port each time that it starts."""
 
     def __init__(self, world: World, number: int, fixed: bool) -> None:
-        super().__init__(world, number, f"tcp://{THERE}:{free_port() if fixed else 0}")
+        super().__init__(world, number, f"tcp://{THERE}:{free_port((HERE, THERE), (0, PORT_STEP)) if fixed else 0}")
         self.cards = world.cards
         self.card: Path | None = None  # of the process that runs
         self.card_content = b""
@@ -271,17 +271,6 @@ class OwnProcesses:
         """Those that run now."""
         mine = {one.process.process.pid for one in self._world.engines if one.process is not None}
         return [one.pid for one in descendants() if self._command in one.command and one.pid not in mine]
-
-
-def free_port() -> int:
-    """Return a port of which the relay's side, and both ports for sealed batches, are free too."""
-    while True:
-        port = random.randrange(12000, 22000)  # below the ports that the system gives to connections
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-            for address in (HERE, THERE):
-                for one in (port, port + PORT_STEP):
-                    stack.enter_context(socket.socket()).bind((address, one))
-            return port
 
 
 def package_with(where: Path, file: str, pattern: str, replacement: str) -> Path:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import os
 import runpy
-import socket
 import sys
 import traceback
 
 import torch
 import torchvision  # noqa: F401  imported before the forks, for all of them
+
+from tests.ports import free_port
 
 
 def template(path: str, arguments: list[str]) -> int:
@@ -32,9 +33,7 @@ def template(path: str, arguments: list[str]) -> int:
 
 def forked(path: str, arguments: list[str], ranks: int) -> int:
     """Run a template in several ranks and return the worst exit status."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks))
     children = []
     for rank in range(ranks):
         children.append(os.fork())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from ddlp.deploy import survey
 from ddlp.deploy.shell import Shell
 from tests.ddlp.deploy.sshd import Sshd
 from tests.engine_process import make_jpegs, until
+from tests.ports import free_port
 
 # `ddlp` as another process, which measures the device's images/s only for a moment, as `quicken` does.
 QUICK_DDLP = """
@@ -60,9 +60,7 @@ class Device:
         self.data_there.symlink_to(self.data_here)
         self.spool.mkdir()
         self.spool_here.symlink_to(self.spool)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
 
     def arguments(self, *more: str) -> list[str]:
         return [

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from tests.needs import which
+from tests.ports import free_port
 
 
 class Sshd:
@@ -30,9 +31,7 @@ class Sshd:
         for name in ("host", "user"):
             self.keygen(name)
         shutil.copy(directory / "user.pub", directory / "authorized_keys")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.knows()
         self.config.write_text(
             f"Host board\n HostName 127.0.0.1\n Port {self.port}\n User {self.user}\n IdentityFile {directory}/user\n"

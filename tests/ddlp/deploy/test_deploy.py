@@ -24,6 +24,7 @@ from ddlp.devices import device as reach
 from tests.ddlp.deploy.local_device import QUICK_DDLP, SYSTEMD, Device, ddlp, epoch, everything, tree
 from tests.ddlp.deploy.sshd import kill_tree, programs, python_path
 from tests.engine_process import alive, until
+from tests.ports import free_port
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -272,9 +273,7 @@ def test_data_that_differ(device: Device, capsys, base: Path) -> None:
 
 
 def test_the_port_is_closed(device: Device, capsys) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        told = ddlp(capsys, *device.arguments("--address", f"tcp://127.0.0.1:{free.getsockname()[1]}"), status=1)
+    told = ddlp(capsys, *device.arguments("--address", f"tcp://127.0.0.1:{free_port()}"), status=1)
     assert "is closed, though the engine runs" in told and "--listen-port" in told
     with pytest.raises(DDLPError, match="was not finished"):
         reach.Device.at("csd0")

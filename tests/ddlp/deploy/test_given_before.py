@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ from ddlp.deploy.prove import check_port
 from ddlp.devices import address_book as book
 from tests.ddlp.deploy.local_device import Device, ddlp
 from tests.engine_process import until
+from tests.ports import free_port
 
 
 def _bare(device: Device, capsys, *more: str) -> book.DeviceRecord:
@@ -65,9 +65,7 @@ def test_an_engine_with_packages_that_were_replaced_is_restarted(device: Device,
 @pytest.mark.slow
 def test_the_port_and_the_address_that_were_given_hold(device: Device, capsys) -> None:
     """A proxy in front of the device forwards another port, and is closed at first."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        gate = free.getsockname()[1]
+    gate = free_port()
     given = f"tcp://127.0.0.1:{gate}"
     told = ddlp(capsys, *device.arguments("--address", given), status=1)
     assert "is closed, though the engine runs" in told and book.load("csd0").address == ""

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from tests.forks import Forks
+from tests.ports import free_port
 
 SCRIPT = """
-import json, os, socket, sys, traceback
+import json, os, sys, traceback
 from pathlib import Path
 
 import ray
@@ -53,8 +54,6 @@ def train(config):
 
 
 def in_two_ranks(trainer):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(server.getsockname()[1]))
     ranks = []
     for rank in range(2):
         ranks.append(os.fork())
@@ -96,6 +95,7 @@ def told(request: Any, forks: Forks, tmp_path_factory: pytest.TempPathFactory) -
     version, cpus = request.param
     environment = {**os.environ, **QUIET, "RAY_TRAIN_V2_ENABLED": version}
     if cpus == "0":
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         done = forks.run(code=SCRIPT, arguments=[str(out), cpus], environment=environment)
     else:
         (out / "script.py").write_text(SCRIPT)

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +24,7 @@ from ddlp.observe import read_run
 from ddlp.swap.comparison import Comparison, compare
 from ddlp.swap.settings import Settings
 from tests.forks import Forks
+from tests.ports import free_port
 from tests.small_images import make_images
 
 HERE = Path(__file__).parent
@@ -213,10 +213,8 @@ def test_a_loader_is_told_at_its_own_line_where_the_script_is_in_a_package_too(t
 
 def test_two_ranks(folder: Path) -> None:
     """Two processes with torchrun's environment; torchrun itself needs as much time as they."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
     with ThreadPoolExecutor() as pool:
-        given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
         script = [*RUN, "--no-compare", "--", "like_references.py", "--data-path", folder]
         ranks = list(pool.map(lambda k: run(*script, **given, RANK=k, LOCAL_RANK=k), "01"))
     assert [rank.returncode for rank in ranks] == [3, 3], ranks

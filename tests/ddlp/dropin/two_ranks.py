@@ -11,7 +11,6 @@ import faulthandler
 import json
 import os
 import random
-import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +26,7 @@ from ddlp import DDLPLoader
 from ddlp.integrations.transformers import DDLPTrainerMixin
 from tests.ddlp.dropin.frameworks import SMALL
 from tests.ddlp.dropin.small_sets import Draws, numbered
+from tests.ports import free_port
 
 EVEN, ODD = 40, 41  # the number of samples: batches of 4 in two processes leave no rest, or one
 EPOCHS = 2
@@ -132,8 +132,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(server.getsockname()[1]))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
     os.environ.update(WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", GROUP_RANK="0", TORCHELASTIC_RUN_ID="none")
     faulthandler.cancel_dump_traceback_later()  # of tests/forks.py: a fork lacks its thread, and would wait for it at the end
     ranks = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from ddlp.auto.measured import Measured
 from tests.ddlp.faults.scene import Zygote
 from tests.engine_process import alive, until
+from tests.ports import free_port
 from tests.sleeping_engine import SleepingEngine
 
 SCRIPT = Path(__file__).with_name("auto_rank.py")
@@ -34,9 +34,7 @@ class Job:
             **os.environ, "PYTHONPATH": str(SCRIPT.parents[3]), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
             "XDG_CACHE_HOME": str(home / "cache"), "TMPDIR": str(home),
         }  # fmt: skip
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(ranks)}
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
         self.pids: list[int] = []
         for rank in range(ranks):
             own = home / f"rank{rank}.py"

@@ -27,6 +27,7 @@ from ddlp.sources.engine.link import EngineLink
 from tests.ddlp.data.objects.test_engines import check, loader_of
 from tests.ddlp.dropin.small_sets import DETERMINISTIC, RANDOM
 from tests.engine_process import EngineProcess, until
+from tests.ports import free_port
 
 obstore = pytest.importorskip("obstore")
 
@@ -63,9 +64,7 @@ def cloud(request, images, tmp_path) -> Iterator[Cloud]:
     command = shutil.which(_COMMANDS[scheme])
     if command is None:
         pytest.skip(f"{_COMMANDS[scheme]} is not on PATH; run ./tests/ddlp/data/objects/clouds.sh")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     start = [command, "-H", "127.0.0.1", "-p", port]
     if scheme == "az":
         start = [command, "--blobHost", "127.0.0.1", "--blobPort", port, "--location", str(tmp_path / "azurite")]

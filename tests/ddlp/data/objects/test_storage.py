@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import socket
 import sys
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from ddlp import DDLPError, ImageObjects
 from ddlp.data.objects.storage import Storage
 from tests.object_server import BUCKET, ObjectServer
+from tests.ports import free_port
 
 S3 = f"s3://{BUCKET}/train/"
 SECRETS = "not to be seen anywhere", "AKIAFORTHETEST"
@@ -56,9 +56,7 @@ def test_what_is_wrong_is_told_in_one_line(server, monkeypatch):
     refused(web, "line 1, 'nonsense'", "SIZE PATH")
     server.objects["index.txt"] = b"5 ../../etc/passwd"
     refused(web, "leads elsewhere")
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        port = one.getsockname()[1]
-    refused(S3, "can't be read", config={**config, "endpoint": f"http://127.0.0.1:{port}"})
+    refused(S3, "can't be read", config={**config, "endpoint": f"http://127.0.0.1:{free_port()}"})
     refused("/data/train", "no URL of objects", "ImageFolder")
     refused("ftp://server/x", "no URL of objects")
     refused(f"https://someone:{SECRETS[0]}@server/x/", "credentials")
