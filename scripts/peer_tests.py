@@ -78,6 +78,15 @@ def main() -> int:
     if not suites:
         places = ", ".join(suite.file for suite in SUITES)
         raise SystemExit(f"{options.directory} has none of {places}: give the checkout of PyTorch, torchdata or Pillow")
+    try:
+        return run_all(suites, options)
+    except KeyboardInterrupt:
+        print("broken off; nothing of it is left", file=sys.stderr)
+        return 130
+
+
+def run_all(suites: list[Suite], options: argparse.Namespace) -> int:
+    """Run and report each. Return the exit status."""
     status = 0
     for suite in suites:
         ways = ("ddlp",) if options.only_ddlp else ("as they are", "ddlp")

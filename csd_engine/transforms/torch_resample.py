@@ -57,9 +57,9 @@ def _bilinear(x: np.ndarray, add: MultiplyAdd) -> np.ndarray:
 
 def _bicubic(x: np.ndarray, add: MultiplyAdd) -> np.ndarray:
     """Keys' cubic with a = -1/2."""
-    one, two, three, four, five, eight, half = np.array([1, -2.5, 1.5, -4, -5, 8, -0.5], x.dtype)
-    near = add(add(three, x, two) * x, x, one)
-    far = add(add(x + five, x, eight), x, four) * half
+    number = x.dtype.type
+    near = add(add(number(1.5), x, number(-2.5)) * x, x, number(1))
+    far = add(add(x + number(-5), x, number(8)), x, number(-4)) * number(-0.5)
     return np.where(x < 1.0, near, np.where(x < 2.0, far, 0.0)).astype(x.dtype)
 
 

@@ -16,6 +16,7 @@ import pickle
 import re
 import signal
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -86,11 +87,24 @@ def contents(cluster: RayCluster) -> dict[Path, bytes]:
 
 
 @pytest.fixture
-def pool(cluster: RayCluster, spool: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., RayPool]]:
+def pool(
+    cluster: RayCluster, spool: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[Callable[..., RayPool]]:
     """Make pools. Their engines are so slow that they leave batches for those that come later. Nothing of them is left."""
     monkeypatch.setenv("DDLP_HOME", str(spool / "home"))
     monkeypatch.setenv("DDLP_ENGINE_SLOWDOWN", "25")
-    yield lambda **options: RayPool(**{"address": cluster.address, "num_cpus": 1, "max": 2, **options})
+    pools: list[weakref.ref[RayPool]] = []
+    failed_before = request.session.testsfailed
+
+    def make(**options: Any) -> RayPool:
+        pool = RayPool(**{"address": cluster.address, "num_cpus": 1, "max": 2, **options})
+        pools.append(weakref.ref(pool))
+        return pool
+
+    yield make
+    if request.session.testsfailed > failed_before:  # the test's traceback holds its pool
+        for pool in filter(None, (reference() for reference in pools)):
+            pool.close()
     nothing_left(cluster)
 
 
