@@ -190,7 +190,7 @@ def test_who_closes_a_shelf_waits_for_its_file(
     one.keep([Sample(k, origins(ALL).one(k), image(k)) for k in range(SAMPLES)], 0.01)
     other = threading.Thread(target=one.flush)
     other.start()
-    assert begun.wait(10)
+    assert begun.wait(60)
     one.close()
     assert len(files(tmp_path)) == 1 and not list(tmp_path.rglob("*.part"))
     other.join()

@@ -284,7 +284,7 @@ def test_a_probe_has_one_deadline(scene):
                 reports += buffer.feed(os.read(from_worker[0], 1 << 16))
         finally:
             os.close(to_worker[1])
-            thread.join(10)
+            thread.join(60)
             for descriptor in (to_worker[0], *from_worker):
                 os.close(descriptor)
     _, first, second = (report.get("digests") for report in reports)

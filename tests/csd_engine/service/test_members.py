@@ -41,7 +41,7 @@ def test_who_comes_in_while_it_is_removed_gets_a_new_one(tmp_path: Path) -> None
     newcomer.join(0.3)
     assert not came
     assert watch.remove()
-    newcomer.join(10)
+    newcomer.join(60)
     assert os.listdir(tmp_path) == ["d"] and os.listdir(tmp_path / "d") == ["lock"]
     late = Members.look_on(tmp_path / "d")
     assert not late.alone()

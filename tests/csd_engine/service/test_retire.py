@@ -67,13 +67,13 @@ def test_what_is_begun_is_finished_and_fetched_and_nothing_else_is_begun(recipe,
     assert engine.process.poll() is None
     job.release(0)
     assert "the engine retires" in next_of(events, say.Refused).reason
-    assert engine.process.wait(10) == 0
+    assert engine.process.wait(60) == 0
 
 
 def test_an_idle_engine_ends_at_once(recipe, start):
     engine, link, events, _ = recipe.at_work(start)
     engine.process.send_signal(signal.SIGTERM)
-    assert engine.process.wait(10) == 0
+    assert engine.process.wait(60) == 0
     assert next_of(events, say.Retires).begun == ()
     next_of(events, say.Refused)
     link.close()
@@ -86,7 +86,7 @@ def test_ctrl_c_and_a_second_sigterm_end_it_at_once(begun, ends):
         engine.process.send_signal(signal.SIGTERM)
         next_of(events, say.Retires)
     engine.process.send_signal(ends)
-    assert engine.process.wait(10) == 0
+    assert engine.process.wait(60) == 0
     next_of(events, say.Refused)
 
 
@@ -97,5 +97,5 @@ def test_it_waits_no_longer_than_it_may(recipe, start):
     engine.process.send_signal(signal.SIGTERM)
     next_of(events, say.Retires)
     next_of(events, say.Refused)  # nobody has fetched the batch
-    assert engine.process.wait(10) == 0 and "have not fetched all batches within 0.5 s" in engine.log
+    assert engine.process.wait(60) == 0 and "have not fetched all batches within 0.5 s" in engine.log
     link.close()

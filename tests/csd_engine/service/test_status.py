@@ -67,7 +67,7 @@ def test_one_that_is_not_told_is_an_error(start, recipe):
     thread.start()
     until(lambda: link._asking)
     engine.kill()
-    thread.join(10)
+    thread.join(60)
     assert "broken off" in str(waiting[0])
     link.close()
 

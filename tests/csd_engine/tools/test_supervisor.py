@@ -49,7 +49,7 @@ class Home:
                               and int(s.split()[2]) != before], 20, "an engine")[0]  # fmt: skip
 
     def supervisor(self) -> int:
-        return int(until(lambda: self.read("supervisor.pid"), 10, "a supervisor"))
+        return int(until(lambda: self.read("supervisor.pid"), 60, "a supervisor"))
 
 
 @pytest.fixture

@@ -229,7 +229,7 @@ def test_no_ssh_stays_behind(sshd: Sshd, number: signal.Signals) -> None:
         clients = children(process.pid)
         assert len(clients) == 2
         process.send_signal(number)
-        process.wait(10)
+        process.wait(60)
         until(lambda: not _runs(f"sleep 98{sshd.port}") and not _runs(str(sshd.config)), what="the end of ssh and sleep")
         assert number == signal.SIGKILL or not list(temporary.iterdir()), "only a killed process may leave files"
     finally:

@@ -210,7 +210,7 @@ def test_an_error_in_a_thread_of_ours_ends_the_epoch(paths, engine, monkeypatch,
         list(iterator)
     with pytest.raises(RuntimeError, match="was closed"):
         next(iterator)
-    iterator.executor._threads.join(10)
+    iterator.executor._threads.join(60)
     assert not iterator.executor._threads.at_work
     assert len(list(loader)) == 11
 

@@ -260,7 +260,7 @@ def test_a_signals_handler_may_ask_at_any_moment(paths):
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
-    thread.join(10)
+    thread.join(60)
     assert asked == [(1, 1)]
 
 

@@ -25,7 +25,7 @@ def test_children_come_and_go_in_mid_epoch(leaves_nothing, slow_engine, data, tr
         for end in (lambda: None, lambda: os._exit(0), gc.collect):
             child = context.Process(target=end)
             child.start()
-            child.join(10)
+            child.join(60)
             assert child.exitcode == 0
 
     truth.check(train(loader, 0.01, at={3: children, 9: children}), 1)
@@ -121,7 +121,7 @@ def test_collected_in_one_of_our_own_threads_that_holds_the_lock(leaves_nothing,
             del cycle
             thread = threading.Thread(target=collect, name=name)
             thread.start()
-            thread.join(10)
+            thread.join(60)
             assert not thread.is_alive()
             until(lambda run=run: not run._threads.at_work, 30, "the end of the run")
             del run, collect, thread

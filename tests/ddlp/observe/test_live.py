@@ -144,13 +144,13 @@ def test_an_epoch_that_begins_while_another_thread_looks():
     def late():
         if not asks.is_set():
             asks.set()
-            assert begun.wait(10)
+            assert begun.wait(60)
         return total()
 
     loader._parts.life.total = late
     thread = threading.Thread(target=lambda: looked.append(live(loader)))
     thread.start()
-    assert asks.wait(10)
+    assert asks.wait(60)
     batches = iter(loader)
     next(batches)
     begun.set()

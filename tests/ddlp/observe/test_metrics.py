@@ -108,7 +108,7 @@ def test_closed_it_is_gone():
     server.close()
     server.close()
     with pytest.raises(urllib.error.URLError):
-        urllib.request.urlopen(server.url, timeout=5)
+        urllib.request.urlopen(server.url, timeout=60)
     assert not [thread for thread in threading.enumerate() if thread.name == "ddlp-metrics"]
     with serve_metrics(small(), server.port) as again:
         assert again.port == server.port and scrape(again.url)
@@ -125,7 +125,7 @@ def test_a_forked_worker_does_not_keep_the_port():
     try:
         server.close()
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", server.port), timeout=5)
+            socket.create_connection(("127.0.0.1", server.port), timeout=60)
         serve_metrics(small(), server.port).close()
     finally:
         os.close(write)

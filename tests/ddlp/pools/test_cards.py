@@ -45,7 +45,7 @@ def start(cards: Path, images: Path) -> Iterator[Callable[..., subprocess.Popen[
     for one in started:
         one.send_signal(signal.SIGINT)
     for one in started:
-        one.wait(10)
+        one.wait(60)
         one.stdout.close()
 
 
@@ -69,7 +69,7 @@ def test_each_sample_once_by_engines_that_come_and_go(cards, start, data, truth,
         until(lambda: gone not in names(cards), 30, "its card's end")
 
     truth.check(train(loader, at={0: come, 2: go}))
-    first.wait(10)
+    first.wait(60)
     assert not len(told), list(told)
     truth.check(train(loader, at={0: lambda: wait_for(names(cards), there, loader)}), 1)
     assert len(there(loader)) == 1

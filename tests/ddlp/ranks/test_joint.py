@@ -112,7 +112,7 @@ class Rank:
 
     def end(self) -> None:
         self.process.stdin.close()
-        assert self.process.wait(10) == 0
+        assert self.process.wait(60) == 0
 
     def close(self) -> None:
         if self.process.poll() is None:

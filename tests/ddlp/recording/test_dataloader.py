@@ -178,5 +178,5 @@ def test_a_dropped_loader_leaves_no_worker() -> None:
     kept: Any = loader._iterator
     (process,) = kept._workers
     del loader, kept
-    process.join(10)
+    process.join(60)
     assert process.exitcode is not None

@@ -108,7 +108,7 @@ def test_it_ends_with_its_host(tmp_path, then, number):
     workers = until(lambda: children(engine)) if number else children(engine)
     if number:
         process.send_signal(number)
-    process.wait(10)
+    process.wait(60)
     until(lambda: not alive(engine) and not any(map(alive, workers)), 30, "the end of the engine")
     until(lambda: os.listdir(tmp_path) == [], 30, "the removal of its directory")
     process.stdout.close()
@@ -120,7 +120,7 @@ def test_it_ends_though_a_forked_child_holds_its_pipe(tmp_path):
     child = int(process.stdout.readline())
     try:
         process.kill()
-        process.wait(10)
+        process.wait(60)
         until(lambda: not alive(engine), 30, "the end of the engine")
         until(lambda: os.listdir(tmp_path) == [], 30, "the removal of its directory")
         assert alive(child)

@@ -218,5 +218,5 @@ def test_two_epochs_at_once_and_a_pickled_loader(contract):
 def test_a_node_that_makes_other_samples_stays_out(contract):
     loader = make_loader("wrr", Pool(lies=True))
     with pytest.warns(UserWarning, match="node takes no part.*it makes another batch of the epoch's first sample"):
-        check(train(loader, at={0: lambda: until(lambda: loader.report().notes, 10, "a note")}))
+        check(train(loader, at={0: lambda: until(lambda: loader.report().notes, 60, "a note")}))
     assert not contract.sink.sources and loader.report().batches_csd == 0

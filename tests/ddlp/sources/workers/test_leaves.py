@@ -49,7 +49,7 @@ def ends(way: str, start: str, temporary: Path) -> None:
                 trainer.kill()
             elif way == "del":
                 assert trainer.stdout.readline() == "dropped\n"
-            until(lambda: not any(map(alive, workers)), 10)
+            until(lambda: not any(map(alive, workers)), 30)
             if way == "del":
                 trainer.kill()
             trainer.wait(60)
@@ -62,11 +62,11 @@ def ends(way: str, start: str, temporary: Path) -> None:
     expected = {"Ctrl-C": "KeyboardInterrupt", "exception": "ValueError: the user's own error"}.get(way)
     assert (lines[-1] if lines else None) == expected, "\n".join(lines)
     assert sum(line.startswith("Traceback") for line in lines) == (expected is not None), "\n".join(lines)
-    until(lambda: set(os.listdir("/dev/shm")) <= shared, 10)
+    until(lambda: set(os.listdir("/dev/shm")) <= shared, 30)
     # The directory for sockets of a killed trainer: after "del" no worker is left to remove it, and the fork server has its own
     # socket there, as with torch's DataLoader.
     if way != "del" and (way, start) != ("kill -9", "forkserver"):
-        until(lambda: not any(temporary.iterdir()), 10)
+        until(lambda: not any(temporary.iterdir()), 30)
 
 
 class Breaks(Dataset):
