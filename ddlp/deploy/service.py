@@ -182,9 +182,10 @@ class Service:
             return state.split()[1]
         words = state.split(maxsplit=2)
         reason = words[2] if words[:1] == ["failed"] else state or " ".join(done.err.split()) or "it says nothing"
+        reason = reason[-600:].rstrip(".")
         raise CommandFailed(
-            f"the engine does not start on {self.shell.destination}: {reason[-600:]}. See ddlp logs {self.name}; mend that and "
-            "deploy again.",
+            f"the engine does not start on {self.shell.destination}: {reason}. See ddlp logs {self.name}; mend that and deploy "
+            "again.",
             done,
         )
 
