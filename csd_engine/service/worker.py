@@ -183,7 +183,7 @@ def _with_parcel(job: _OpenJob, parcel: Optional[List[str]]) -> Iterator[None]:
         while checksum.read(descriptor, memory):
             pass
         if checksum.hexdigest() != digest:
-            raise DatasetError("the samples' bytes came damaged: they do not have the digest that the host has told")
+            raise DatasetError("the samples' bytes came damaged: they do not have the digest that the host has sent")
     except BaseException:
         os.close(descriptor)
         raise

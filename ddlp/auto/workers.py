@@ -151,7 +151,7 @@ class AutoWorkers:
     @property
     def line(self) -> str:
         """One line for the user."""
-        begins = f"to begin with, on {self.processors:.3g} processors; an epoch of {LEAST} batches tells more"
+        begins = f"to begin with, on {self.processors:.3g} processors; an epoch of {LEAST} batches shows more"
         return f"{self.count} worker{'s' * (self.count != 1)}, {self.prefetch} batches each ({self.why or begins})"
 
     def know(self, count: int, prefetch: int) -> None:

@@ -90,7 +90,7 @@ def look(shell: Shell, python: str, home: str, code: str = "current", library: s
         if done.status < 0 or done.status > 128:
             return KernelReport(why_not=f"the library makes Python end with status {done.status} there")
         said = done.err.strip().splitlines()
-        return KernelReport(why_not=f"its engine tells nothing of one ({said[-1] if said else f'status {done.status}'})")
+        return KernelReport(why_not=f"its engine says nothing about one ({said[-1] if said else f'status {done.status}'})")
 
 
 def bring(

@@ -122,7 +122,7 @@ class Devices:
             self.distrust(name, f"{_UNUSABLE} of its batches in a row could not be used, the last one since {trouble}")
         elif device.unusable <= _MOST_TOLD:
             text = f"{name}'s copy of batch {position} was not used ({trouble}); the host prepares it again."
-            text += " Further ones are not told." if device.unusable == _MOST_TOLD else ""
+            text += " Further ones are not reported." if device.unusable == _MOST_TOLD else ""
             if vanished:
                 messages.vanished(name, text, time.monotonic())
             else:

@@ -80,7 +80,7 @@ def measured_run(trace: EpochTrace, batch_bytes: float | None = None) -> Measure
         images = fmean(step.samples for step in steps)
         fields["host_cpu_s"] = max(1e-9, fmean(batch.cpu_s for batch in batches) / images * full)
     if began.strategy == DATALOADER:
-        assumed.append("the host goes on with torch's own DataLoader; whether a device can take part, loader.explain() tells")
+        assumed.append("the host goes on with torch's own DataLoader; loader.explain() says whether a device can take part")
     elif not began.travels:
         assumed.append("no device takes part: user code prepares the batches, and that does not travel")
     if began.itself:

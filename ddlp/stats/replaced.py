@@ -65,7 +65,7 @@ class ReplacedSamples:
             return None
         return (
             f"a sample could not be prepared, and another one of its batch has its place (on_error='replace'): {replaced[0]}. "
-            "Further ones are not told; loader.report() names them."
+            "No warning follows for further ones; loader.report() names them."
         )
 
     @property

@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="change no random number: swap a loader only if its transform draws none, and is known as a whole",
     )  # fmt: skip
     parser.add_argument("--no-postpone", action="store_true", help="decode JPEGs at once where Pillow opens them, not late")
-    parser.add_argument("--no-compare", action="store_true", help="don't time torch's own workers: the gain is not told then")
+    parser.add_argument("--no-compare", action="store_true", help="don't time torch's own workers: no gain is reported then")
     parser.add_argument(
         "command_line", nargs=argparse.REMAINDER, metavar="-- SCRIPT ...", help="what to run, and its arguments"
     )

@@ -34,10 +34,10 @@ def wait() -> None:
 
 
 def _at_end() -> None:
-    module = sys.modules.get("ddlp.swap.told")
+    module = sys.modules.get("ddlp.swap.places")
     postponed = _tell_postponed()
     if module is not None and module.PLACES:
-        module.tell_gains()
+        module.print_gains()
     elif postponed or lines.SAID:
         pass
     elif settings().fill:

@@ -72,7 +72,7 @@ def unknown(dataset: Any) -> str:
 def what_would_help() -> str:
     """Return what the script's own data sets could tell, where they have JPEGs; "" where there are none."""
     names = " or ".join(sorted(_OWN))
-    return f". A {names} that tells its files by a method __ddlp__ would be swapped (docs/settings.md)" if names else ""
+    return f". A {names} that names its files by a method __ddlp__ would be swapped (docs/settings.md)" if names else ""
 
 
 def left_alone(kind: str, dataset: Any, why: str) -> None:

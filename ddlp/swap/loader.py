@@ -19,8 +19,8 @@ from ddlp.sampling.epoch_plan import is_built_in
 from ddlp.schedule.strategies import DATALOADER, Order, Ordered, strategy_class
 from ddlp.swap.comparison import BATCHES, compare
 from ddlp.swap.lines import late, made_at
+from ddlp.swap.places import Place, place_of
 from ddlp.swap.settings import settings
-from ddlp.swap.told import Place, place_of
 from ddlp.translate.portable import Portable, own_collate
 from ddlp.translate.transforms import names_of
 

@@ -301,7 +301,7 @@ class EnergyMeter:
         for reader in self._readers:
             for sensor, (part, tally) in reader.tallies.items():
                 if tally.silent:
-                    notes.append(f"{sensor} told nothing: it slept all the time, or can't be read; its joules are missing")
+                    notes.append(f"{sensor} gave no reading: it slept all the time, or can't be read; its joules are missing")
                 if tally.covered_s > 0:
                     by_part.setdefault(part, []).append((sensor, tally))
         parts = []

@@ -48,7 +48,7 @@ class Gpus(Source):
         self.one_of_several_kinds = len(nvml.models) > 1 and len(self._gpus) < nvml.count
         if not self._gpus:
             self.close()
-            raise DDLPError("none of its GPUs tells energy or power" if self._wanted is None else "no GPU that it knows is "
+            raise DDLPError("none of its GPUs reports energy or power" if self._wanted is None else "no GPU that it knows is "
                             f"among CUDA_VISIBLE_DEVICES={','.join(self._wanted)}")  # fmt: skip
         self.interval_s = interval_s(0.0) if all(counts for _, _, counts in self._gpus) else _POWER_INTERVAL_S
 

@@ -59,7 +59,7 @@ class Tally:
         elif seconds <= self._longest_s:
             self._count((before + value) / 2 * seconds, seconds)
         else:
-            self._note(f"{reading.sensor} told nothing for {seconds:.1f} s, which were not counted")
+            self._note(f"{reading.sensor} gave no reading for {seconds:.1f} s, which were not counted")
 
     @property
     def silent(self) -> bool:

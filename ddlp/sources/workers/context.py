@@ -132,7 +132,7 @@ class _Worker:
         code, was = self.process.exitcode, f"It was worker {self.number}, {self.requests.doing}"
         if code is None or code >= 0:
             return RuntimeError(f"DataLoader worker (pid {self.process.pid}) exited unexpectedly, with code {code}. {was}")
-        memory = ". The system kills so when memory runs out, which `dmesg` tells" if -code == signal.SIGKILL else ""
+        memory = ". The system does so when memory runs out: see `dmesg`" if -code == signal.SIGKILL else ""
         return RuntimeError(
             f"DataLoader worker (pid {self.process.pid}) is killed by signal: {signal.strsignal(-code)}. {was}{memory}"
         )

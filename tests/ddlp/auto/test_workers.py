@@ -191,6 +191,6 @@ def test_an_earlier_run_is_believed_until_training_waits() -> None:
 
 def test_its_line_says_how_many_and_why() -> None:
     auto = AutoWorkers(8)
-    assert auto.line == "7 workers, 2 batches each (to begin with, on 8 processors; an epoch of 20 batches tells more)"
+    assert auto.line == "7 workers, 2 batches each (to begin with, on 8 processors; an epoch of 20 batches shows more)"
     auto.measured(Machine(8, 0.01, 0.01, 0.1).epoch(7))
     assert auto.line.startswith("1 worker, 2 batches each (a worker takes 10 ms for a batch, 100 % of it a processor; training")

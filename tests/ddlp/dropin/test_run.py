@@ -195,7 +195,7 @@ def test_what_is_left_alone_is_told_where_and_why_and_what_to_write(folder: Path
     assert reasons[2].startswith("Photographs's own code makes its samples; JPEGs")
     assert "own code makes its samples; ddlp.HuggingFaceImages(dataset, transform, 'photo') in its place would be" in reasons[3]
     assert [reason.partition(": ")[0] for reason in reasons[4:]] == ["<lambda>", "Own", "collate_fn=list"]
-    assert late.endswith(" A Photographs that tells its files by a method __ddlp__ would be swapped (docs/settings.md)"), late
+    assert late.endswith(" A Photographs that names its files by a method __ddlp__ would be swapped (docs/settings.md)"), late
 
 
 LIBRARY = "from torch.utils.data import DataLoader\ndef loader(data): return DataLoader(data, 2)\n"

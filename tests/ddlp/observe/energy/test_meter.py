@@ -269,8 +269,8 @@ def test_a_card_that_sleeps_when_the_meter_is_made_counts_once_it_wakes_up(recor
     result = meter.result()
     (gpu,) = (one for one in result.parts if one.part == "gpu")
     assert gpu.sensors == ("amdgpu/power1",) and gpu.joules == pytest.approx(80)
-    assert [text for text in result.notes if "told nothing" in text] == [
-        "amdgpu/power1-2 told nothing: it slept all the time, or can't be read; its joules are missing"
+    assert [text for text in result.notes if "gave no reading" in text] == [
+        "amdgpu/power1-2 gave no reading: it slept all the time, or can't be read; its joules are missing"
     ]
 
 

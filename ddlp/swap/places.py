@@ -12,7 +12,7 @@ from ddlp.stats.report import Counts
 from ddlp.swap.comparison import Comparison
 from ddlp.swap.lines import say_of_first_rank
 
-__all__ = ["PLACES", "Place", "place_of", "tell_gains"]
+__all__ = ["PLACES", "Place", "place_of", "print_gains"]
 
 
 @dataclass
@@ -79,7 +79,7 @@ def place_of(loader: Any, where: str) -> Place:
     return PLACES.setdefault(name, Place(name))
 
 
-def tell_gains() -> None:
+def print_gains() -> None:
     """Print the gain of each place, at the end of the script."""
     for place in PLACES.values():
         gain = place.gain()
