@@ -91,6 +91,8 @@ def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'ddlp' has no attribute {name!r}")
     value = globals()[name] = getattr(importlib.import_module(_WHERE[name]), name)
+    if name == "DDLPLoader":
+        importlib.import_module("ddlp.sources.host.torch_workers").postpone_in_workers_of_streams()
     return value
 
 

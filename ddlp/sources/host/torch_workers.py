@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch.utils._pytree import tree_flatten
-from torch.utils.data import IterDataPipe, get_worker_info
+from torch.utils.data import IterableDataset, IterDataPipe, get_worker_info
 from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL, signal_handling
 from torch.utils.data.dataloader import (
     _MultiProcessingDataLoaderIter,
@@ -34,10 +34,29 @@ from ddlp.transfer.to_device import MoveAndTransform
 _LOOK_UP_S = 1.0  # after so long without a batch, workers that do not begin are looked for
 
 
+_postponed_in_all_workers = False
+
+
 @functools.cache
+def postpone_in_workers_of_streams() -> None:
+    """Have images postponed in DataLoader workers that this process forks from now on, if they read an `IterableDataset`.
+
+    A library's loader of streams (WebDataset's) is not swapped by importing `DDLPLoader` in DataLoader's place. For other data
+    sets a DataLoader stays as it is until a `DDLPLoader` is made: people compare the two.
+    """
+    decode.in_forks(_postponed_here)
+
+
 def postpone_in_workers() -> None:
     """Have images postponed in all DataLoader workers that this process forks from now on, whoever starts them."""
-    decode.in_forks(lambda: get_worker_info() is not None)
+    global _postponed_in_all_workers
+    _postponed_in_all_workers = True
+    postpone_in_workers_of_streams()
+
+
+def _postponed_here() -> bool:
+    info = get_worker_info()
+    return info is not None and (_postponed_in_all_workers or isinstance(info.dataset, IterableDataset))
 
 
 def samples_in(batch: Any) -> int:

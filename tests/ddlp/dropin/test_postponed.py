@@ -113,6 +113,40 @@ print(kinds(DDLPLoader(Kinds(pathlib.Path(sys.argv[1]), None), 4, num_workers=2)
 """
 
 
+_ONE_WORD = """
+import sys
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+from ddlp import {name}
+
+def postponed():
+    return int("Postponed" in type(Image.open(sys.argv[1])).__name__)
+
+class Rows(Dataset):
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return postponed()
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield postponed()
+
+print([int(batch) for data in (Rows(), Stream()) for workers in (0, 1) for batch in DataLoader(data, num_workers=workers)])
+"""
+
+
+@pytest.mark.parametrize(("name", "streams"), [("DDLPLoader", 1), ("ImageFiles", 0)])
+def test_in_a_librarys_loader_of_streams_once_ddlploader_is_imported(table, need_kernel, name, streams):
+    """WebDataset's has workers of torch's DataLoader, by that name. DataLoader with another data set stays as it is."""
+    (image, _), *_ = csv.reader(table.read_text().splitlines())
+    done = subprocess.run(
+        [sys.executable, "-c", _ONE_WORD.format(name=name), image], stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert done.stdout == f"[0, 0, 0, {streams}]\n"
+
+
 def test_in_workers_of_a_process_that_has_no_kernel_yet(table, need_kernel):
     """They load it at their first JPEG, and loading it opens JPEGs."""
     done = subprocess.run([sys.executable, "-c", _FRESH, str(table)], stdout=subprocess.PIPE, text=True, check=True)
