@@ -14,7 +14,7 @@ from ddlp.deploy.status import ask_all, table
 from ddlp.observe.metrics import prometheus_text
 from ddlp.observe.run import EpochTrace, read_epoch
 from ddlp.recording.events import HostBatch, LeaseCancelled, LeaseGiven, Lost, Published, Retires, Step
-from tests.ddlp.faults.scene import Truth, dataset, make_loader, train, until
+from tests.ddlp.faults.scene import Truth, dataset, descendants, make_loader, train, until
 from tests.ddlp.pools.test_cards import cards, names, start  # noqa: F401
 from tests.ddlp.pools.test_local import BOTH, engine_pids, have_published, slow, there, wait_for  # noqa: F401
 
@@ -56,9 +56,15 @@ def test_an_engine_that_is_told_to_end_delivers_what_it_has_begun(cards, start, 
 
     def end() -> None:
         until(at_work, 30, "leases")
+        (worker,) = descendants(engine.pid)
+        os.kill(worker.pid, signal.SIGSTOP)  # it stays at its batch until the engine has retired
+        until(at_work, 30, "leases")
+        ask_all([str(cards)])  # by its answer the engine has these
         engine.terminate()
         until(lambda: not names(cards), 30, "its card's end")
         assert ask_all([str(cards)]) == []
+        until(lambda: loader._last.executor.ledger.devices[name].retiring, 30, "that the host knows it")
+        os.kill(worker.pid, signal.SIGCONT)
 
     Truth(many).check(train(loader, 0.05, at={0: end}))
     assert engine.wait(20) == 0 and not len(told), list(told)
