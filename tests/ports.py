@@ -21,13 +21,13 @@ _WORKERS = 10  # of pytest-xdist: each has a part of the range, so that two neve
 
 def free_port(addresses: tuple[str, ...] = ("0.0.0.0",), steps: tuple[int, ...] = (0,)) -> int:
     """Return a port that is free at all these addresses, as are those that lie these steps above it."""
-    for port in _ports:
+    while True:
+        port = next(_ports)
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
             for address in addresses:
                 for step in steps:
                     stack.enter_context(socket.socket()).bind((address, port + step))
             return port
-    raise AssertionError("the ports are an endless row")
 
 
 def _row() -> Iterator[int]:

@@ -58,13 +58,15 @@ def test_an_engine_that_is_told_to_end_delivers_what_it_has_begun(cards, start, 
         until(at_work, 30, "leases")
         (worker,) = descendants(engine.pid)
         os.kill(worker.pid, signal.SIGSTOP)  # it stays at its batch until the engine has retired
-        until(at_work, 30, "leases")
-        ask_all([str(cards)])  # by its answer the engine has these
-        engine.terminate()
-        until(lambda: not names(cards), 30, "its card's end")
-        assert ask_all([str(cards)]) == []
-        until(lambda: loader._last.executor.ledger.devices[name].retiring, 30, "that the host knows it")
-        os.kill(worker.pid, signal.SIGCONT)
+        try:
+            until(at_work, 30, "leases")
+            ask_all([str(cards)])  # by its answer the engine has these
+            engine.terminate()
+            until(lambda: not names(cards), 30, "its card's end")
+            assert ask_all([str(cards)]) == []
+            until(lambda: loader._last.executor.ledger.devices[name].retiring, 30, "that the host knows it")
+        finally:
+            os.kill(worker.pid, signal.SIGCONT)
 
     Truth(many).check(train(loader, 0.05, at={0: end}))
     assert engine.wait(20) == 0 and not len(told), list(told)
