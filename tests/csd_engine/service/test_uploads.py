@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import time
 import zlib
 from pathlib import Path
 from queue import SimpleQueue
@@ -233,10 +232,9 @@ def test_imagenets_names_cost_little_and_a_second_job_starts_at_once(start, reci
     answers = job.probe(1, 1, [(number, 0) for number in range(0, len(paths), 10007)])
     assert all("_" in answer.error and "No such file" in answer.error for answer in answers)
     assert memory() - before < 20 << 10
-    start_s = time.monotonic()
-    second = link.open_job(recipe.pipeline, dataset, Layout(8, 32, 32, 3), lambda _: manifest, print)
+    # The names are there: nobody asks for them again.
+    second = link.open_job(recipe.pipeline, dataset, Layout(8, 32, 32, 3), lambda _: pytest.fail("sent twice"), print)
     assert "No such file" in second.probe(1, 1, [(len(paths) - 1, 0)])[0].error
-    assert time.monotonic() - start_s < 1
     print("private KiB", before, memory())
     link.close()
     until(lambda: not list(engine.spool.glob("job-*")))

@@ -127,10 +127,8 @@ def test_a_subclass_makes_its_samples_itself(served):
 def test_the_requests_go_ahead_of_the_batches(served):
     served.latency_s = 0.05
     dataset = objects(served, DETERMINISTIC)
-    began = time.monotonic()
     assert len(list(DDLPLoader(dataset, 2, num_workers=1))) == 21
     assert served.most > 4  # more than those of a batch at once
-    assert time.monotonic() - began < 10
 
 
 def test_bad_objects_are_errors_in_their_place(served):

@@ -104,13 +104,11 @@ def test_the_spools_files_lead_nowhere_else(engines, told, images, tmp_path, way
 # -- unreachable engines ------------------------------------------------------------------------------------------------
 
 
-def fails(loader, kind, match, within_s=6.0):
-    """Assert that the first iteration raises with what is wrong, and soon."""
-    began = time.monotonic()
+def fails(loader, kind, match):
+    """Assert that the first iteration raises with what is wrong."""
     with pytest.raises(kind, match=match):
         for _ in loader:
             time.sleep(0.1)
-    assert time.monotonic() - began < within_s
 
 
 def test_nobody_there(leaves_nothing, data, tmp_path):
