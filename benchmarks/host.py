@@ -25,7 +25,6 @@ from benchmarks.common import Aim, Say, add_output, alternate, child, command, e
 from benchmarks.contenders import (
     BARE,
     BARE_TWO,
-    BARE_UINT8,
     BASELINES,
     CONTENDERS,
     DALI,
@@ -56,7 +55,7 @@ _AIMS: dict[tuple[str, float], dict[str, tuple[float, float | None]]] = {
 _TWO_CORES = 1.85
 # Fast contenders go through small sets so often in a turn: a turn of half a second tells nothing.
 _TIMES = {"cifar10": 25, "46": 3}
-_FAST = (OURS, OURS_UINT8, OURS_FAST, OURS_TWO, BARE, BARE_UINT8, BARE_TWO)
+_FAST = (OURS, OURS_UINT8, OURS_FAST, OURS_TWO, BARE, BARE_TWO)
 
 
 @dataclass
@@ -258,7 +257,7 @@ def table(result: Result) -> str:
 
 def _bound(here: Table, name: str) -> list[float] | None:
     """Return the rates of the bare loop that is the bound of one of our contenders; None for other contenders."""
-    return here.rates.get({OURS: BARE, OURS_UINT8: BARE_UINT8, OURS_TWO: BARE_TWO}.get(name, ""))
+    return here.rates.get({OURS: BARE, OURS_TWO: BARE_TWO}.get(name, ""))
 
 
 if __name__ == "__main__":
