@@ -134,7 +134,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=5, help="turns of each (%(default)s)")
     parser.add_argument("--images", type=int, default=0, help="largest number of images in a turn (all)")
     parser.add_argument("--batch", type=int, help="batch size (64; 256 for cifar10)")
-    parser.add_argument("--cpu", type=int, help="the core to use (the last one)")
     parser.add_argument(
         "--clock", choices=["wall", "cpu"], default="wall",
         help="cpu: images per processor second, for a machine on which other programs run (%(default)s)",
@@ -169,19 +168,13 @@ def measure(options: argparse.Namespace, tell: Say) -> Result:
             tell(f"{title(here)}: {len(names)} contenders, {options.rounds} rounds")
             here.speeds = {name: [] for name in names}
             # The metronome's sample comes from ImageNet, whatever is measured.
-            sample, cores = ensure_data(options.data, mean_kb=options.mean_kb[0]), {*_cores(1, options), *_cores(2, options)}
-            with Metronome(sample, sorted(cores)) as metronome:
+            sample = ensure_data(options.data, mean_kb=options.mean_kb[0])
+            with Metronome(sample, sorted(os.sched_getaffinity(0))[-2:]) as metronome:
                 turns = {name: partial(_turn, name, here, directory, options, metronome) for name in names}
                 here.measured = alternate(turns, options.rounds, tell)
             here.level()
             result.tables.append(here)
     return result
-
-
-def _cores(number: int, options: argparse.Namespace) -> list[int]:
-    """Return the last cores, or for one core the one that --cpu asks for."""
-    usable = sorted(os.sched_getaffinity(0))
-    return [options.cpu] if number == 1 and options.cpu is not None else usable[-number:]
 
 
 def _missing(name: str) -> str | None:
@@ -194,7 +187,7 @@ def _turn(name: str, here: Table, directory: Path, options: argparse.Namespace, 
     cores = CONTENDERS[name].cores
     times = _TIMES.get(here.pipeline, _TIMES.get(f"{here.mean_kb:g}", 1)) if name in _FAST else 1
     work = Work(name, here.pipeline, str(directory), here.batch, here.images, cores, times)
-    used = _cores(cores, options)
+    used = sorted(os.sched_getaffinity(0))[-cores:]
     done = child("benchmarks.contenders", asdict(work), used)
     speeds = metronome.speeds(done["began"], done["ended"])
     here.speeds[name].append(statistics.mean(speeds[cpu] for cpu in used))

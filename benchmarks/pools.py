@@ -26,7 +26,7 @@ from torchvision import transforms
 import benchmarks.standin
 from benchmarks.common import Aim, BenchFailed, add_output, command, emit, say, spread
 from ddlp import DDLPLoader, ImageArrays, LocalPool, load_operators
-from ddlp.tryout.rounds import rotated
+from ddlp.tryout.rounds import ratios, rotated
 
 HOST_S = ENGINE_S = 0.08  # seconds of a batch
 STEP_S = 0.004
@@ -46,7 +46,7 @@ class Line:
     @property
     def of_bound(self) -> list[float]:
         """Ours as a part of the bound, round by round."""
-        return [ours / bound for ours, bound in zip(self.ours, self.bound, strict=True)]
+        return ratios(self.ours, self.bound)
 
 
 @dataclass
