@@ -145,9 +145,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
     if options.bits is not None:
-        comparison = bits.compare(options.bits, say)
+        comparison = bits.compare_kinds(options.bits, say)
         emit(options, comparison, bits.table(comparison), bits.aims(comparison))
-        return 0 if comparison.differing == 0 else 1
+        return 0 if comparison.all_right else 1
     result = measure(options, say)
     emit(options, result, table(result), aims(result))
     return 0

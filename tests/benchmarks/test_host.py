@@ -145,33 +145,28 @@ def one_off(*arguments, prepare=bits.prepare):
 
 @pytest.mark.parametrize("kind", ["411", "grey progressive"])
 def test_pixels_are_torchvisions(kind, tmp_path, monkeypatch):
-    found = bits.compare_kind(kind, 24, tmp_path)
-    assert found["differing"] == 0 and found["examples"] == []
+    assert bits.compare_kind(kind, 24, tmp_path).differing == {kind: 0}
     monkeypatch.setattr(bits, "prepare", one_off)
     found = bits.compare_kind(kind, 24, tmp_path)
-    assert found["differing"] == 24 and "up to 1" in found["examples"][0]
-    result = bits.Bits({kind: 24}, {kind: 0}, {kind: 24}, found["examples"])
-    assert result.differing == 24 and bits.aims(result)[0].text.endswith("MISSED") and kind in bits.table(result)
+    assert found.samples == found.differing == {kind: 24} and found.most == {kind: 1} and not found.all_right
+    assert bits.aims(found)[0].text.endswith("MISSED") and kind in bits.table(found)
+    both = bits.PixelCounts()
+    both.join(found)
+    both.join(found)
+    assert both.differing == {kind: 48} and both.most == {kind: 1}
 
 
 def test_each_operators_pixels_are_torchvisions(tmp_path, monkeypatch):
     names = [name for name in operators.OPERATORS if name != operators.TIMMS or find_spec("timm")]
 
-    def over(kind):
-        result = operators.OperatorBits()
-        for answer in operators.compare_kind(kind, 2, names, tmp_path):
-            result.add(answer)
-        return result
-
-    found = over("420")
-    assert all(found.right(name) for name in names) and set(found.values.values()) == {2 * 64 * 64 * 3}
+    found = operators.compare_kind("420", 2, names, tmp_path)
+    assert found.all_right and list(found.samples) == names and set(found.values.values()) == {2 * 64 * 64 * 3}
     drawn = [step for name in names for step in steps_of(name)]
     kinds = {"Enhance", "Hue", "Gray", "Blur", "Warp", "Table", "AutoContrast", "Equalize"}
     assert kinds <= {type(step).__name__ for step in drawn}
     monkeypatch.setattr(operators, "prepare", one_off)
-    found = over("420")
-    assert not any(found.right(name) for name in names if name not in operators.BY_ONE)
-    assert operators.aims(found)[0].text.endswith("MISSED") and "RandomAffine" in operators.table(found)
+    found = operators.compare_kind("420", 2, names, tmp_path)
+    assert not any(found.right(name) for name in names if name not in bits.BY_ONE)
 
 
 def steps_of(name):
