@@ -11,7 +11,6 @@ from typing import Any
 from ddlp.observe.engine_time import DeviceTime, device_times
 from ddlp.observe.run import EpochTrace, training_spans
 from ddlp.observe.spans import Span, both, clip, length, less, union, within
-from ddlp.observe.words import aligned, number, percent, seconds
 from ddlp.recording.events import (
     EpochBegan,
     Exhausted,
@@ -29,6 +28,7 @@ from ddlp.recording.events import (
 )
 from ddlp.schedule.ledger import RETIRED
 from ddlp.stats.waiting import WaitingVerdict, judge
+from ddlp.stats.words import aligned, number, percent, seconds
 
 __all__ = ["ADVICE", "Analysis", "Resource", "StageRates", "analyse"]
 
