@@ -10,6 +10,7 @@ from ddlp.auto.measured import OffloadPath
 from ddlp.observe.play import Played, play_epoch
 from ddlp.observe.setup import Setup
 from ddlp.schedule.strategies import STRATEGIES, Auto, Cpu, Strategy, Wrr
+from ddlp.stats.words import aligned
 
 __all__ = ["SIMULATED", "WAITS", "Row", "predict", "rows", "text"]
 
@@ -97,8 +98,6 @@ def text(setup: Setup, source: str, rows: Sequence[Row]) -> str:
     """For a person: what is planned for, the table, and what has been assumed. ``source`` says where the figures are from."""
     measured = setup.measured
     table = [("strategy", "engines", "epoch", "speed", "at best", "waits", "limit"), *map(_cells, rows)]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    words = {0, 1, 6}  # columns that stand to the left
     lines = [
         f"from {source}:",
         f"  an epoch of {setup.batches:,} batches; a training step takes {measured.step_s:.4g} s",
@@ -107,12 +106,7 @@ def text(setup: Setup, source: str, rows: Sequence[Row]) -> str:
     for path in measured.paths:
         workers = f", {path.workers} workers" if path.workers > 1 else ""
         lines.append(f"  {path.source} makes {path.batches_per_s:.4g} batches/s, by {path.transport}{workers}")
-    lines.append("")
-    for row in table:
-        cells = (cell.ljust(width) if column in words else cell.rjust(width)
-                 for column, (cell, width) in enumerate(zip(row, widths, strict=True)))  # fmt: skip
-        lines.append("  ".join(cells).rstrip())
-    lines += ["", *(f"assumed: {assumption}" for assumption in setup.assumed)]
+    lines += ["", *aligned(table, left=(0, 1, 6)), "", *(f"assumed: {assumption}" for assumption in setup.assumed)]
     if setup.batches > SIMULATED:
         lines.append(f"simulated: {SIMULATED:,} of the {setup.batches:,} batches; seconds are scaled")
     return "\n".join(lines)
