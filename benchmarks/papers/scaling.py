@@ -35,6 +35,7 @@ WINDOWS = 6  # after so many windows a rule should be there
 TARGET = 0.8  # of the engines' processors in use: Kubernetes' HorizontalPodAutoscaler in Cachew's comparison
 TOLERANCE = 0.1  # from the target, in which that one changes nothing: its default
 ROOM = 4  # batches in an engine's spool
+NOISE = 0.05  # relative spread of a batch's time
 
 
 def random_pool(rng: random.Random) -> tuple[Measured, int, float]:
@@ -268,7 +269,7 @@ class Scaled:
 
 
 def compare(
-    rng: random.Random, count: int, *, batches: int = 1000, noise: float = 0.05, rules: Collection[str] = RULES
+    rng: random.Random, count: int, *, batches: int = 1000, rules: Collection[str] = RULES
 ) -> Iterator[Scaled]:
     """Draw so many workloads. Yield for each what every rule does in the first batches of an epoch."""
     for seed in [rng.getrandbits(64) for _ in range(count)]:
@@ -279,7 +280,7 @@ def compare(
             own, rule = random.Random(seed), RULES[name](truth)
 
             def about(seconds: float, own: random.Random = own) -> float:
-                return seconds * max(0.01, own.gauss(1.0, noise))
+                return seconds * max(0.01, own.gauss(1.0, NOISE))
 
             pools: list[Pool] = []
 
@@ -330,12 +331,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of the random workloads (default 0)")
     parser.add_argument("--workloads", type=int, default=1000, help="number of workloads (default 1000)")
     parser.add_argument("--batches", type=int, default=1000, help="batches of an epoch (default 1000)")
-    parser.add_argument("--noise", type=float, default=0.05, help="relative spread of a batch's time (default 0.05)")
     parser.add_argument("--rules", nargs="+", choices=RULES, default=list(RULES), help="rules to try (default: all)")
     given = parser.parse_args()
-    rows = list(compare(
-        random.Random(given.seed), given.workloads, batches=given.batches, noise=given.noise, rules=given.rules
-    ))  # fmt: skip
+    rows = list(compare(random.Random(given.seed), given.workloads, batches=given.batches, rules=given.rules))
     print(f"{given.workloads} workloads\n\n{table(rows)}")
     for hidden, what in ((False, "nothing limits all engines together"), (True, "all engines together have a limit")):
         some = [row for row in rows if row.hidden == hidden]
