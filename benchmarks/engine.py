@@ -92,10 +92,9 @@ class Place:
     plain: EngineLink | None = None  # to an engine without kernel
 
 
-def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
+def report_parts() -> list[tuple[str, list[str]]]:
     """Return what `python -m benchmarks --all` runs of this bench: titles and arguments."""
-    short = ["--rounds", "2", "--seconds", "2"] if quick else []
-    return [("An engine's worker against a bare Pillow loop", ["--local", *short])]
+    return [("An engine's worker against a bare Pillow loop", ["--local"])]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

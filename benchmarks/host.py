@@ -95,7 +95,7 @@ class Result:
     tables: list[Table] = field(default_factory=list)
 
 
-def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
+def report_parts() -> list[tuple[str, list[str]]]:
     """Return what `python -m benchmarks --all` runs of this bench: titles and arguments."""
     few = [OURS, OURS_UINT8, *BASELINES, BARE, OURS_TWO, BARE_TWO]
     all_peers = [*few, TENSORS, DALI, SPDL, TURBOLOADER]
@@ -108,14 +108,14 @@ def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
         ("Presets", ["--pipelines", *PRESETS, "--contenders", OURS, *BASELINES, DALI, BARE, "--rounds", "3"]),
     ]
     # Half of the set; all of it if a turn of ours would be too short.
-    short = ["--rounds", "2", "--images", "320"] if quick else ["--images", "880"]
+    short = ["--images", "880"]
     fast = {"cifar10", "46"}
     return [
         *(
-            (f"Images/s on one core: {title}", [*arguments, *(short if quick or not fast & set(arguments) else [])])
+            (f"Images/s on one core: {title}", [*arguments, *([] if fast & set(arguments) else short)])
             for title, arguments in parts
         ),
-        ("The same bits as torchvision", ["--bits", "100" if quick else "20000"]),
+        ("The same bits as torchvision", ["--bits", "20000"]),
     ]
 
 

@@ -50,11 +50,6 @@ class Result:
     lines: list[Line] = field(default_factory=list)
 
 
-def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
-    """Return what `python -m benchmarks --all` runs of this bench: titles and arguments."""
-    return [("Memory of all processes", ["--rounds", "1", "--steps", "6"] if quick else [])]
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add_data(parser)

@@ -126,23 +126,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_output(parser)
 
 
-def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
+def report_parts() -> list[tuple[str, list[str]]]:
     """Return what `python -m benchmarks --all` runs of this bench: titles and arguments."""
-    short = ["--rounds", "1", "--batches", "100", "--seconds", "3"] if quick else []
     # A slow engine makes few batches, and it may stop up to one batch before the epoch's end: so its epochs are longer.
-    third, tenth = ["--csd", "0.3333"], ["--csd", "0.1", *([] if quick else ["--batches", "600"])]
+    third, tenth = ["--csd", "0.3333"], ["--csd", "0.1", "--batches", "600"]
     ours = ["--strategies", "cpu", "mte", "wrr"]
     few = ["--rounds", "2", "--batches", "150"]
     return [
-        ("Overlap: engine at 1/3, uint8", ["--output", "uint8", *third, *ours, "ordered", *short]),
-        ("Overlap: engine at 1/10, uint8", ["--output", "uint8", *tenth, *ours, *short]),
+        ("Overlap: engine at 1/3, uint8", ["--output", "uint8", *third, *ours, "ordered"]),
+        ("Overlap: engine at 1/10, uint8", ["--output", "uint8", *tenth, *ours]),
         (
             "Overlap: engine at 1/3, the accelerator is the bound, uint8",
-            ["--output", "uint8", *third, *ours, "--accelerator", "1.5", *short],
+            ["--output", "uint8", *third, *ours, "--accelerator", "1.5"],
         ),
-        ("Overlap: engine at 1/3, float32", ["--output", "float32", *third, *ours, *short]),
-        ("Overlap: engine at 1/10, float32", ["--output", "float32", *tenth, *ours, *short]),
-        ("Overlap: RandAugment, engine at 1/3, float32", ["--pipeline", "randaugment", *third, *ours, *few, *short]),
+        ("Overlap: engine at 1/3, float32", ["--output", "float32", *third, *ours]),
+        ("Overlap: engine at 1/10, float32", ["--output", "float32", *tenth, *ours]),
+        ("Overlap: RandAugment, engine at 1/3, float32", ["--pipeline", "randaugment", *third, *ours, *few]),
     ]
 
 

@@ -68,11 +68,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_output(parser)
 
 
-def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
-    """Return what `python -m benchmarks --all` runs of this bench: titles and arguments."""
-    return [("A pool of n engines", ["--engines", "1", "2", "--batches", "20", "--rounds", "1"] if quick else [])]
-
-
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
     if min(options.engines) < 1 or min(options.batches, options.rounds) < 1:

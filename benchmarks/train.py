@@ -81,13 +81,12 @@ class Result:
         return [min(t, a + b) for t, a, b in zip(self.r_train, self.r_cpu, self.r_csd, strict=True)]
 
 
-def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
+def report_parts() -> list[tuple[str, list[str]]]:
     """Return what `python -m benchmarks --all` runs of this bench: titles and arguments; none if there is no GPU."""
-    short = ["--rounds", "1", "--batches", "20"] if quick else []
     models = (("resnet50", "ResNet-50"), ("vit_b_16", "ViT-B/16"))
     if not torch.cuda.is_available():
         return []
-    return [(f"An epoch of {title} on the GPU", ["--model", name, *short]) for name, title in models]
+    return [(f"An epoch of {title} on the GPU", ["--model", name]) for name, title in models]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
