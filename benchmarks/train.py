@@ -31,7 +31,6 @@ from benchmarks.common import Aim, BenchFailed, add_output, command, emit, say, 
 from ddlp import decode
 from ddlp.loader import DDLPLoader
 from ddlp.process.cores import pinned
-from ddlp.schedule.strategies import called
 from ddlp.sources.engine.embedded import EmbeddedOptions, acquire
 from ddlp.tryout.rounds import ratios, rotated
 
@@ -104,7 +103,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--workers", type=int, nargs="+",
         help="DataLoader's numbers of workers, of which the best is taken (as many as cores, and twice as many)",
     )  # fmt: skip
-    parser.add_argument("--transfer", help="DDLPLoader's argument transfer (auto)")
     add_output(parser)
 
 
@@ -211,7 +209,7 @@ def _baseline(options: argparse.Namespace, workers: int, batches: int) -> DataLo
 def _ours(options: argparse.Namespace, strategy: str, workers: int) -> DDLPLoader:
     return DDLPLoader(
         _dataset(options, options.batches), options.batch, shuffle=True, num_workers=workers, strategy=strategy,
-        device=options.device, transfer=options.transfer if called(strategy).uses_device else None, seed=0,
+        device=options.device, seed=0,
     )  # fmt: skip
 
 
