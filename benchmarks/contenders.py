@@ -108,7 +108,7 @@ def _dataloader(workers: int) -> Callable[[Work], Iterator[Any]]:
 
     def make(work: Work) -> Iterator[Any]:
         ahead: dict[str, Any] = {"prefetch_factor": 4, "persistent_workers": True} if workers else {}
-        return iter(DataLoader(_ring(work), work.batch, num_workers=workers, pin_memory=data.pin_memory(), **ahead))
+        return iter(DataLoader(_ring(work), work.batch, num_workers=workers, pin_memory=torch.cuda.is_available(), **ahead))
 
     return make
 

@@ -162,15 +162,16 @@ def table(result: Result) -> str:
 
 
 def _loader(work: Mapping[str, Any]) -> Any:
+    import torch
     from torch.utils.data import DataLoader, Subset
 
-    from benchmarks.data import dataset, pin_memory
+    from benchmarks.data import dataset
     from ddlp.loader import DDLPLoader
 
     images: Any = dataset(Path(work["directory"]), "imagenet1")
     count = (work["steps"] + 4 * work["workers"]) * work["batch"]  # never near the epoch's end
     ring = Subset(images, [k % len(images) for k in range(count)])
-    common: dict[str, Any] = {"shuffle": True, "num_workers": work["workers"], "pin_memory": pin_memory()}
+    common: dict[str, Any] = {"shuffle": True, "num_workers": work["workers"], "pin_memory": torch.cuda.is_available()}
     if work["name"] == PEER:
         return DataLoader(ring, work["batch"], **common)
     return DDLPLoader(ring, work["batch"], **common, strategy=STRATEGIES[work["name"]], seed=0)

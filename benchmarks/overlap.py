@@ -24,6 +24,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, Subset
 
 from benchmarks import data
@@ -234,7 +235,7 @@ def contender(name: str, options: argparse.Namespace, engine: Bare, slowdown: fl
                 workers = PEERS.index(name)
                 ahead: dict[str, Any] = {"prefetch_factor": 4} if workers else {}
                 loader = DataLoader(
-                    dataset, options.batch, shuffle=True, num_workers=workers, pin_memory=data.pin_memory(),
+                    dataset, options.batch, shuffle=True, num_workers=workers, pin_memory=torch.cuda.is_available(),
                     worker_init_fn=decode.not_here, **ahead,
                 )  # fmt: skip
                 return Timed.of(n, *epoch(loader, accelerator_s)), 0
