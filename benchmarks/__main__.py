@@ -1,9 +1,9 @@
 r"""Run benchmarks: without --all, print what there is. Each is also a command: `python -m benchmarks.host --help`.
 
 --all runs them one after another, each in a process of its own, and writes docs/benchmarks.md. A bench may tell its parts by
-``report_parts(quick) -> [(title, arguments)]``; else it runs once, without arguments. Each part's result is stored below
-data/bench when the part is done. So --resume continues a run that was interrupted, and --only runs some benches again and keeps
-the figures of the others.
+``report_parts() -> [(title, arguments)]``; else it runs once, without arguments, and its title stands in `BENCHES`. Each part's
+result is stored below data/bench when the part is done. So --resume continues a run that was interrupted, and --only runs some
+benches again and keeps the figures of the others.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ PARTS = Path("data/bench/report")
 DOCUMENT = Path("docs/benchmarks.md")
 BENCHES = {
     "engine": "an engine's images/s on one core against a bare Pillow loop on the same computer",
-    "overhead": "what scheduling costs a batch, at a thousand batches and at a million, and what recording adds",
+    "overhead": "overhead of scheduling: what a batch costs, at a thousand batches and at a million, and what recording adds",
     "overlap": "host on one core, engine on another: how close both come to r_cpu + r_csd",
     "host": "images/s of one core against DataLoader, DALI, SPDL and torchvision; the same bits",
     "operators": "each operator's pixels, N draws over all kinds of JPEG, against torchvision's",
     "torchvision_rows": "each row of ddlp parity beside torchvision's own call, same numbers",
-    "usercode": "data sets and transforms of your own, against DataLoader, with 0, 1 and 2 workers",
-    "memory": "memory of all processes during an epoch, against DataLoader",
-    "startup": "time to the first batch, against DataLoader; also with 1.28 million files",
-    "papers.scaled": "rows of the DDLP paper's Table VI in scaled time, against their limit and its own WRR",
-    "pools": "what n engines bring, against their bound and DataLoader with n + 1 workers",
+    "usercode": "data sets that run as user code: against DataLoader, with 0, 1 and 2 workers",
+    "memory": "memory of all processes: during an epoch, against DataLoader",
+    "startup": "time to the first batch: against DataLoader, also with 1.28 million files",
+    "papers.scaled": "the paper's Table VI: its rows in scaled time, against their limit and its own WRR",
+    "pools": "a pool of n engines: what they bring, against their bound and DataLoader with n + 1 workers",
     "transfer": "a device's batch into memory, through the spool and over the socket",
     "gpu": "batch files into a GPU's memory by each way, against copies from page-locked memory",
     "train": "epochs of real models on a GPU: DataLoader, cpu, mte, wrr, against their bound",
@@ -66,9 +66,6 @@ class Part:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("--all", action="store_true", help=f"run all benchmarks and write {DOCUMENT}")
-    parser.add_argument(
-        "--quick", action="store_true", help="with --all: few rounds of few images, to see that everything runs"
-    )
     parser.add_argument("--resume", action="store_true", help="with --all: keep what an earlier run has finished")
     parser.add_argument("--only", nargs="+", choices=sorted(BENCHES), metavar="B", help="with --all: run only these again")
     parser.add_argument("--document", type=Path, default=DOCUMENT, help="with --all: the file to write (%(default)s)")
@@ -81,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
         print(*(f"{f'python -m benchmarks.{name}':38}{text}" for name, text in BENCHES.items()), sep="\n")
         return 0
     options.parts.mkdir(parents=True, exist_ok=True)
-    wanted = planned(BENCHES, options.quick)
+    wanted = planned(BENCHES)
     for number, (title, bench, arguments) in enumerate(wanted):
         kept = _kept(options.parts, title)
         skip = (
@@ -93,18 +90,19 @@ def run(options: argparse.Namespace) -> int:
             _path(options.parts, title).write_text(json.dumps(asdict(part), indent=1) + "\n")
         parts = [saved for title, _, _ in wanted if (saved := _kept(options.parts, title)) is not None]
         options.document.parent.mkdir(parents=True, exist_ok=True)
-        options.document.write_text(document(parts, options.quick))  # after each part: the run may be interrupted
+        options.document.write_text(document(parts))  # after each part: the run may be interrupted
     failed = [part.title for part in parts if part.status]
     print(f"{options.document}: {len(parts)} parts{', failed: ' + '; '.join(failed) if failed else ''}")
     return 1 if failed else 0
 
 
-def planned(benches: Mapping[str, str], quick: bool) -> list[tuple[str, str, list[str]]]:
+def planned(benches: Mapping[str, str]) -> list[tuple[str, str, list[str]]]:
     """Return (title, bench, arguments) of all parts."""
     plan = []
     for bench, text in benches.items():
         module: Any = importlib.import_module(f"benchmarks.{bench}")
-        parts = module.report_parts(quick) if hasattr(module, "report_parts") else [(text[:1].upper() + text[1:], [])]
+        title = text.partition(":")[0]
+        parts = module.report_parts() if hasattr(module, "report_parts") else [(title[:1].upper() + title[1:], [])]
         plan += [(title, bench, list(arguments)) for title, arguments in parts]
     return plan
 
@@ -138,7 +136,7 @@ def _kept(parts: Path, title: str) -> Part | None:
     return Part(**json.loads(path.read_text())) if path.exists() else None
 
 
-def document(parts: Sequence[Part], quick: bool) -> str:
+def document(parts: Sequence[Part]) -> str:
     """Return the document's text."""
     here = machine()
     lines = [
@@ -151,8 +149,6 @@ def document(parts: Sequence[Part], quick: bool) -> str:
         f"Machine: {machine_line(here)}; libjpeg-turbo {here['libjpeg']}.",
         "",
     ]
-    if quick:
-        lines += ["**A quick run: few images and rounds, to see that everything runs. Its figures say little.**", ""]
     aims = [aim for part in parts for aim in part.aims]
     if aims:
         missed = [aim for aim in aims if not aim.endswith("reached")]

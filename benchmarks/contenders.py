@@ -108,7 +108,7 @@ def _dataloader(workers: int) -> Callable[[Work], Iterator[Any]]:
 
     def make(work: Work) -> Iterator[Any]:
         ahead: dict[str, Any] = {"prefetch_factor": 4, "persistent_workers": True} if workers else {}
-        return iter(DataLoader(_ring(work), work.batch, num_workers=workers, pin_memory=data.pin_memory(), **ahead))
+        return iter(DataLoader(_ring(work), work.batch, num_workers=workers, pin_memory=torch.cuda.is_available(), **ahead))
 
     return make
 
@@ -149,43 +149,33 @@ def _tensors(work: Work) -> Iterator[Any]:
         yield finish(images), labels
 
 
-def _dali(uint8: bool) -> Callable[[Work], Iterator[Any]]:
-    def make(work: Work) -> Iterator[Any]:
-        from nvidia.dali import fn, pipeline_def, types
-        from nvidia.dali.plugin.pytorch import DALIGenericIterator
+def _dali(work: Work) -> Iterator[Any]:
+    from nvidia.dali import fn, pipeline_def
+    from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
-        files = _files(work)
+    files = _files(work)
 
-        conditional = work.pipeline in data.PRESETS  # DALI's policies are made of if statements
+    conditional = work.pipeline in data.PRESETS  # DALI's policies are made of if statements
 
-        @pipeline_def(
-            batch_size=work.batch, num_threads=1, device_id=None, prefetch_queue_depth=2, enable_conditionals=conditional
-        )
-        def graph() -> Any:
-            paths, labels = [path for path, _ in files], [label for _, label in files]
-            encoded, label = fn.readers.file(files=paths, labels=labels, name="reader")
-            if work.pipeline not in data.RESIZE:
-                images = fn.decoders.image_random_crop(encoded, random_area=[0.08, 1.0], random_aspect_ratio=[3 / 4, 4 / 3])
-                images, mirror = fn.resize(images, resize_x=224, resize_y=224), fn.random.coin_flip()
-                images = _dalis(work.pipeline, images)
-            else:
-                images = fn.resize(fn.decoders.image(encoded), resize_shorter=data.RESIZE[work.pipeline])
-                mirror = 0
-            if uint8:
-                images = fn.crop_mirror_normalize(
-                    images, crop=(224, 224), mirror=mirror, dtype=types.UINT8, output_layout="HWC"
-                )
-            else:
-                mean, std = [255 * m for m in data.MEAN], [255 * s for s in data.STD]
-                images = fn.crop_mirror_normalize(
-                    images, crop=(224, 224), mirror=mirror, mean=mean, std=std, output_layout="CHW"
-                )
-            return images, label
+    @pipeline_def(
+        batch_size=work.batch, num_threads=1, device_id=None, prefetch_queue_depth=2, enable_conditionals=conditional
+    )
+    def graph() -> Any:
+        paths, labels = [path for path, _ in files], [label for _, label in files]
+        encoded, label = fn.readers.file(files=paths, labels=labels, name="reader")
+        if work.pipeline not in data.RESIZE:
+            images = fn.decoders.image_random_crop(encoded, random_area=[0.08, 1.0], random_aspect_ratio=[3 / 4, 4 / 3])
+            images, mirror = fn.resize(images, resize_x=224, resize_y=224), fn.random.coin_flip()
+            images = _dalis(work.pipeline, images)
+        else:
+            images = fn.resize(fn.decoders.image(encoded), resize_shorter=data.RESIZE[work.pipeline])
+            mirror = 0
+        mean, std = [255 * m for m in data.MEAN], [255 * s for s in data.STD]
+        images = fn.crop_mirror_normalize(images, crop=(224, 224), mirror=mirror, mean=mean, std=std, output_layout="CHW")
+        return images, label
 
-        with _own_temporary_directory():  # DALI writes Python files for the if statements, and does not remove them
-            return iter(DALIGenericIterator([graph()], ["images", "labels"], size=len(files)))
-
-    return make
+    with _own_temporary_directory():  # DALI writes Python files for the if statements, and does not remove them
+        return iter(DALIGenericIterator([graph()], ["images", "labels"], size=len(files)))
 
 
 @contextlib.contextmanager
@@ -280,17 +270,14 @@ def _turboloader(work: Work) -> Iterator[Any]:
         yield torch.from_numpy(images), labels[meta["indices"]]
 
 
-def _bare(output: torch.dtype) -> Callable[[Work], Iterator[Any]]:
-    def make(work: Work) -> Iterator[Any]:
-        from benchmarks.bare import host_batch
-        from ddlp.translate.portable import portable
+def _bare(work: Work) -> Iterator[Any]:
+    from benchmarks.bare import host_batch
+    from ddlp.translate.portable import portable
 
-        parts = portable(data.loader(Path(work.directory), work.pipeline, work.batch), output, None)
-        ring: Any = _ring(work)
-        batch = host_batch(parts, work.batch, ring.indices)
-        return (batch(k) for k in itertools.count())
-
-    return make
+    parts = portable(data.loader(Path(work.directory), work.pipeline, work.batch), torch.float32, None)
+    ring: Any = _ring(work)
+    batch = host_batch(parts, work.batch, ring.indices)
+    return (batch(k) for k in itertools.count())
 
 
 def _bare_at_once(work: Work) -> Iterator[Any]:
@@ -309,23 +296,8 @@ def _bare_loop(work: Work, cpu: int, sender: Any) -> None:
     os.sched_setaffinity(0, {cpu})
     torch.set_num_threads(1)
     with contextlib.suppress(OSError):  # the process that counts has ended
-        for _ in _bare(torch.float32)(work):
+        for _ in _bare(work):
             sender.send_bytes(b"1")
-
-
-def _entropy(work: Work) -> Iterator[Any]:
-    """Read the files and decode their entropy code, hardly more: Pillow's draft at 1/8 in grey uses only the DC terms."""
-    from PIL import Image
-
-    def decode(path: str) -> int:
-        with open(path, "rb") as stream, Image.open(stream) as image:
-            image.draft("L", (max(image.width // 8, 1), max(image.height // 8, 1)))
-            image.load()
-            return image.width
-
-    files = [path for path, _ in _files(work)]
-    for start in range(0, len(files), work.batch):
-        yield [decode(path) for path in files[start : start + work.batch]]
 
 
 _IMAGENET = ("imagenet1", "imagenet2", "imagenet3")
@@ -334,10 +306,9 @@ _DALIS = (*_IMAGENET, *data.OF_BATCHES)  # DALI has no operators for the others
 _DALI = "nvidia.dali", "pip install nvidia-dali-cuda120 (runs without a GPU)"
 
 OURS, OURS_UINT8, OURS_FAST = "DDLPLoader", "DDLPLoader, uint8", "DDLPLoader, decode='fast'"
-OURS_TWO, PEER_TWO = "DDLPLoader, 2 workers, 2 cores", "DataLoader, 2 workers, 2 cores"
+OURS_TWO = "DDLPLoader, 2 workers, 2 cores"
 BASELINES = ("DataLoader, 0 workers", "DataLoader, 1 worker")
-BARE, BARE_UINT8, FLOOR = "bare loop (the bound)", "bare loop, uint8", "libjpeg's entropy decoding alone"
-BARE_TWO = "a bare loop on each of 2 cores"
+BARE, BARE_TWO = "bare loop (the bound)", "a bare loop on each of 2 cores"
 DALI, SPDL, TENSORS = "DALI, CPU, 1 thread", "SPDL, 1 thread", "torchvision.io + v2 on tensors"
 TURBOLOADER = "TurboLoader, 1 thread"
 PEERS = (TENSORS, DALI, SPDL, TURBOLOADER)  # beside DataLoader
@@ -349,16 +320,12 @@ CONTENDERS: dict[str, Contender] = {
     BASELINES[0]: Contender(_dataloader(0)),
     BASELINES[1]: Contender(_dataloader(1)),
     TENSORS: Contender(_tensors, _IMAGENET, bits="its tensors'"),
-    DALI: Contender(_dali(False), _DALIS, *_DALI, bits="its own"),
-    "DALI, CPU, 1 thread, uint8": Contender(_dali(True), _IMAGENET, *_DALI, bits="its own"),
+    DALI: Contender(_dali, _DALIS, *_DALI, bits="its own"),
     SPDL: Contender(_spdl, _IMAGENET, "spdl.io.lib", "pip install spdl, and FFmpeg 4 to 8's libraries", bits="FFmpeg's"),
     TURBOLOADER: Contender(_turboloader, ("imagenet1",), "turboloader", "pip install turboloader", bits="its own"),
-    BARE: Contender(_bare(torch.float32), _ONE_VIEW),
-    BARE_UINT8: Contender(_bare(torch.uint8), _ONE_VIEW),
-    FLOOR: Contender(_entropy, _IMAGENET, bits="none"),
+    BARE: Contender(_bare, _ONE_VIEW),
     OURS_TWO: Contender(_ours(), cores=2),
     BARE_TWO: Contender(_bare_at_once, _ONE_VIEW, cores=2),
-    PEER_TWO: Contender(_dataloader(2), cores=2),
 }
 
 

@@ -146,8 +146,3 @@ def stream(directory: Path, pipeline: str, images: int, batch: int, ahead: int, 
     count = min(images, len(whole)) if images else len(whole)
     order: Sequence[int] = cycle(count, batch, ahead, times)
     return Subset(whole, order), len(order) // batch - 2 * ahead
-
-
-def pin_memory() -> bool:
-    """Return whether a skilled user would ask for pinned memory on this machine."""
-    return torch.cuda.is_available()

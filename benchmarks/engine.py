@@ -44,6 +44,7 @@ from ddlp.process.cores import pinned
 from ddlp.sources.engine.device_link import link_to
 from ddlp.sources.engine.embedded import EmbeddedOptions, acquire
 from ddlp.sources.engine.link import EngineLink, JobHandle
+from ddlp.tryout.rounds import ratios
 
 SIZE = 224
 IMAGES = Path("data/bench/110kb")
@@ -68,9 +69,9 @@ class Result:
     pillow: list[float] = field(default_factory=list)  # of an engine without kernel; empty: not measured
 
     @property
-    def ratios(self) -> list[float]:
+    def in_bare_loops(self) -> list[float]:
         """The engine's rate in bare loops, round by round."""
-        return _ratios(self.engine, self.bare)
+        return ratios(self.engine, self.bare)
 
 
 @dataclass(frozen=True)
@@ -91,20 +92,15 @@ class Place:
     plain: EngineLink | None = None  # to an engine without kernel
 
 
-def _ratios(rates: Sequence[float], bound: Sequence[float]) -> list[float]:
-    return [rate / most for rate, most in zip(rates, bound, strict=True)]
-
-
-def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
+def report_parts() -> list[tuple[str, list[str]]]:
     """Return what `python -m benchmarks --all` runs of this bench: titles and arguments."""
-    short = ["--rounds", "2", "--seconds", "2"] if quick else []
-    return [("An engine's worker against a bare Pillow loop", ["--local", *short])]
+    return [("An engine's worker against a bare Pillow loop", ["--local"])]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("name", nargs="?", help="a deployed device")
-    parser.add_argument("--local", action="store_true", help="an engine of one worker on one core of this computer")
+    parser.add_argument("--local", action="store_true", help="an engine of one worker on this computer's last core")
     parser.add_argument(
         "--images", type=Path,
         help="directory of images on this host; for a device it must lie below one of the device's roots (the first root that "
@@ -114,7 +110,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="rough length of a turn in seconds (%(default)s)")
     parser.add_argument("--batch", type=int, default=64, help="batch size (%(default)s)")
     parser.add_argument("--files", type=int, default=500, help="largest number of images, drawn at random (%(default)s)")
-    parser.add_argument("--cpu", type=int, default=None, help="with --local: the core to use (the last one)")
     add_output(parser)
 
 
@@ -123,17 +118,17 @@ def run(options: argparse.Namespace) -> int:
     if bool(options.name) == options.local:
         print("python -m benchmarks.engine: give the name of a deployed device, or --local", file=sys.stderr)
         return 2
-    with _local(options.cpu) if options.local else _device(options.name) as place:
+    with _local() if options.local else _device(options.name) as place:
         result = measure(place, options, say)
     emit(options, result, table(result))
     return 0
 
 
 @contextmanager
-def _local(cpu: int | None) -> Iterator[Place]:
-    """Engines of one worker, with and without kernel, on one core. This process runs on the other cores, if there are any."""
+def _local() -> Iterator[Place]:
+    """Engines of one worker, with and without kernel, on the last core. This process runs on the others, if there are any."""
     usable = sorted(os.sched_getaffinity(0))
-    core = usable[-1] if cpu is None else cpu
+    core = usable[-1]
     options = EmbeddedOptions(workers=1, cpus=str(core), slowdown=1.0)
     engine, plain = acquire(options), acquire(replace(options, kernel=False))
 
@@ -300,13 +295,13 @@ def table(result: Result) -> str:
     figures = [
         (f"engine (kernel: {result.kernel})", spread(result.engine, ".1f")),
         ("bare Pillow loop", spread(result.bare, ".1f") + "   the bound of an engine with Pillow"),
-        ("engine / bare", spread(result.ratios, ".3f")),
+        ("engine / bare", spread(result.in_bare_loops, ".3f")),
     ]
     if result.pillow:
         figures += [
             ("engine with Pillow", spread(result.pillow, ".1f")),
-            ("engine with Pillow / bare", spread(_ratios(result.pillow, result.bare), ".3f")),
-            ("engine / with Pillow", spread(_ratios(result.engine, result.pillow), ".3f")),
+            ("engine with Pillow / bare", spread(ratios(result.pillow, result.bare), ".3f")),
+            ("engine / with Pillow", spread(ratios(result.engine, result.pillow), ".3f")),
         ]
     lines = [
         f"{result.where} ({versions}), {result.workers} worker(s), {result.images} images a turn in batches of {result.batch}",

@@ -58,10 +58,9 @@ class Result:
     rates: dict[str, list[float]] = field(default_factory=dict)
 
 
-def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
+def report_parts() -> list[tuple[str, list[str]]]:
     """Return what `python -m benchmarks --all` runs of this bench: titles and arguments; none if there is no GPU."""
-    short = ["--rounds", "2", "--reads", "8"] if quick else []
-    return [("Batch files into the GPU's memory", short)] if torch.cuda.is_available() else []
+    return [("Batch files into the GPU's memory", [])] if torch.cuda.is_available() else []
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -25,7 +25,6 @@ from benchmarks.common import Aim, Say, add_output, alternate, child, command, e
 from benchmarks.contenders import (
     BARE,
     BARE_TWO,
-    BARE_UINT8,
     BASELINES,
     CONTENDERS,
     DALI,
@@ -56,7 +55,7 @@ _AIMS: dict[tuple[str, float], dict[str, tuple[float, float | None]]] = {
 _TWO_CORES = 1.85
 # Fast contenders go through small sets so often in a turn: a turn of half a second tells nothing.
 _TIMES = {"cifar10": 25, "46": 3}
-_FAST = (OURS, OURS_UINT8, OURS_FAST, OURS_TWO, BARE, BARE_UINT8, BARE_TWO)
+_FAST = (OURS, OURS_UINT8, OURS_FAST, OURS_TWO, BARE, BARE_TWO)
 
 
 @dataclass
@@ -96,7 +95,7 @@ class Result:
     tables: list[Table] = field(default_factory=list)
 
 
-def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
+def report_parts() -> list[tuple[str, list[str]]]:
     """Return what `python -m benchmarks --all` runs of this bench: titles and arguments."""
     few = [OURS, OURS_UINT8, *BASELINES, BARE, OURS_TWO, BARE_TWO]
     all_peers = [*few, TENSORS, DALI, SPDL, TURBOLOADER]
@@ -109,14 +108,14 @@ def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
         ("Presets", ["--pipelines", *PRESETS, "--contenders", OURS, *BASELINES, DALI, BARE, "--rounds", "3"]),
     ]
     # Half of the set; all of it if a turn of ours would be too short.
-    short = ["--rounds", "2", "--images", "320"] if quick else ["--images", "880"]
+    short = ["--images", "880"]
     fast = {"cifar10", "46"}
     return [
         *(
-            (f"Images/s on one core: {title}", [*arguments, *(short if quick or not fast & set(arguments) else [])])
+            (f"Images/s on one core: {title}", [*arguments, *([] if fast & set(arguments) else short)])
             for title, arguments in parts
         ),
-        ("The same bits as torchvision", ["--bits", "100" if quick else "20000"]),
+        ("The same bits as torchvision", ["--bits", "20000"]),
     ]
 
 
@@ -135,7 +134,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=5, help="turns of each (%(default)s)")
     parser.add_argument("--images", type=int, default=0, help="largest number of images in a turn (all)")
     parser.add_argument("--batch", type=int, help="batch size (64; 256 for cifar10)")
-    parser.add_argument("--cpu", type=int, help="the core to use (the last one)")
     parser.add_argument(
         "--clock", choices=["wall", "cpu"], default="wall",
         help="cpu: images per processor second, for a machine on which other programs run (%(default)s)",
@@ -147,9 +145,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
     if options.bits is not None:
-        comparison = bits.compare(options.bits, say)
+        comparison = bits.compare_kinds(options.bits, say)
         emit(options, comparison, bits.table(comparison), bits.aims(comparison))
-        return 0 if comparison.differing == 0 else 1
+        return 0 if comparison.all_right else 1
     result = measure(options, say)
     emit(options, result, table(result), aims(result))
     return 0
@@ -170,19 +168,13 @@ def measure(options: argparse.Namespace, tell: Say) -> Result:
             tell(f"{title(here)}: {len(names)} contenders, {options.rounds} rounds")
             here.speeds = {name: [] for name in names}
             # The metronome's sample comes from ImageNet, whatever is measured.
-            sample, cores = ensure_data(options.data, mean_kb=options.mean_kb[0]), {*_cores(1, options), *_cores(2, options)}
-            with Metronome(sample, sorted(cores)) as metronome:
+            sample = ensure_data(options.data, mean_kb=options.mean_kb[0])
+            with Metronome(sample, sorted(os.sched_getaffinity(0))[-2:]) as metronome:
                 turns = {name: partial(_turn, name, here, directory, options, metronome) for name in names}
                 here.measured = alternate(turns, options.rounds, tell)
             here.level()
             result.tables.append(here)
     return result
-
-
-def _cores(number: int, options: argparse.Namespace) -> list[int]:
-    """Return the last cores, or for one core the one that --cpu asks for."""
-    usable = sorted(os.sched_getaffinity(0))
-    return [options.cpu] if number == 1 and options.cpu is not None else usable[-number:]
 
 
 def _missing(name: str) -> str | None:
@@ -195,7 +187,7 @@ def _turn(name: str, here: Table, directory: Path, options: argparse.Namespace, 
     cores = CONTENDERS[name].cores
     times = _TIMES.get(here.pipeline, _TIMES.get(f"{here.mean_kb:g}", 1)) if name in _FAST else 1
     work = Work(name, here.pipeline, str(directory), here.batch, here.images, cores, times)
-    used = _cores(cores, options)
+    used = sorted(os.sched_getaffinity(0))[-cores:]
     done = child("benchmarks.contenders", asdict(work), used)
     speeds = metronome.speeds(done["began"], done["ended"])
     here.speeds[name].append(statistics.mean(speeds[cpu] for cpu in used))
@@ -258,7 +250,7 @@ def table(result: Result) -> str:
 
 def _bound(here: Table, name: str) -> list[float] | None:
     """Return the rates of the bare loop that is the bound of one of our contenders; None for other contenders."""
-    return here.rates.get({OURS: BARE, OURS_UINT8: BARE_UINT8, OURS_TWO: BARE_TWO}.get(name, ""))
+    return here.rates.get({OURS: BARE, OURS_TWO: BARE_TWO}.get(name, ""))
 
 
 if __name__ == "__main__":

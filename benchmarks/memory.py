@@ -47,13 +47,7 @@ class Result:
 
     batch: int
     workers: int
-    output: str
     lines: list[Line] = field(default_factory=list)
-
-
-def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
-    """Return what `python -m benchmarks --all` runs of this bench: titles and arguments."""
-    return [("Memory of all processes", ["--rounds", "1", "--steps", "6"] if quick else [])]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,16 +58,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=12, help="batches taken (%(default)s)")
     parser.add_argument("--step-s", type=float, default=1.5, help="seconds of a training step (%(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each (%(default)s)")
-    parser.add_argument(
-        "--output", choices=["float32", "uint8"], default="float32", help="dtype that DDLPLoader delivers (%(default)s)"
-    )
     add_output(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
     directory = ensure_data(options.data, "imagenet1", MEANS_KB[0])
-    result = Result(options.batch, options.workers, options.output, [Line(name) for name in (PEER, *STRATEGIES)])
+    result = Result(options.batch, options.workers, [Line(name) for name in (PEER, *STRATEGIES)])
 
     def turn(line: Line) -> float:
         samples, line.processes = _watched(line.name, directory, options)
@@ -97,7 +88,7 @@ def _watched(name: str, directory: Path, options: argparse.Namespace) -> tuple[l
     """Return (bytes, of these unmapped) of all processes, ten times a second, and the largest number of processes."""
     work = {
         "name": name, "directory": str(directory), "batch": options.batch, "workers": options.workers, "steps": options.steps,
-        "step_s": options.step_s, "output": options.output,
+        "step_s": options.step_s,
     }  # fmt: skip
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.child", "benchmarks.memory"],
@@ -161,7 +152,7 @@ def held_bytes(pids: list[int]) -> tuple[int, int]:
 def table(result: Result) -> str:
     """Return the figures as a table of text."""
     rows = [
-        f"batches of {result.batch}, {result.workers} workers, {result.output} (DataLoader: float32); MB, medians of rounds",
+        f"batches of {result.batch}, {result.workers} workers; MB, medians of rounds",
         f"{'':34}{'peak':>24}{'median':>8}{'of the peak, unmapped':>23}{'processes':>11}",
     ]
     for line in result.lines:
@@ -171,18 +162,19 @@ def table(result: Result) -> str:
 
 
 def _loader(work: Mapping[str, Any]) -> Any:
+    import torch
     from torch.utils.data import DataLoader, Subset
 
-    from benchmarks.data import dataset, pin_memory
+    from benchmarks.data import dataset
     from ddlp.loader import DDLPLoader
 
     images: Any = dataset(Path(work["directory"]), "imagenet1")
     count = (work["steps"] + 4 * work["workers"]) * work["batch"]  # never near the epoch's end
     ring = Subset(images, [k % len(images) for k in range(count)])
-    common: dict[str, Any] = {"shuffle": True, "num_workers": work["workers"], "pin_memory": pin_memory()}
+    common: dict[str, Any] = {"shuffle": True, "num_workers": work["workers"], "pin_memory": torch.cuda.is_available()}
     if work["name"] == PEER:
         return DataLoader(ring, work["batch"], **common)
-    return DDLPLoader(ring, work["batch"], **common, strategy=STRATEGIES[work["name"]], output=work["output"], seed=0)
+    return DDLPLoader(ring, work["batch"], **common, strategy=STRATEGIES[work["name"]], seed=0)
 
 
 def turn(work: Mapping[str, Any]) -> None:

@@ -88,11 +88,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_output(parser)
 
 
-def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
-    """Return what `python -m benchmarks --all` runs of this bench: titles and arguments."""
-    return [("Overhead of scheduling", ["--batches", "1000", "10000", "--rounds", "1"] if quick else [])]
-
-
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
     wrong = [name for name in (*options.strategies, *options.loaders) if name not in STRATEGIES]

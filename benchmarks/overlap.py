@@ -24,6 +24,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, Subset
 
 from benchmarks import data
@@ -112,7 +113,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batches", type=int, default=300, help="batches of each epoch (%(default)s)")
     parser.add_argument("--batch", type=int, default=64, help="batch size (%(default)s)")
     parser.add_argument("--csd", type=float, default=1 / 3, help="the engine's speed as a part of the host's (1/3)")
-    parser.add_argument("--slowdown", type=float, help="slow the engine down by this factor instead")
     parser.add_argument(
         "--accelerator",
         type=float,
@@ -123,29 +123,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=5, help="turns of each (%(default)s)")
     parser.add_argument("--strategies", nargs="+", default=list(STRATEGIES), metavar="S")
     parser.add_argument("--output", default="float32", choices=["float32", "uint8"], help="dtype of the images (%(default)s)")
-    parser.add_argument("--host-cpu", type=int, help="the host's core (the first usable one that the engine does not have)")
-    parser.add_argument("--csd-cpu", type=int, help="the engine's core (the second usable one; the first if the host has that)")
     parser.add_argument("--seconds", type=float, default=4.0, help="seconds of each run of the bare loops (%(default)s)")
     add_output(parser)
 
 
-def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
+def report_parts() -> list[tuple[str, list[str]]]:
     """Return what `python -m benchmarks --all` runs of this bench: titles and arguments."""
-    short = ["--rounds", "1", "--batches", "100", "--seconds", "3"] if quick else []
     # A slow engine makes few batches, and it may stop up to one batch before the epoch's end: so its epochs are longer.
-    third, tenth = ["--csd", "0.3333"], ["--csd", "0.1", *([] if quick else ["--batches", "600"])]
+    third, tenth = ["--csd", "0.3333"], ["--csd", "0.1", "--batches", "600"]
     ours = ["--strategies", "cpu", "mte", "wrr"]
     few = ["--rounds", "2", "--batches", "150"]
     return [
-        ("Overlap: engine at 1/3, uint8", ["--output", "uint8", *third, *ours, "ordered", *short]),
-        ("Overlap: engine at 1/10, uint8", ["--output", "uint8", *tenth, *ours, *short]),
+        ("Overlap: engine at 1/3, uint8", ["--output", "uint8", *third, *ours, "ordered"]),
+        ("Overlap: engine at 1/10, uint8", ["--output", "uint8", *tenth, *ours]),
         (
             "Overlap: engine at 1/3, the accelerator is the bound, uint8",
-            ["--output", "uint8", *third, *ours, "--accelerator", "1.5", *short],
+            ["--output", "uint8", *third, *ours, "--accelerator", "1.5"],
         ),
-        ("Overlap: engine at 1/3, float32", ["--output", "float32", *third, *ours, *short]),
-        ("Overlap: engine at 1/10, float32", ["--output", "float32", *tenth, *ours, *short]),
-        ("Overlap: RandAugment, engine at 1/3, float32", ["--pipeline", "randaugment", *third, *ours, *few, *short]),
+        ("Overlap: engine at 1/3, float32", ["--output", "float32", *third, *ours]),
+        ("Overlap: engine at 1/10, float32", ["--output", "float32", *tenth, *ours]),
+        ("Overlap: RandAugment, engine at 1/3, float32", ["--pipeline", "randaugment", *third, *ours, *few]),
     ]
 
 
@@ -153,19 +150,11 @@ def run(options: argparse.Namespace) -> int:
     """Measure and print."""
     if options.batches < 20:
         raise BenchFailed(f"{options.batches} batches are too few to show anything; take 100 or more.")
-    options.host_cpu, options.csd_cpu = chosen_cpus(options.host_cpu, options.csd_cpu)
+    options.host_cpu, options.csd_cpu = two_cpus()
     options.directory = data.ensure_data(options.data, mean_kb=options.mean_kb)
     result = measure(options, say)
     emit(options, result, table(result), aims(result))
     return 0
-
-
-def chosen_cpus(host: int | None, csd: int | None) -> tuple[int, int]:
-    """Return the host's and the engine's core. None: choose one that the other side does not have. Raises BenchFailed."""
-    if host is None or csd is None:
-        free = [cpu for cpu in two_cpus() if cpu not in (host, csd)]
-        host, csd = free[0] if host is None else host, free[-1] if csd is None else csd
-    return host, csd
 
 
 def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Result:
@@ -178,7 +167,7 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Result:
             by_cpu = metronome.speeds(time.began, time.ended)
             return by_cpu[cpus[0]], by_cpu[cpus[1]]
 
-        slowdown = options.slowdown or _slowdown(options, speeds, say)
+        slowdown = _slowdown(options, speeds, say)
         result = Result(options.batches, options.batch, options.output, slowdown, accelerator_bound=options.accelerator > 1)
         result.pipeline = options.pipeline
         result.lines = [Line(name) for name in (*PEERS, *options.strategies)]
@@ -246,7 +235,7 @@ def contender(name: str, options: argparse.Namespace, engine: Bare, slowdown: fl
                 workers = PEERS.index(name)
                 ahead: dict[str, Any] = {"prefetch_factor": 4} if workers else {}
                 loader = DataLoader(
-                    dataset, options.batch, shuffle=True, num_workers=workers, pin_memory=data.pin_memory(),
+                    dataset, options.batch, shuffle=True, num_workers=workers, pin_memory=torch.cuda.is_available(),
                     worker_init_fn=decode.not_here, **ahead,
                 )  # fmt: skip
                 return Timed.of(n, *epoch(loader, accelerator_s)), 0

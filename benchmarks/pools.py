@@ -26,7 +26,7 @@ from torchvision import transforms
 import benchmarks.standin
 from benchmarks.common import Aim, BenchFailed, add_output, command, emit, say, spread
 from ddlp import DDLPLoader, ImageArrays, LocalPool, load_operators
-from ddlp.tryout.rounds import rotated
+from ddlp.tryout.rounds import ratios, rotated
 
 HOST_S = ENGINE_S = 0.08  # seconds of a batch
 STEP_S = 0.004
@@ -46,7 +46,7 @@ class Line:
     @property
     def of_bound(self) -> list[float]:
         """Ours as a part of the bound, round by round."""
-        return [ours / bound for ours, bound in zip(self.ours, self.bound, strict=True)]
+        return ratios(self.ours, self.bound)
 
 
 @dataclass
@@ -66,11 +66,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=3, help="turns of each (%(default)s)")
     parser.add_argument("--times", type=float, default=1.0, help="all sleeps are so many times as long (%(default)s)")
     add_output(parser)
-
-
-def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
-    """Return what `python -m benchmarks --all` runs of this bench: titles and arguments."""
-    return [("A pool of n engines", ["--engines", "1", "2", "--batches", "20", "--rounds", "1"] if quick else [])]
 
 
 def run(options: argparse.Namespace) -> int:

@@ -53,11 +53,6 @@ class Result:
         return ratios(peer.seconds, line.seconds)
 
 
-def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
-    """Return what `python -m benchmarks --all` runs of this bench: titles and arguments."""
-    return [("Time to the first batch", ["--rounds", "1"] if quick else [])]
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add_data(parser)

@@ -463,9 +463,9 @@ def _of_this_torch(op: Mapping[str, Any]) -> bool:
 # -- the command -----------------------------------------------------------------------------------------------------------
 
 
-def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
+def report_parts() -> list[tuple[str, list[str]]]:
     """Return what `python -m benchmarks --all` runs of this bench: titles and arguments."""
-    return [("Each row of ddlp parity beside torchvision", ["--draws", "6" if quick else str(DRAWS)])]
+    return [("Each row of ddlp parity beside torchvision", ["--draws", str(DRAWS)])]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -31,7 +31,6 @@ from benchmarks.common import Aim, BenchFailed, add_output, command, emit, say, 
 from ddlp import decode
 from ddlp.loader import DDLPLoader
 from ddlp.process.cores import pinned
-from ddlp.schedule.strategies import called
 from ddlp.sources.engine.embedded import EmbeddedOptions, acquire
 from ddlp.tryout.rounds import ratios, rotated
 
@@ -81,13 +80,12 @@ class Result:
         return [min(t, a + b) for t, a, b in zip(self.r_train, self.r_cpu, self.r_csd, strict=True)]
 
 
-def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
+def report_parts() -> list[tuple[str, list[str]]]:
     """Return what `python -m benchmarks --all` runs of this bench: titles and arguments; none if there is no GPU."""
-    short = ["--rounds", "1", "--batches", "20"] if quick else []
     models = (("resnet50", "ResNet-50"), ("vit_b_16", "ViT-B/16"))
     if not torch.cuda.is_available():
         return []
-    return [(f"An epoch of {title} on the GPU", ["--model", name, *short]) for name, title in models]
+    return [(f"An epoch of {title} on the GPU", ["--model", name]) for name, title in models]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -105,7 +103,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--workers", type=int, nargs="+",
         help="DataLoader's numbers of workers, of which the best is taken (as many as cores, and twice as many)",
     )  # fmt: skip
-    parser.add_argument("--transfer", help="DDLPLoader's argument transfer (auto)")
     add_output(parser)
 
 
@@ -212,7 +209,7 @@ def _baseline(options: argparse.Namespace, workers: int, batches: int) -> DataLo
 def _ours(options: argparse.Namespace, strategy: str, workers: int) -> DDLPLoader:
     return DDLPLoader(
         _dataset(options, options.batches), options.batch, shuffle=True, num_workers=workers, strategy=strategy,
-        device=options.device, transfer=options.transfer if called(strategy).uses_device else None, seed=0,
+        device=options.device, seed=0,
     )  # fmt: skip
 
 

@@ -140,11 +140,6 @@ class Result:
     lines: list[Line] = field(default_factory=list)
 
 
-def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
-    """Return what `python -m benchmarks --all` runs of this bench: titles and arguments."""
-    return [("Data sets that run as user code", ["--rounds", "1", "--part", "0.1"] if quick else [])]
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("--batch", type=int, default=64, help="batch size (%(default)s)")

@@ -27,8 +27,8 @@ from tqdm import tqdm
 from common import AMP, flags, image_folder, parse, turns, write_pages, write_report
 from csd_engine.errors import EngineError
 from ddlp import DDLPError
-from ddlp.observe.words import aligned
 from ddlp.sampledata import SampleDataError
+from ddlp.stats.words import aligned
 from ddlp.tryout.rounds import rotated
 from train_imagenet import pipeline
 from training import Task, make_loader, noise, start, to_device

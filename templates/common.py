@@ -20,10 +20,10 @@ import torch
 
 from ddlp.errors import DDLPError
 from ddlp.observe.report import write_report as write_report_page
-from ddlp.observe.words import aligned
 from ddlp.process.machine import machine
 from ddlp.sampledata import make_cifar10, make_imagefolder, make_thumbnails
 from ddlp.schedule.strategies import STRATEGIES as OURS
+from ddlp.stats.words import aligned
 from ddlp.tryout.rounds import rotated
 
 STRATEGIES = ("dataloader", *OURS)

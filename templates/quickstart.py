@@ -33,10 +33,10 @@ from torchvision.datasets import ImageFolder
 from csd_engine.errors import EngineError
 from ddlp import DDLPError, DDLPLoader, decode
 from ddlp.observe import progress
-from ddlp.observe.words import aligned
 from ddlp.process.output_file import new_directory
 from ddlp.sampledata import SampleDataError, make_imagefolder
 from ddlp.schedule.strategies import STRATEGIES
+from ddlp.stats.words import aligned
 from ddlp.tryout.compare import compare
 from ddlp.tryout.text import text, write_page
 

@@ -22,6 +22,8 @@ from ddlp.observe.play import play_epoch
 
 __all__ = ["RULES", "Comparison", "compare", "measure", "oracle", "play", "random_workload", "table"]
 
+STEPS = 100  # batches that are measured
+NOISE = 0.05  # relative spread of a batch's time
 RULES: dict[str, FastFlow | Cachew | None] = {  # None: `decide`
     "ddlp": None,
     "FastFlow, paper": FASTFLOW_PAPER,
@@ -62,24 +64,24 @@ def random_workload(rng: random.Random) -> Measured:
     return Measured(step_s, host, p_cycle, processors, paths=tuple(paths))
 
 
-def measure(truth: Measured, rng: random.Random, *, steps: int = 100, noise: float = 0.05) -> Measured:
+def measure(truth: Measured, rng: random.Random, *, noise: float = NOISE) -> Measured:
     """Return what the first steps of a run show of it: means of batches whose times vary independently.
 
     ``noise`` is the standard deviation of a batch's time, as a part of it; so that of the mean of n batches is noise / sqrt(n).
-    Of the training step and of the host there are ``steps`` batches. Of a source, there are as many as it makes in the time of
+    Of the training step and of the host there are `STEPS` batches. Of a source, there are as many as it makes in the time of
     these, at least 4. A loader that need not wait shows the step's rate, not its own.
     """
     assert truth.step_s is not None and truth.host_batches_per_s is not None
 
-    def mean(seconds: float | None, batches: float = steps) -> float:
+    def mean(seconds: float | None, batches: float = STEPS) -> float:
         assert seconds is not None
         return seconds * max(0.01, rng.gauss(1.0, noise / math.sqrt(batches)))
 
-    seconds = steps * max(truth.step_s, 1 / truth.host_batches_per_s)
+    seconds = STEPS * max(truth.step_s, 1 / truth.host_batches_per_s)
     paths = []
     for path in truth.paths:
         assert path.bytes_per_batch is not None and path.bandwidth_bytes_per_s is not None
-        n = max(4, min(steps, int(seconds * path.batches_per_s)))
+        n = max(4, min(STEPS, int(seconds * path.batches_per_s)))
         paths.append(replace(
             path, batches_per_s=1 / mean(1 / path.batches_per_s, n),
             host_cpu_s_per_batch=mean(path.host_cpu_s_per_batch, n),
@@ -119,25 +121,25 @@ class Comparison:
     sources: int
 
 
-def compare(rng: random.Random, count: int, *, steps: int = 100, noise: float = 0.05) -> Iterator[Comparison]:
+def compare(rng: random.Random, count: int) -> Iterator[Comparison]:
     """Draw so many workloads, and yield for each what every rule chooses from its noisy measurements."""
     for seed in [rng.getrandbits(64) for _ in range(count)]:  # so that no rule's measurements change the next workload
-        yield from _compare_one(random.Random(seed), steps, noise)
+        yield from _compare_one(random.Random(seed))
 
 
-def _compare_one(rng: random.Random, steps: int, noise: float) -> Iterator[Comparison]:
+def _compare_one(rng: random.Random) -> Iterator[Comparison]:
     truth = random_workload(rng)
     assert truth.step_s is not None
     best = oracle(truth)
     limit = best.limit if best.paths or best.limit != "training" else "no stall"
-    measured = measure(truth, rng, steps=steps, noise=noise)
+    measured = measure(truth, rng)
     own = dict(zip(measured.paths, truth.paths, strict=True))
 
     def true(paths: tuple[OffloadPath, ...]) -> Estimate:
         return estimate(truth, tuple(own[path] for path in paths))
 
     def window_s(paths: tuple[OffloadPath, ...]) -> float:
-        return true(paths).value("time") * rng.gauss(1.0, noise / math.sqrt(steps))
+        return true(paths).value("time") * rng.gauss(1.0, NOISE / math.sqrt(STEPS))
 
     for name, rule in RULES.items():
         if rule is None:
@@ -149,21 +151,18 @@ def _compare_one(rng: random.Random, steps: int, noise: float) -> Iterator[Compa
         yield Comparison(name, limit, slower, outcome.engine_s / truth.step_s, best.engine_s / truth.step_s, len(chosen))
 
 
-def play(
-    truth: Measured, paths: tuple[OffloadPath, ...], rng: random.Random, *,
-    batches: int = 400, noise: float = 0.05, room: int = 4,
-) -> float:  # fmt: skip
-    """Play an epoch by wrr, with durations that vary (`play_epoch`), and return its seconds a batch.
+def play(truth: Measured, paths: tuple[OffloadPath, ...], rng: random.Random) -> float:
+    """Play an epoch of 400 batches by wrr, with durations that vary (`play_epoch`), and return its seconds a batch.
 
-    It means nothing if the host makes no batch. A spool has ``room`` places at most: before a slow link `wrr` fills a large
+    It means nothing if the host makes no batch. A spool has 4 places at most: before a slow link `wrr` fills a large
     spool, and the epoch's end waits for it. The host may take as many batches at once as `estimate` takes for granted.
     """
 
     def about(seconds: float) -> float:
-        return seconds * max(0.01, rng.gauss(1.0, noise))
+        return seconds * max(0.01, rng.gauss(1.0, NOISE))
 
     slots = 4, 2 + 2 * len(paths)
-    return play_epoch(truth, paths, batches=batches, about=about, slots=slots, room=room).seconds / batches
+    return play_epoch(truth, paths, batches=400, about=about, slots=slots, room=4).seconds / 400
 
 
 def table(rows: Sequence[Comparison]) -> str:
@@ -194,10 +193,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0, help="seed of the random workloads (default 0)")
     parser.add_argument("--workloads", type=int, default=1000, help="number of workloads (default 1000)")
-    parser.add_argument("--steps", type=int, default=100, help="batches that are measured (default 100)")
-    parser.add_argument("--noise", type=float, default=0.05, help="relative spread of a batch's time (default 0.05)")
     given = parser.parse_args()
-    rows = list(compare(random.Random(given.seed), given.workloads, steps=given.steps, noise=given.noise))
+    rows = list(compare(random.Random(given.seed), given.workloads))
     print(f"{given.workloads} workloads, seed {given.seed}\n\n{table(rows)}")
     for limit in sorted({row.limit for row in rows}):
         some = [row for row in rows if row.limit == limit]

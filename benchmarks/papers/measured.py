@@ -6,9 +6,9 @@ r"""Set your own measurements beside the DDLP paper's Tables II and VI to IX and
 
 It reads the reports (*.json) that the templates write into --report, prints the tables and writes them there as
 paper_tables.md. Times depend on the machine, so below them stands what each strategy
-saves against the CPU alone, which can be compared: of each row, and at most and in the mean of all rows. Where something was
-measured under several seeds, the cell is their mean and standard deviation. Reports of bottleneck_study.py become Figure 1,
-and runs that were recorded (--record of the templates) Table II.
+saves against the CPU alone, which can be compared. Where something was measured under several seeds, the cell is their mean and
+standard deviation. Reports of bottleneck_study.py become Figure 1, and runs that were recorded (--record of the templates)
+Table II.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def by_columns(
 ) -> list[list[str]]:
     """The lines of Tables VI, VIII and IX: the paper's, and below each those of the own measurements that belong to it.
 
-    Below both stands what the strategies save against the CPU columns, and in the end the most and the mean of that.
+    Below both stands what the strategies save against the CPU columns.
 
     Args:
         table: its name.
@@ -166,11 +166,10 @@ def by_columns(
         contents: of the cells.
         more: further lines of a setup.
     """
-    lines, all_saved = [], dict[str, list[dict[str, float]]]()
+    lines = []
 
     def add_saved(whose: str, values: dict[str, float]) -> None:
         by_column = savings(values)
-        all_saved.setdefault(whose, []).append(by_column)
         lines.append(["", "", f"{whose}, saved", *(percent(by_column[c]) if c in by_column else "" for c in COLUMNS)])
 
     for row, model, pipeline, ranks in paper_rows(table):
@@ -183,7 +182,7 @@ def by_columns(
             known = {c: contents.own_value(column_runs) for c, column_runs in runs.items() if column_runs}
             add_saved("own", {c: value for c, value in known.items() if value is not None})
             lines += more(setup)
-    return lines + summary(all_saved, COLUMNS)
+    return lines
 
 
 def savings(values: dict[str, float]) -> dict[str, float]:
@@ -194,18 +193,6 @@ def savings(values: dict[str, float]) -> dict[str, float]:
         if (part := saved(value, baseline)) is not None:
             by_column[column] = part
     return by_column
-
-
-def summary(all_saved: dict[str, list[dict[str, float]]], columns: Sequence[str]) -> list[list[str]]:
-    """Return the lines "up to" and "mean" of what is saved in all rows, the paper's and the own ones."""
-    lines = []
-    for whose, rows_saved in all_saved.items():
-        by_column = {c: [row[c] for row in rows_saved if c in row] for c in columns}
-        if any(by_column.values()):
-            for name, of in (("up to", max), ("mean", statistics.mean)):
-                cells = [percent(of(values)) if values else "" for values in by_column.values()]
-                lines.append(["all rows", "", f"{whose}, saved, {name}", *cells])
-    return lines
 
 
 def head(measured: Measured) -> list[str]:
@@ -243,15 +230,14 @@ def table7(measured: Measured) -> str:
         "tv": ("dataloader", (None,)), "dali_c": ("cpu", ("dali",)), "dali_g": ("cpu", ("dali_gpu",)), "mte_d": ("mte", either),
         "wrr_d": ("wrr", either),
     }  # fmt: skip
-    lines, all_saved = [], dict[str, list[dict[str, float]]]()
+    lines = []
 
     def add_saved(whose: str, times: dict[str, float]) -> None:
         dali = min((times[c] for c in ("dali_c", "dali_g") if c in times), default=None)
         for against, baseline in (("torchvision", times.get("tv")), ("DALI", dali)):
             by_column = {c: part for c in ("mte_d", "wrr_d") if (part := saved(times.get(c), baseline)) is not None}
-            name = f"{whose} against {against}"
-            all_saved.setdefault(name, []).append(by_column)
-            lines.append(["", "", f"{name}, saved", *(percent(by_column[c]) if c in by_column else "" for c in columns)])
+            cells = (percent(by_column[c]) if c in by_column else "" for c in columns)
+            lines.append(["", "", f"{whose} against {against}, saved", *cells])
 
     for row, model, pipeline, ranks in paper_rows("table7"):
         lines.append([row["model"], row["preprocess_type"], "paper", *(row[c] for c in columns)])
@@ -265,7 +251,6 @@ def table7(measured: Measured) -> str:
                 lines.append(["", "", str(setup), *(cell(figure(runs, "s_per_batch")) for runs in column_runs)])
                 times = [statistics.mean(figure(runs, "s_per_batch")) if runs else None for runs in column_runs]
                 add_saved("own", {c: s for c, s in zip(columns, times, strict=True) if s is not None})
-    lines += summary(all_saved, list(columns))
     title = f"Table VII: with DALI, 16 extra processes (own: {measured.many}), seconds a batch"
     names = ["model", "pipeline", "whose", "torchvision", "DALI_C", "DALI_G", "MTE_D", "WRR_D"]
     return markdown(title, names, lines, ["DALI in lines of what is saved: the faster of DALI_C and DALI_G."])

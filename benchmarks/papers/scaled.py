@@ -78,11 +78,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_output(parser)
 
 
-def report_parts(quick: bool) -> list[tuple[str, list[str]]]:
-    """Return what `python -m benchmarks --all` runs of this bench: titles and arguments."""
-    return [("The paper's Table VI", ["--rounds", "1", "--rows", "4"] if quick else [])]
-
-
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
     if options.batches < 10 or min(options.rounds, options.jobs) < 1 or options.step <= 0:

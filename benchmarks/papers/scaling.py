@@ -4,18 +4,15 @@
 
 Each rule starts with a cold pool and decides while an epoch is played by the loader's ledger and strategies, with engines that
 take a while to start and finish what they have before they leave. No time is measured: the figures follow from the seed.
---first skips workloads, so that several processes share them; with --rows they print what came of each.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import random
-import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from benchmarks.papers.rules import CACHEW_PAPER, CachewScaling
@@ -38,6 +35,7 @@ WINDOWS = 6  # after so many windows a rule should be there
 TARGET = 0.8  # of the engines' processors in use: Kubernetes' HorizontalPodAutoscaler in Cachew's comparison
 TOLERANCE = 0.1  # from the target, in which that one changes nothing: its default
 ROOM = 4  # batches in an engine's spool
+NOISE = 0.05  # relative spread of a batch's time
 
 
 def random_pool(rng: random.Random) -> tuple[Measured, int, float]:
@@ -271,10 +269,10 @@ class Scaled:
 
 
 def compare(
-    rng: random.Random, count: int, *, first: int = 0, batches: int = 1000, noise: float = 0.05, rules: Collection[str] = RULES
+    rng: random.Random, count: int, *, batches: int = 1000, rules: Collection[str] = RULES
 ) -> Iterator[Scaled]:
-    """Draw so many workloads. Yield for each, from the ``first`` on, what every rule does in the first batches of an epoch."""
-    for seed in [rng.getrandbits(64) for _ in range(count)][first:]:
+    """Draw so many workloads. Yield for each what every rule does in the first batches of an epoch."""
+    for seed in [rng.getrandbits(64) for _ in range(count)]:
         truth, workers, starts_s = random_pool(random.Random(seed))
         assert truth.step_s is not None
         engines, best_s = least_engines(truth)
@@ -282,7 +280,7 @@ def compare(
             own, rule = random.Random(seed), RULES[name](truth)
 
             def about(seconds: float, own: random.Random = own) -> float:
-                return seconds * max(0.01, own.gauss(1.0, noise))
+                return seconds * max(0.01, own.gauss(1.0, NOISE))
 
             pools: list[Pool] = []
 
@@ -332,26 +330,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0, help="seed of the random workloads (default 0)")
     parser.add_argument("--workloads", type=int, default=1000, help="number of workloads (default 1000)")
-    parser.add_argument("--first", type=int, default=0, help="the first of these workloads to play (default 0)")
     parser.add_argument("--batches", type=int, default=1000, help="batches of an epoch (default 1000)")
-    parser.add_argument("--noise", type=float, default=0.05, help="relative spread of a batch's time (default 0.05)")
     parser.add_argument("--rules", nargs="+", choices=RULES, default=list(RULES), help="rules to try (default: all)")
-    parser.add_argument("--rows", action="store_true", help="print a line of JSON for each workload and rule, and no table")
-    parser.add_argument("--read", action="store_true", help="play nothing, read such lines from standard input")
     given = parser.parse_args()
-    if given.read:
-        rows = [Scaled(**{**row, "counts": tuple(row["counts"])}) for row in map(json.loads, sys.stdin)]
-    else:
-        random_workloads = compare(
-            random.Random(given.seed), given.workloads, first=given.first, batches=given.batches, noise=given.noise,
-            rules=given.rules,
-        )  # fmt: skip
-        if given.rows:
-            for row in random_workloads:
-                print(json.dumps(asdict(row)), flush=True)
-            return
-        rows = list(random_workloads)
-    print(f"{len(rows) // len(dict.fromkeys(row.rule for row in rows))} workloads\n\n{table(rows)}")
+    rows = list(compare(random.Random(given.seed), given.workloads, batches=given.batches, rules=given.rules))
+    print(f"{given.workloads} workloads\n\n{table(rows)}")
     for hidden, what in ((False, "nothing limits all engines together"), (True, "all engines together have a limit")):
         some = [row for row in rows if row.hidden == hidden]
         print(f"\n{what}: {sum(row.rule == some[0].rule for row in some)} workloads\n\n{table(some)}")

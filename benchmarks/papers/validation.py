@@ -27,6 +27,7 @@ from dataclasses import asdict, dataclass, replace
 from benchmarks.papers.events import paper_epoch
 from benchmarks.papers.published import BATCH_SIZES, IMAGENET_IMAGES, rows
 from benchmarks.papers.table6 import Cell, cells, clean_cells
+from ddlp.stats.words import aligned
 
 __all__ = ["Aim", "Prediction", "Validation", "main", "split", "table", "validate"]
 
@@ -176,8 +177,7 @@ def table(validation: Validation) -> str:
         lines.append(f"  {mte.cell:20} {mte.processes:5} {mte.cpu_s:7.3f}  {_line(mte)}  {_line(wrr)}")
     aim_rows = [("what must come out", "aim", "rules", "formula", "")]
     aim_rows += [(aim.what, aim.aim, aim.rules, aim.formula, "met" if aim.met else "MISSED") for aim in validation.aims]
-    widths = [max(map(len, column)) for column in zip(*aim_rows, strict=True)]
-    lines += ["", *("  ".join(map(str.ljust, row, widths)).rstrip() for row in aim_rows)]
+    lines += ["", *aligned(aim_rows, left=range(5))]
     return "\n".join(lines)
 
 

@@ -16,6 +16,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
+from ddlp.stats.words import step_time
+
 __all__ = ["LEAST", "AutoWorkers", "Figures", "Workers", "first_count", "workers"]
 
 LEAST = 20  # batches that must be measured before a decision
@@ -107,11 +109,11 @@ def workers(figures: Figures, processors: float, memory_bytes: float = math.inf)
     each = figures.worker_bytes + (prefetch + 1) * figures.batch_bytes
     room = max(1, math.floor(MEMORY * memory_bytes / each)) if each and memory_bytes < math.inf else MOST
     most = min(MOST, _whole(MOST_A_PROCESSOR * processors))
-    takes = f"a worker takes {_time(figures.busy_s)} for a batch, {_part(figures.cpu_s / figures.busy_s)} of it a processor"
+    takes = f"a worker takes {step_time(figures.busy_s)} for a batch, {_part(figures.cpu_s / figures.busy_s)} of it a processor"
     if (queued := 1 - figures.unqueued_s / figures.busy_s) >= QUEUED:
         takes += f", {_part(queued)} in wait for one"
     limits = (
-        (_whole(wanted), f"training takes one in {_time(figures.step_s)}"),
+        (_whole(wanted), f"training takes one in {step_time(figures.step_s)}"),
         (_whole((1 - HARDLY) * able), f"{processors:.3g} processors make no more"),
         (most, f"more than {most} are not tried on {processors:.3g} processors"),
         (room, "memory has no room for more"),
@@ -122,7 +124,8 @@ def workers(figures: Figures, processors: float, memory_bytes: float = math.inf)
         epochs_s = [n * figures.start_s + figures.batches * max(batch_s, figures.busy_s / n) for n in range(1, count + 1)]
         fewest = 1 + next((n for n, epoch_s in enumerate(epochs_s) if epoch_s <= (1 + ALIKE) * min(epochs_s)), 0)
         if fewest < count:
-            count, why = fewest, f"to start more, each in {_time(figures.start_s)}, saves nothing in {figures.batches} batches"
+            count = fewest
+            why = f"to start more, each in {step_time(figures.start_s)}, saves nothing in {figures.batches} batches"
     return Workers(max(1, count), prefetch, f"{takes}; {why}")
 
 
@@ -192,10 +195,6 @@ class AutoWorkers:
 def _whole(number: float) -> int:
     """Return the next whole number, but not for a rounding error."""
     return math.ceil(number - 1e-9)
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
 
 
 def _part(part: float) -> str:

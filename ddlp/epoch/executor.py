@@ -26,7 +26,6 @@ from ddlp.epoch.threads import Threads
 from ddlp.process.user_warnings import warn_user
 from ddlp.schedule.strategies import STALLED_AT_LEAST_S, Strategy
 from ddlp.sources.base import HostSource, Resources
-from ddlp.stats.engines import devices_live
 from ddlp.stats.live import Life, Live
 from ddlp.stats.replaced import ReplacedSamples
 from ddlp.stats.report import Counts, EpochReport
@@ -103,7 +102,6 @@ class EpochExecutor:
             return Live(
                 self.report(), life.total(), ledger.length if ledger.closed else None, len(ledger.delivered),
                 self.counts.waiting_now_s, len(ledger.ready_host), len(ledger.ready_csd),
-                devices_live(ledger, self.monitor.rates, self.monitor.full_batch),
             )  # fmt: skip
 
     def delivered(self) -> list[tuple[int, int]]:

@@ -1,7 +1,12 @@
-"""Where the time of a recorded epoch went, and which stage limits it."""
+"""`ddlp analyse RUN`: where the time of a recorded run went, and which stage limits it.
+
+RUN is the directory of `DDLPLoader(..., record=RUN)`, or one of its files.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -9,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ddlp.observe.engine_time import DeviceTime, device_times
-from ddlp.observe.run import EpochTrace, training_spans
+from ddlp.observe.run import EpochTrace, epoch_files, read_epoch, training_spans
 from ddlp.observe.spans import Span, both, clip, length, less, union, within
-from ddlp.observe.words import aligned, number, percent, seconds
 from ddlp.recording.events import (
     EpochBegan,
     Exhausted,
@@ -29,8 +33,9 @@ from ddlp.recording.events import (
 )
 from ddlp.schedule.ledger import RETIRED
 from ddlp.stats.waiting import WaitingVerdict, judge
+from ddlp.stats.words import aligned, number, percent, seconds
 
-__all__ = ["ADVICE", "Analysis", "Resource", "StageRates", "analyse"]
+__all__ = ["ADVICE", "Analysis", "Resource", "StageRates", "add_arguments", "analyse", "run"]
 
 READ, CPU, CSD, TRANSFER, TRAINING, WAITING = (
     "read", "host", "csd", "transfer", "training", "waiting",
@@ -49,6 +54,26 @@ ADVICE = {
     SPOOL: "a larger spool (spool_bytes=, --quota-bytes): the device rests since nothing drains it",
     START: "longer epochs: training waited for the first batches most",
 }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("run_directory", metavar="RUN")
+    parser.add_argument("--all", action="store_true", help="every epoch, not only the one recorded last")
+    parser.add_argument("--json", action="store_true", help="as JSON: a list of epochs")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print it."""
+    files = epoch_files(options.run_directory)
+    analyses = [analyse(read_epoch(file)) for file in (files if options.all else files[-1:])]
+    if options.json:
+        print(json.dumps([analysis.to_data() for analysis in analyses], indent=2))
+        return 0
+    print("\n\n".join(map(str, analyses)))
+    if len(files) > len(analyses):
+        print(f"\n{len(files)} epochs were recorded; this is the last one. --all prints every one.")
+    return 0
 
 
 @dataclass(frozen=True)

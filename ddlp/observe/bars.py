@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 from tqdm import tqdm
@@ -32,15 +32,8 @@ _WINDOW_S = 10.0  # while the epoch runs, images/s and waiting are of the last s
 _WORTH_A_CAUSE = 0.05  # part of the time: if training waits longer, the cause is named
 
 
-def progress(
-    loader: Iterable[Any],
-    desc: str = "",
-    total: int | None = None,
-    leave: bool = True,
-    file: TextIO | None = None,
-    disable: bool | None = None,
-) -> Progress:
-    """The loader's batches, with a progress bar: iterate over it instead of the loader, in one epoch or in several.
+class Progress:
+    """A loader's batches, with a progress bar: iterate over it instead of the loader, in one epoch or in several.
 
     It shows batches, images a second and the part of the time that training waited (both of the last 10 s; of the whole epoch
     at its end), how near that is to the bound r_cpu + r_csd, and the devices' share. Where ``file`` is no terminal it prints a
@@ -51,15 +44,11 @@ def progress(
         desc, total, leave, file: as in tqdm; ``total`` is in batches. By default the loader's length, and standard error.
         disable: True: nothing is shown. False: every rank shows. None: of several ranks only the first one shows.
     """
-    return Progress(loader, desc, total, leave, file, disable)
-
-
-class Progress:
-    """What `progress` returns. ``loader``: the loader whose batches it gives."""
 
     def __init__(
-        self, loader: Any, desc: str, total: int | None, leave: bool, file: TextIO | None, disable: bool | None
-    ) -> None:
+        self, loader: Any, desc: str = "", total: int | None = None, leave: bool = True, file: TextIO | None = None,
+        disable: bool | None = None,
+    ) -> None:  # fmt: skip
         self.loader = loader
         self._desc, self._total, self._leave, self._file, self._disable = desc, total, leave, file, disable
 
@@ -79,6 +68,10 @@ class Progress:
         if file.isatty() and os.environ.get("TERM") != "dumb":
             display = _Tqdm(desc, total, look().delivered, file, self._leave)
         return _Shown(inner, _Bar(display or _Lines(desc, total, file), look))
+
+
+progress = Progress
+"""The name by which it is called, as tqdm is."""
 
 
 def _live_of(loader: Any, inner: Iterator[Any], total: int | None) -> tuple[Iterator[Any], Callable[[], Live]]:

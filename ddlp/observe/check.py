@@ -40,15 +40,8 @@ FIRST = 2  # so many first batches of each side are examined closely, later only
 KEPT = 8  # the last so many delivered tensors are looked at again: images and labels of four batches
 
 
-def checked(
-    loader: DDLPLoader,
-    *,
-    every: int = 10,
-    rows: int | None = 8,
-    raises: bool = False,
-    say: Callable[[str], object] | None = print,
-) -> Checked:
-    """The loader's batches, watched by the checker: iterate over it instead of the loader.
+class Checked:
+    """A loader's batches, watched by the checker: iterate over it instead of the loader.
 
     Args:
         loader: its data set and transforms must be such that ddlp prepares them itself (``loader.explain()`` tells).
@@ -57,18 +50,17 @@ def checked(
         raises: raise `Refuted` at the first finding, in place of the batch; else iteration goes on.
         say: called with the verdict's text at the end of each epoch; None: not called.
 
+    Attributes:
+        verdicts: one for each epoch begun.
+
     Raises:
         DDLPError: at iter(), where torch's own workers prepare the batches.
     """
-    return Checked(loader, every, rows, raises, say)
-
-
-class Checked:
-    """What `checked` returns. ``verdicts``: one for each epoch begun."""
 
     def __init__(
-        self, loader: DDLPLoader, every: int, rows: int | None, raises: bool, say: Callable[[str], object] | None
-    ) -> None:
+        self, loader: DDLPLoader, *, every: int = 10, rows: int | None = 8, raises: bool = False,
+        say: Callable[[str], object] | None = print,
+    ) -> None:  # fmt: skip
         if every < 1 or (rows is not None and rows < 1):
             raise ValueError(f"every={every!r}, rows={rows!r}: 1 or more")
         self.loader = loader
@@ -96,6 +88,10 @@ class Checked:
             raise DDLPError("checked(): torch's own workers prepare this loader's batches; loader.explain() says why")
         self.verdicts.append(check.verdict)
         return _CheckedIterator(iterator, check, self._raises, self._say)
+
+
+checked = Checked
+"""The name by which it is called."""
 
 
 class _CheckedIterator:

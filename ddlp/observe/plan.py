@@ -10,6 +10,7 @@ from ddlp.auto.measured import OffloadPath
 from ddlp.observe.play import Played, play_epoch
 from ddlp.observe.setup import Setup
 from ddlp.schedule.strategies import STRATEGIES, Auto, Cpu, Strategy, Wrr
+from ddlp.stats.words import aligned, seconds
 
 __all__ = ["SIMULATED", "WAITS", "Row", "predict", "rows", "text"]
 
@@ -81,7 +82,7 @@ def predict(
 def _row(
     setup: Setup, name: str, paths: tuple[OffloadPath, ...], played: Played, bound_s: float | None, cpu_s: float | None
 ) -> Row:
-    seconds, waiting = played.seconds * setup.batches / played.batches, played.waiting_s / played.seconds
+    epoch_s, waiting = played.seconds * setup.batches / played.batches, played.waiting_s / played.seconds
     if waiting < WAITS:
         limit = "training"
     elif 2 * sum(played.taken.values()) <= played.batches:
@@ -90,15 +91,13 @@ def _row(
         limits = dict(zip((path.source for path in paths), estimate(setup.measured, paths).source_limits, strict=True))
         limit = limits[max(played.taken, key=played.taken.__getitem__)]
     engines = tuple(path.source for path in paths)
-    return Row(name, engines, seconds, waiting, limit, bound_s, 1.0 if cpu_s is None else cpu_s / seconds)
+    return Row(name, engines, epoch_s, waiting, limit, bound_s, 1.0 if cpu_s is None else cpu_s / epoch_s)
 
 
 def text(setup: Setup, source: str, rows: Sequence[Row]) -> str:
     """For a person: what is planned for, the table, and what has been assumed. ``source`` says where the figures are from."""
     measured = setup.measured
     table = [("strategy", "engines", "epoch", "speed", "at best", "waits", "limit"), *map(_cells, rows)]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    words = {0, 1, 6}  # columns that stand to the left
     lines = [
         f"from {source}:",
         f"  an epoch of {setup.batches:,} batches; a training step takes {measured.step_s:.4g} s",
@@ -107,24 +106,13 @@ def text(setup: Setup, source: str, rows: Sequence[Row]) -> str:
     for path in measured.paths:
         workers = f", {path.workers} workers" if path.workers > 1 else ""
         lines.append(f"  {path.source} makes {path.batches_per_s:.4g} batches/s, by {path.transport}{workers}")
-    lines.append("")
-    for row in table:
-        cells = (cell.ljust(width) if column in words else cell.rjust(width)
-                 for column, (cell, width) in enumerate(zip(row, widths, strict=True)))  # fmt: skip
-        lines.append("  ".join(cells).rstrip())
-    lines += ["", *(f"assumed: {assumption}" for assumption in setup.assumed)]
+    lines += ["", *aligned(table, left=(0, 1, 6)), "", *(f"assumed: {assumption}" for assumption in setup.assumed)]
     if setup.batches > SIMULATED:
         lines.append(f"simulated: {SIMULATED:,} of the {setup.batches:,} batches; seconds are scaled")
     return "\n".join(lines)
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    bound = "-" if row.bound_s is None else _seconds(row.bound_s)
+    bound = "-" if row.bound_s is None else seconds(row.bound_s)
     engines = " ".join(row.engines) or "none"
-    return row.name, engines, _seconds(row.seconds), f"{row.speed:.2f}x", bound, f"{row.waiting:.0%}", row.limit
-
-
-def _seconds(value: float) -> str:
-    if value >= 7200:
-        return f"{value / 3600:,.1f} h"
-    return f"{value:,.0f} s" if value >= 1000 else f"{value:.4g} s"
+    return row.name, engines, seconds(row.seconds), f"{row.speed:.2f}x", bound, f"{row.waiting:.0%}", row.limit

@@ -11,34 +11,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from ddlp.errors import DDLPError
 from ddlp.loader import DDLPLoader
 from ddlp.observe.energy.result import EnergyResult
 from ddlp.observe.pace import Live, Pace, Window, live, overall
 
-__all__ = ["Scalars", "ScalarWriter"]
-
-
-class ScalarWriter(Protocol):
-    """torch.utils.tensorboard's SummaryWriter, tensorboardX's, and others."""
-
-    def add_scalar(self, tag: str, scalar_value: Any, global_step: int | None = None) -> Any:
-        """A value of a curve."""
+__all__ = ["Scalars"]
 
 
 class Scalars:
     """Writes a loader's numbers: within epochs below ``<tag>/``, of whole epochs below ``<tag>_epoch/``.
 
     Args:
-        writer: has ``add_scalar(tag, value, step)``.
+        writer: has ``add_scalar(tag, value, step)``: torch.utils.tensorboard's SummaryWriter, tensorboardX's, and others.
         loader: the loader.
         every: one call of `step` in so many writes; the values are of the time since the write before.
         tag: the first part of all names.
     """
 
-    def __init__(self, writer: ScalarWriter, loader: DDLPLoader, every: int = 100, tag: str = "ddlp") -> None:
+    def __init__(self, writer: Any, loader: DDLPLoader, every: int = 100, tag: str = "ddlp") -> None:
         if not callable(getattr(writer, "add_scalar", None)):
             raise TypeError(f"writer={writer!r}: expected an object with add_scalar(tag, value, step), as SummaryWriter")
         if every < 1:

@@ -63,7 +63,11 @@ class Live:
     waiting_now_s: float = 0.0  # since training asked for the batch that it waits for; it is not in the counts yet
     ready_host: int = 0  # batches in memory, by who made them
     ready_csd: int = 0
-    devices: tuple[DeviceLive, ...] = ()
+
+    @property
+    def devices(self) -> tuple[DeviceLive, ...]:
+        """Devices and engines of pools, those of the report."""
+        return self.report.engines
 
     @property
     def bound(self) -> float | None:

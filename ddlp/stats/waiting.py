@@ -11,6 +11,8 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from ddlp.stats.words import number, step_time
+
 __all__ = ["MIN_BATCHES", "Ceiling", "Remedy", "WaitingVerdict", "judge"]
 
 MIN_BATCHES = 20
@@ -83,25 +85,25 @@ class WaitingVerdict:
         return f"Training waits for data {waited}"
 
     def _speeds(self) -> str:
-        speed = f"{_number(1 / self.step_s)} batches/s"
+        speed = f"{number(1 / self.step_s)} batches/s"
         if not self.replayed:
-            step = f"by the time between two batches a step takes {_time(self.step_s)} ({speed})"
+            step = f"by the time between two batches a step takes {step_time(self.step_s)} ({speed})"
         else:
-            beside = f", {_time(self.between_s)} while data are loaded" if self.between_s > 1.1 * self.step_s else ""
-            step = f"a step alone takes {_time(self.step_s)} ({speed}, replayed){beside}"
-        return f"{step}; batches come at {_number(1 / self.period_s)} a second"
+            beside = f", {step_time(self.between_s)} while data are loaded" if self.between_s > 1.1 * self.step_s else ""
+            step = f"a step alone takes {step_time(self.step_s)} ({speed}, replayed){beside}"
+        return f"{step}; batches come at {number(1 / self.period_s)} a second"
 
     def _tail(self) -> Iterator[str]:
         if self.lost < HARDLY:
             yield f"No remedy brings more than {max(1, math.ceil(100 * (self.at_most - 1) - 1e-9))} %."
         else:
             by = "At most" if self.replayed else "By this measure, at most"
-            named = [f"{_number(remedy.at_most)} with {remedy.name}" for remedy in self.remedies]
-            yield f"{by} {', '.join([f'{_number(self.at_most)} times as fast without waiting', *named])}."
+            named = [f"{number(remedy.at_most)} with {remedy.name}" for remedy in self.remedies]
+            yield f"{by} {', '.join([f'{number(self.at_most)} times as fast without waiting', *named])}."
         if not self.replayed and max(self.lost, self.waited) >= HARDLY:
             yield "loader.replay() measures the step itself."
         if self.start_s >= HARDLY * (self.start_s + self.batches * self.period_s):
-            yield f"The wait for the first batch, {_time(self.start_s)}, comes on top."
+            yield f"The wait for the first batch, {step_time(self.start_s)}, comes on top."
 
 
 def judge(
@@ -165,12 +167,3 @@ def judge(
 
 def _percent(part: float) -> str:
     return f"{100 * part:.0f} %" if part >= 0.01 or not part else f"{100 * part:.1g} %"
-
-
-def _number(value: float) -> str:
-    """Three digits, or all before the point."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _time(seconds: float) -> str:
-    return f"{_number(seconds)} s" if seconds >= 1 else f"{_number(1e3 * seconds)} ms"

@@ -40,7 +40,7 @@ class Images:
         )
 
 
-def find_images(folder: Path, most: int, seed: int = 0) -> Images:
+def find_images(folder: Path, most: int) -> Images:
     """Find image files below a folder, in class directories or flat, draw some and look whether they can be read.
 
     Takes 20 seconds at most, whatever the size of the set. Hidden files and directories are left alone.
@@ -48,12 +48,11 @@ def find_images(folder: Path, most: int, seed: int = 0) -> Images:
     Args:
         folder: looked through in a random order, links to directories as well.
         most: images at most.
-        seed: for the drawing.
 
     Raises:
         DDLPError: it is not there, can't be read, or there is no image in it that can.
     """
-    draws = random.Random(seed)
+    draws = random.Random(0)
     paths, others, shut = _walk(folder, most * _SOME, draws)
     if not paths:
         more = f" ({others:,} other files are there)" if others else ""

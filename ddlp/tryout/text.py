@@ -9,7 +9,7 @@ from statistics import fmean
 
 from ddlp.errors import DDLPError
 from ddlp.observe.report import write_report
-from ddlp.observe.words import aligned, number
+from ddlp.stats.words import aligned, number
 from ddlp.tryout.comparison import Comparison, Row
 
 __all__ = ["place", "sentences", "setting", "text", "write_page"]

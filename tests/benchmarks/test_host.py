@@ -20,7 +20,6 @@ from benchmarks.contenders import (
     BASELINES,
     CONTENDERS,
     DALI,
-    FLOOR,
     OURS,
     OURS_FAST,
     OURS_TWO,
@@ -47,7 +46,7 @@ def test_the_middle_of_a_cycle_holds_each_image_once():
     assert set(Counter(often[12:-12]).values()) == {5} and often[:12] == order[:12] and often[-12:] == order[-12:]
 
 
-@pytest.mark.parametrize("name", [OURS, OURS_UINT8, BASELINES[0], BARE, FLOOR, "torchvision.io + v2 on tensors"])
+@pytest.mark.parametrize("name", [OURS, OURS_UINT8, BASELINES[0], BARE, "torchvision.io + v2 on tensors"])
 @pytest.mark.some(3)
 def test_contender(small_sets, name):
     for pipeline, directory in (("imagenet1", "110kb"), ("imagenet3", "110kb"), ("cifar10", "cifar10")):
@@ -59,10 +58,9 @@ def test_contender(small_sets, name):
         assert contenders.measure(dataclasses.replace(work, times=3))["samples"] == 24
         made = next(CONTENDERS[name].make(work))
         images = made[0] if isinstance(made, (tuple, list)) else made
-        if name != FLOOR:
-            side = 32 if pipeline == "cifar10" else 224
-            assert tuple(images.shape) == (4, 3, side, side)
-            assert str(images.dtype) == ("torch.uint8" if name == OURS_UINT8 else "torch.float32")
+        side = 32 if pipeline == "cifar10" else 224
+        assert tuple(images.shape) == (4, 3, side, side)
+        assert str(images.dtype) == ("torch.uint8" if name == OURS_UINT8 else "torch.float32")
 
 
 def test_turboloader_gets_the_same_files_in_the_same_order(small_sets):
@@ -147,33 +145,28 @@ def one_off(*arguments, prepare=bits.prepare):
 
 @pytest.mark.parametrize("kind", ["411", "grey progressive"])
 def test_pixels_are_torchvisions(kind, tmp_path, monkeypatch):
-    found = bits.compare_kind(kind, 24, tmp_path)
-    assert found["differing"] == 0 and found["examples"] == []
+    assert bits.compare_kind(kind, 24, tmp_path).differing == {kind: 0}
     monkeypatch.setattr(bits, "prepare", one_off)
     found = bits.compare_kind(kind, 24, tmp_path)
-    assert found["differing"] == 24 and "up to 1" in found["examples"][0]
-    result = bits.Bits({kind: 24}, {kind: 0}, {kind: 24}, found["examples"])
-    assert result.differing == 24 and bits.aims(result)[0].text.endswith("MISSED") and kind in bits.table(result)
+    assert found.samples == found.differing == {kind: 24} and found.most == {kind: 1} and not found.all_right
+    assert bits.aims(found)[0].text.endswith("MISSED") and kind in bits.table(found)
+    both = bits.PixelCounts()
+    both.join(found)
+    both.join(found)
+    assert both.differing == {kind: 48} and both.most == {kind: 1}
 
 
 def test_each_operators_pixels_are_torchvisions(tmp_path, monkeypatch):
     names = [name for name in operators.OPERATORS if name != operators.TIMMS or find_spec("timm")]
 
-    def over(kind):
-        result = operators.OperatorBits()
-        for answer in operators.compare_kind(kind, 2, names, tmp_path):
-            result.add(answer)
-        return result
-
-    found = over("420")
-    assert all(found.right(name) for name in names) and set(found.values.values()) == {2 * 64 * 64 * 3}
+    found = operators.compare_kind("420", 2, names, tmp_path)
+    assert found.all_right and list(found.samples) == names and set(found.values.values()) == {2 * 64 * 64 * 3}
     drawn = [step for name in names for step in steps_of(name)]
     kinds = {"Enhance", "Hue", "Gray", "Blur", "Warp", "Table", "AutoContrast", "Equalize"}
     assert kinds <= {type(step).__name__ for step in drawn}
     monkeypatch.setattr(operators, "prepare", one_off)
-    found = over("420")
-    assert not any(found.right(name) for name in names if name not in operators.BY_ONE)
-    assert operators.aims(found)[0].text.endswith("MISSED") and "RandomAffine" in operators.table(found)
+    found = operators.compare_kind("420", 2, names, tmp_path)
+    assert not any(found.right(name) for name in names if name not in bits.BY_ONE)
 
 
 def steps_of(name):

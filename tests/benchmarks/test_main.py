@@ -19,28 +19,27 @@ from tests.engine_process import until
 
 def test_every_bench_has_parts_that_its_own_options_take():
     """And `--all` has each save its figures."""
-    for quick in (False, True):
-        found = planned(BENCHES, quick)
-        want_a_gpu = set() if torch.cuda.is_available() else {"gpu", "train"}
-        assert {bench for _, bench, _ in found} == set(BENCHES) - want_a_gpu
-        assert len({title for title, _, _ in found}) == len(found)
-        for _, name, arguments in found:
-            with pytest.raises(SystemExit) as ended:
-                bench([name, *arguments, "--save", "figures.json", "-h"])
-            assert ended.value.code == 0, (name, arguments)
+    found = planned(BENCHES)
+    want_a_gpu = set() if torch.cuda.is_available() else {"gpu", "train"}
+    assert {bench for _, bench, _ in found} == set(BENCHES) - want_a_gpu
+    assert len({title for title, _, _ in found}) == len(found)
+    for _, name, arguments in found:
+        with pytest.raises(SystemExit) as ended:
+            bench([name, *arguments, "--save", "figures.json", "-h"])
+        assert ended.value.code == 0, (name, arguments)
 
 
 @pytest.mark.slow
 def test_the_document_and_what_was_kept(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("benchmarks.__main__.BENCHES", {"pools": BENCHES["pools"]})
     short = ["--engines", "1", "--batches", "2", "--rounds", "1"]
-    monkeypatch.setattr("benchmarks.pools.report_parts", lambda quick: [("A pool", short)])
+    monkeypatch.setattr("benchmarks.pools.report_parts", lambda: [("A pool", short)], raising=False)
     out = tmp_path / "docs" / "benchmarks.md"
-    arguments = ["__main__", "--all", "--quick", "--document", str(out), "--parts", str(tmp_path / "parts")]
+    arguments = ["__main__", "--all", "--document", str(out), "--parts", str(tmp_path / "parts")]
     assert bench(arguments) == 0
     text = out.read_text()
-    assert "A quick run" in text and "## Aims:" in text and "DataLoader, n + 1 workers" in text and "Machine:" in text
-    [(title, _, given)] = planned({"pools": BENCHES["pools"]}, True)
+    assert "## Aims:" in text and "DataLoader, n + 1 workers" in text and "Machine:" in text
+    [(title, _, given)] = planned({"pools": BENCHES["pools"]})
     kept = json.loads(_path(tmp_path / "parts", title).read_text())
     assert kept["arguments"] == given and kept["status"] == 0 and len(kept["aims"]) == 1
     capsys.readouterr()
@@ -62,7 +61,7 @@ def test_ended_by_a_signal_it_leaves_nothing_running_and_no_file(small_sets, tmp
     (tmp_path / "data" / "bench").symlink_to(small_sets)
     scratch = tmp_path / "tmp"
     scratch.mkdir()
-    command = [sys.executable, "-m", "benchmarks", "--all", "--quick", "--only", "overlap"]
+    command = [sys.executable, "-m", "benchmarks", "--all", "--only", "overlap"]
     command += ["--document", "found.md", "--parts", "parts"]
     environment = {**user_environment(), "TMPDIR": str(scratch)}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True, stderr=subprocess.PIPE) as process:

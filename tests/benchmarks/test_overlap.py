@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from benchmarks.bare import engine_batch
-from benchmarks.common import two_cpus
 from benchmarks.data import loader
-from benchmarks.overlap import PEERS, Line, Result, aims, chosen_cpus, table
+from benchmarks.overlap import PEERS, Line, Result, aims, table
 from csd_engine.batchfile.writer import BatchWriter
 from ddlp.translate.portable import portable
 from tests.benchmarks.bench import bench
@@ -22,18 +21,16 @@ from tests.benchmarks.bench import bench
 def test_a_short_run(small_sets, capsys, monkeypatch):
     for name in ("DDLP_ENGINE_CPUS", "DDLP_ENGINE_SLOWDOWN"):  # the bench sets them; monkeypatch restores them afterwards
         monkeypatch.setenv(name, "")
-    cpus = sorted(os.sched_getaffinity(0))
     status = bench([
         *("overlap", "--data", str(small_sets), "--batches", "24", "--batch", "4", "--rounds", "1"),
-        *("--seconds", "0.5", "--strategies", "csd", "wrr", "--slowdown", "3", "--host-cpu", str(cpus[0])),
-        *("--csd-cpu", str(cpus[1]), "--json"),
+        *("--seconds", "0.5", "--strategies", "csd", "wrr", "--json"),
     ])  # fmt: skip
     out, err = capsys.readouterr()
     assert status == 0, err
     result = json.loads(out)
     lines = {line["name"]: line for line in result["lines"]}
     assert set(lines) == {"DataLoader, 0 workers", "DataLoader, 1 worker", "csd", "wrr"}
-    assert result["slowdown"] == 3 and result["r_cpu"][0] > result["r_csd"][0] > 0
+    assert result["slowdown"] > 1 and result["r_cpu"][0] > result["r_csd"][0] > 0
     assert result["output"] == "float32" and 0 < result["h_s"][0]
     assert len(result["r_cpu"]) == len(result["r_csd"]) == 1 + len(lines)  # measured before all contenders and after each
     accelerator = 4 / result["accelerator_s"]
@@ -70,14 +67,6 @@ def test_a_bare_engine_is_slow_at_its_files_as_well(small_sets, tmp_path, monkey
 def test_too_few_batches_is_said(capsys):
     assert bench(["overlap", "--batches", "3"]) == 1
     assert "take 100 or more" in capsys.readouterr().err
-
-
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs, one for each side")
-def test_a_cpu_that_was_asked_for_is_taken_and_the_other_side_has_another():
-    first, second = two_cpus()
-    assert chosen_cpus(None, None) == (first, second) and chosen_cpus(second, first) == (second, first)
-    assert chosen_cpus(first, None) == (first, second) and chosen_cpus(second, None) == (second, first)
-    assert chosen_cpus(None, second) == (first, second) and chosen_cpus(None, first) == (second, first)
 
 
 def result_of(lines, **changed):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ddlp.errors import DDLPError
 from ddlp.observe.energy.model import CSD
 from ddlp.observe.energy.result import MACHINE, EnergyResult
-from ddlp.observe.words import aligned
+from ddlp.stats.words import aligned
 
 __all__ = ["Summary", "comparison", "summaries"]
 

@@ -13,7 +13,7 @@ from csd_engine.protocol.fields import MAX_INT, Check, an_object, count, integer
 from csd_engine.protocol.schema import checked_fields, text_of
 from ddlp.errors import DDLPError
 from ddlp.observe.energy.model import Tariff
-from ddlp.observe.words import aligned
+from ddlp.stats.words import aligned
 
 __all__ = ["FORMAT", "MACHINE", "EnergyResult", "PartEnergy", "find", "load", "save"]
 

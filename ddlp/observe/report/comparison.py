@@ -14,7 +14,7 @@ from ddlp.observe.analysis import COMPLETE, CPU, CSD, TRAINING, TRANSFER, WAITIN
 from ddlp.observe.energy.compare import comparison as energy_comparison
 from ddlp.observe.energy.result import EnergyResult, find, load
 from ddlp.observe.run import epoch_files, read_epoch
-from ddlp.observe.words import aligned, number, percent, seconds
+from ddlp.stats.words import aligned, number, percent, seconds
 
 __all__ = ["BASELINES", "Comparison", "Group", "Kind", "read_comparison"]
 

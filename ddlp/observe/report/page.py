@@ -16,8 +16,8 @@ from ddlp.observe.energy.result import find, load
 from ddlp.observe.happened import happened
 from ddlp.observe.report.comparison import Comparison
 from ddlp.observe.run import EpochTrace, epoch_files, read_epoch
-from ddlp.observe.words import aligned, number, percent, seconds
 from ddlp.process.version import __version__
+from ddlp.stats.words import aligned, number, percent, seconds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

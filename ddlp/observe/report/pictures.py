@@ -11,8 +11,8 @@ from ddlp.observe.engine_time import device_times, on_workers
 from ddlp.observe.happened import happened
 from ddlp.observe.report.comparison import Comparison
 from ddlp.observe.run import EpochTrace, training_spans
-from ddlp.observe.words import number
 from ddlp.recording.events import Fetched, GpuUse, HostBatch, Published, Step
+from ddlp.stats.words import number
 
 __all__ = ["comparison", "epoch"]
 

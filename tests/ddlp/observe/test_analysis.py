@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddlp.cli import main
-from ddlp.observe import analyse, chrome_trace, read_epoch
+from ddlp.observe import analyse, read_epoch
 from ddlp.observe.analysis import CPU, CSD, READ, SPOOL, START, TRAINING, TRANSFER
 from ddlp.recording.events import (
     EpochBegan,
@@ -118,26 +118,6 @@ def test_a_lost_device(tmp_path):
 def test_an_epoch_without_a_batch(tmp_path):
     analysis = found(tmp_path, [Rested("host", 0, 0.0, 1.0, True), Exhausted(0.5, 0.5), EpochEnded(1.0, 0)])
     assert analysis.bound_s is None and analysis.images_per_s == 0 and sum(analysis.seconds.values()) < 1.01
-
-
-def test_as_a_chrome_trace(tmp_path):
-    trace = chrome_trace(read_epoch(written(tmp_path / "0000.jsonl", TWO_SIDES)))
-    events = json.loads(json.dumps(trace))["traceEvents"]
-    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    assert sorted(names.values()) == ["engine d, worker 0", "host worker 0", "training thread", "transfer 0"]
-    spans = [e for e in events if e["ph"] == "X"]
-    assert {names[e["tid"]] for e in spans} == set(names.values())
-    for tid in names:  # Perfetto drops spans that overlap without being nested
-        open_until: list[float] = []
-        for e in sorted((e for e in spans if e["tid"] == tid), key=lambda e: (e["ts"], -e["dur"])):
-            while open_until and open_until[-1] <= e["ts"]:
-                open_until.pop()
-            assert not open_until or e["ts"] + e["dur"] <= open_until[-1] + 1e-6, e
-            open_until.append(e["ts"] + e["dur"])
-    of_training = [e for e in spans if names[e["tid"]] == "training thread" and e["cat"] == "training"]
-    assert sum(e["dur"] for e in of_training) == pytest.approx(8e6)
-    assert {e["name"] for e in events if e["ph"] == "C"} == {"ready batches", "spool, batches"}
-    assert [e["name"] for e in events if e["ph"] == "i"] == ["d joined", "lease 2 taken back from d"]
 
 
 def test_the_verdict_is_on_the_steps_after_the_first(tmp_path, capsys):

@@ -16,7 +16,7 @@ from ddlp.errors import DDLPError
 from ddlp.observe import Analysis, analyse, read_run
 from ddlp.observe.energy import load
 from ddlp.observe.report import Comparison, pictures, read_comparison, write_comparison
-from ddlp.observe.words import percent, seconds
+from ddlp.stats.words import percent, seconds
 from tests.ddlp.observe.by_hand import BEGAN, TWO_SIDES, WITH_GPUS, written
 from tests.ddlp.observe.test_report import artists
 

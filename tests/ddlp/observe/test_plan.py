@@ -91,7 +91,7 @@ def test_the_command_prints_the_table_and_what_is_assumed(tmp_path, capsys):
     assert cli.main(described(tmp_path, engine=engines)) == 0
     said = capsys.readouterr()
     assert said.err == ""
-    assert re.search(r"^cpu +none +50\.\d* s +1\.00x +50 s +60% +host$", said.out, re.MULTILINE)
+    assert re.search(r"^cpu +none +50\.\d\d s +1\.00x +50\.00 s +60% +host$", said.out, re.MULTILINE)
     for one in (f"from {tmp_path / 'plan.json'}:", "csd1 makes 1 batches/s, by stream", "assumed: taking a batch of csd0"):
         assert one in said.out
     assert "of the 200 batches" not in said.out

@@ -89,6 +89,16 @@ def test_recorded_runs_keep_to_the_format(recorded: Path, tmp_path: Path, run: s
     assert took / 1e6 == pytest.approx(analyse(trace).stages["training"], abs=1e-6 * len(events))
 
 
+def test_each_thread_has_a_track_and_each_event_a_mark(tmp_path: Path) -> None:
+    trace = chrome_trace(read_epoch(written(tmp_path / "0000.jsonl", TWO_SIDES)))
+    events = trace["traceEvents"]
+    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert sorted(names.values()) == ["engine d, worker 0", "host worker 0", "training thread", "transfer 0"]
+    assert {names[e["tid"]] for e in events if e["ph"] == "X"} == set(names.values()) and faults(json.dumps(trace)) == []
+    assert {e["name"] for e in events if e["ph"] == "C"} == {"ready batches", "spool, batches"}
+    assert [e["name"] for e in events if e["ph"] == "i"] == ["d joined", "lease 2 taken back from d"]
+
+
 def test_a_late_message_gives_an_engine_no_second_worker(tmp_path: Path) -> None:
     """By its 3 s, the second batch would have begun before the first was published."""
     events = [Joined("d", 0.0, 1, 4, 1), LeaseGiven("d", 1, 3, 0.0), LeaseGiven("d", 2, 2, 0.0),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["aligned", "number", "percent", "seconds"]
+__all__ = ["aligned", "number", "percent", "seconds", "step_time"]
 
 
 def number(value: float | None) -> str:
@@ -19,6 +19,11 @@ def seconds(value: float) -> str:
     if 0 < value < 0.0995:
         return f"{1e3 * value:.2g} ms" if value >= 1e-4 else "< 0.1 ms"
     return f"{value:,.0f} s" if value >= 100 or value == 0 else f"{value:.2f} s"
+
+
+def step_time(value: float) -> str:
+    """The seconds of a batch or a step: three digits, as milliseconds below one second."""
+    return f"{number(value)} s" if value >= 1 else f"{number(1e3 * value)} ms"
 
 
 def percent(part: float, whole: float = 1.0) -> str:
