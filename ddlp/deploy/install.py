@@ -42,7 +42,7 @@ def _judge(shell: Shell, done: Done, doing: str, way_out: str) -> None:
     said = " / ".join((telling or lines)[-4:])[-600:] or f"exit status {done.status}"
     if "No space left" in said:
         way_out = "Free some space there"
-    raise CommandFailed(f"{doing} failed on {shell.destination}: {said}. {way_out}.", done)
+    raise CommandFailed(f"{doing} failed on {shell.destination}: {said}. {way_out}.")
 
 
 def install_apt(shell: Shell, survey: Survey, waiting: Waiting) -> None:

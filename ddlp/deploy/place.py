@@ -253,4 +253,4 @@ def remove_all(shell: Shell, home: str, spool: str | None, cache: str = "") -> s
     try:
         return shell.must("\n".join(lines), f"removing {home}", timeout_s=300)
     except CommandFailed as error:
-        raise CommandFailed(f"{error} What is left can be removed by hand: rm -r {home}.", error.done) from None
+        raise CommandFailed(f"{error} What is left can be removed by hand: rm -r {home}.") from None

@@ -35,7 +35,7 @@ def uninstall(record: DeviceRecord, steps: Steps, *, forget: bool = False, for_a
                 try:
                     shell.connect()
                 except ShellError as error:
-                    raise type(error)(f"{error} If the device is gone for good: --uninstall --forget.") from error
+                    raise ShellError(f"{error} If the device is gone for good: --uninstall --forget.") from error
                 step.say(f"{record.destination} answers")
             device = survey(shell, place.check_home(record.home), record.device_spool, [])
             rest = settings.others(device, record.name)

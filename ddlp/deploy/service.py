@@ -185,8 +185,7 @@ class Service:
         reason = reason[-600:].rstrip(".")
         raise CommandFailed(
             f"the engine does not start on {self.shell.destination}: {reason}. See ddlp logs {self.name}; mend that and deploy "
-            "again.",
-            done,
+            "again."
         )
 
     @property
