@@ -244,7 +244,7 @@ def remove_all(shell: Shell, home: str, spool: str | None, cache: str = "") -> s
     if cache:
         lines.append(_CACHE.format(shlex.quote(cache)))
     lines += [
-        f'{homedir.FOREIGN_HOME}there=$(foreign_home); printf %s "$there"; [ -z "$there" ] || exit 0',
+        f'{homedir.BUILDS}{homedir.FOREIGN_HOME}there=$(foreign_home); printf %s "$there"; [ -z "$there" ] || exit 0',
         'builds | while read -r one; do rm -rf "$home/engines/$one" || exit 1; done || exit 1',
         'rm -rf "$home"/engines/.new.*; rmdir "$home/engines" 2> /dev/null',
         "rm -rf " + " ".join(f'"$home"/{name}' for name in _HOME_NAMES) + " || exit 1",
