@@ -8,7 +8,6 @@ HOME/operators/HASH.py           the user's operators
 HOME/run/                        the supervisor's: process id, state, log
 HOME/engine.json                 the engine's command line
 HOME/spool-is-ours               directories of spools and caches that were made by us, one a line
-HOME/lingering-is-ours           the user's lingering was switched on by us
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ __all__ = [
 ]  # fmt: skip
 
 _HOME_NAMES = (
-    "current", ".current", "keys", "operators", "run", "venv", "bundle", "engine.json", "spool-is-ours", "lingering-is-ours",
+    "current", ".current", "keys", "operators", "run", "venv", "bundle", "engine.json", "spool-is-ours",
     homedir.MARK,  # removed last, so that a later run can finish a removal that broke off
 )  # fmt: skip
 

@@ -57,12 +57,8 @@ def uninstall(record: DeviceRecord, steps: Steps, *, forget: bool = False, for_a
 def _remove(shell: Shell, record: DeviceRecord, steps: Steps, cache: str) -> None:
     """Stop the engine, and remove all of ours from the device."""
     with steps.step("service") as step:
-        service = Service.of(record, shell)
-        service.disable()
+        Service.of(record, shell).disable()
         step.say("stopped and removed")
-        user = service.made_linger()
-        if user:
-            step.say(f"lingering of {user} stays on, others may need it by now; off: loginctl disable-linger {user}")
     with steps.step("device") as step:
         foreign = place.remove_all(shell, record.home, record.device_spool or None, cache)
         step.say(
