@@ -88,11 +88,7 @@ class Checkup:
             "healthy": self.healthy,
             "first": None if first is None else first.way_out,
             "checks": [
-                {
-                    "check": check, "level": finding.level.value, "what": finding.what, "why": finding.why,
-                    "way_out": finding.way_out,
-                }  # fmt: skip
-                for check, finding in self.findings
+                {"check": check, **vars(finding), "level": finding.level.value} for check, finding in self.findings
             ],
             "not_asked": self.not_asked,
         }

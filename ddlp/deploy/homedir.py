@@ -14,6 +14,8 @@ foreign_home() {{ [ -f "$home/{MARK}" ] || ls -A "$home" 2> /dev/null | grep -vx
 """
 """Defines `foreign_home`, which prints a name in $home if that is somebody else's directory: not empty, and without a mark."""
 
-CLAIM = f"""mkdir -p "$home" && printf '%s\\n' 'ddlp deploy makes and removes its files here.' > "$home/{MARK}"
+CLAIM = f"""\
+mkdir -p "$home" && mkdir -p -m 700 "$home/operators" &&
+  printf '%s\\n' 'ddlp deploy makes and removes its files here.' > "$home/{MARK}"
 """
-"""Makes $home where it is not there, and marks it."""
+"""Makes $home where it is not there, with a directory so that operators added later need no restart, and marks it."""

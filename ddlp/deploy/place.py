@@ -33,7 +33,7 @@ from ddlp.errors import DDLPError
 
 __all__ = [
     "archive", "check_home", "claim", "client_file", "code_bytes", "drop_old_builds", "engine_module", "exchange_keys",
-    "make_cache", "make_operators", "make_spool", "own_build_is_there", "put_engine", "put_operators", "remove_all", "switch",
+    "make_directory", "own_build_is_there", "put_engine", "put_operators", "remove_all", "remove_client", "switch",
 ]  # fmt: skip
 
 _HOME_NAMES = (
@@ -138,6 +138,12 @@ def client_file(home: str, key: str, kind: str) -> str:
     return f"{home}/keys/clients/{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}.{kind}"
 
 
+def remove_client(shell: Shell, home: str, key: str) -> None:
+    """Take a host off the engine's list, by its public key."""
+    files = [client_file(home, key, kind) for kind in ("key", "roots")]
+    shell.must(f"rm -f {shlex.join(files)}", "removing a host's key", timeout_s=60)
+
+
 def exchange_keys(shell: Shell, survey: Survey, name: str, number: str) -> bool:
     """Make each side's pair of keys on that side, and copy the public keys across; True if that changed something.
 
@@ -174,29 +180,20 @@ def _is(path: Path, key: str) -> bool:
     return path.exists() and load_public(path).decode() == key
 
 
-def make_spool(shell: Shell, survey: Survey, spool: str) -> None:
-    """Make the spool directory if it is missing, and record on the device that we made it."""
-    if not survey.place_spool.exists:
-        shell.must(
-            f"mkdir -p {shlex.quote(survey.home)} {shlex.quote(spool)} && "
-            f"printf '%s\\n' {shlex.quote(spool)} >> {shlex.quote(survey.home)}/spool-is-ours",
-            f"making the spool {spool}",
-            timeout_s=60,
-        )
+def make_directory(shell: Shell, home: str, path: str, mode: str = "") -> None:
+    """Make the spool or the cache if it is missing, and record on the device that we made it.
 
-
-def make_cache(shell: Shell, home: str, cache: str) -> None:
-    """Make the cache's directory if it is missing, and record on the device that we made it. The service's user gets it."""
-    directory, ours = shlex.quote(cache), shlex.quote(f"{home}/spool-is-ours")
-    script = f"[ -d {directory} ] || {{ mkdir -p -m 700 {directory} && printf '%s\\n' {directory} >> {ours}; }}"
-    shell.must(script, f"making the cache {cache}", timeout_s=60)
-
-
-def make_operators(shell: Shell, survey: Survey) -> None:
-    """Make the directory of operators now, so that operators added later need no restart."""
-    directory = f"{survey.home}/operators"
-    if survey.settings is None or directory not in survey.settings:
-        shell.must(f"umask 077; mkdir -p {shlex.quote(directory)}", "making the operators' directory", timeout_s=60)
+    Args:
+        shell: to the device.
+        home: our directory there.
+        path: of the spool or the cache.
+        mode: as chmod takes it; empty: as the user's umask says.
+    """
+    made, option = shlex.quote(path), f"-m {mode}" if mode else ""
+    script = (
+        f"[ -d {made} ] || {{ mkdir -p {option} {made} && printf '%s\\n' {made} >> {shlex.quote(f'{home}/spool-is-ours')}; }}"
+    )
+    shell.must(script, f"making {path}", timeout_s=60)
 
 
 def put_operators(shell: Shell, survey: Survey, name: str, files: Sequence[Path]) -> dict[str, str]:

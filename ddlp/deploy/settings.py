@@ -21,7 +21,7 @@ from csd_engine.data.objects.urls import is_url
 from csd_engine.protocol.keys import load_public
 from ddlp.deploy import checks
 from ddlp.deploy.findings import Finding, bad, ok, warn
-from ddlp.deploy.place import client_file
+from ddlp.deploy.place import client_file, remove_client
 from ddlp.deploy.shell import Shell
 from ddlp.deploy.survey import Survey
 from ddlp.devices import address_book as book
@@ -193,8 +193,7 @@ def withdraw(shell: Shell, survey: Survey, name: str) -> None:
     ours, there = _own_key(name), Settings.parse(survey.settings)
     if ours not in survey.clients:
         return
-    files = [client_file(survey.home, ours, kind) for kind in ("key", "roots")]
-    shell.must(f"rm -f {shlex.join(files)}", "removing this host's key", timeout_s=60)
+    remove_client(shell, survey.home, ours)
     if there is not None:
         text = dataclasses.replace(there, roots=_all_roots(survey, name, ())).text
         shell.put(text.encode() + b"\n", f"{survey.home}/engine.json", 0o600)

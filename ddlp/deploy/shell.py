@@ -328,7 +328,7 @@ class Shell:
                 "See whether the device still runs, then do the same again: what was done stays done."
             )
 
-    def put(self, data: bytes, path: str, mode: int = 0o644, *, timeout_s: float = 300.0) -> None:
+    def put(self, data: bytes, path: str, mode: int = 0o644) -> None:
         """Write a file on the device, whole or not at all; directories above it are made, for this user alone.
 
         Raises:
@@ -342,7 +342,7 @@ class Shell:
             f"&& [ $(wc -c < {part}) -eq {len(data)} ] && chmod {mode:o} {part} && mv -f {part} {there} "
             f"|| {{ rm -f {part}; exit 1; }}"
         )
-        self.must(command, f"writing {path}", input=data, timeout_s=timeout_s)
+        self.must(command, f"writing {path}", input=data, timeout_s=300)
 
     def attach(self, command: str) -> int:
         """Run one program, given as a line of shell; its output goes to this process's standard output, line by line.
