@@ -25,8 +25,8 @@ _PLATFORMS = {
     "amd64": ("manylinux_2_28_x86_64", "manylinux2014_x86_64"),
 }
 
-Waiting = Callable[[float, int], None]
-"""Called about once a second with the seconds so far and the bytes sent so far."""
+Waiting = Callable[[int], None]
+"""Called about once a second with the bytes sent so far."""
 
 
 def _run(shell: Shell, script: str, doing: str, way_out: str, waiting: Waiting) -> None:

@@ -191,7 +191,7 @@ class Shell:
         *,
         input: bytes | IO[bytes] = b"",
         timeout_s: float,
-        waiting: Callable[[float, int], None] | None = None,
+        waiting: Callable[[int], None] | None = None,
     ) -> Done:
         """Run a POSIX shell command on the device.
 
@@ -199,7 +199,7 @@ class Shell:
             command: for /bin/sh; quote what comes from elsewhere with `shlex.quote`.
             input: its standard input: bytes, or a file that is open for reading, sent from its present position.
             timeout_s: after this time `Slow` is raised; the command may go on running on the device.
-            waiting: called about once a second with the seconds since the start and the bytes of the input sent so far.
+            waiting: called about once a second with the bytes of the input sent so far.
 
         Raises:
             ShellError: not connected, connection lost, or the time is over. A failed command does not raise: see `Done`.
@@ -228,7 +228,7 @@ class Shell:
                         "overloaded, or its disk or network file system stuck? Try again."
                     )
                 elif waiting is not None:
-                    waiting(time.monotonic() - began, os.lseek(input.fileno(), 0, os.SEEK_CUR))  # ssh shares the position
+                    waiting(os.lseek(input.fileno(), 0, os.SEEK_CUR))  # ssh shares the position
             process.wait()
         whole = bytes(out)
         done = Done(process.returncode, _text(whole.partition(_MARK)[2] if _MARK in whole else whole), words.text())

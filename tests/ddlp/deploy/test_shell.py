@@ -124,7 +124,7 @@ def test_a_file_s_progress_can_be_watched(sshd: Sshd, tmp_path: Path) -> None:
     (tmp_path / "big").write_bytes(bytes(3_000_000))
     told: list[int] = []
     with Shell("board", sshd.options) as there, open(tmp_path / "big", "rb") as stream:
-        done = there.run("cat | wc -c; sleep 2", input=stream, timeout_s=30, waiting=lambda _, sent: told.append(sent))
+        done = there.run("cat | wc -c; sleep 2", input=stream, timeout_s=30, waiting=told.append)
     assert done.out.strip() == "3000000" and told and told[-1] == 3_000_000
 
 
