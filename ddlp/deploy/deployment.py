@@ -207,12 +207,10 @@ class _Deployment:
             return  # that build may have other options than ours
         with self._steps.step("settings") as step:
             place.make_directory(shell, survey.home, record.device_spool)
-            written, findings = settings.make(survey, record, wanted.given_options, ipv6="[" in self._address)
+            written = settings.make(survey, record, wanted.given_options, ipv6="[" in self._address)
             self._reads, self._cache, self._environment = written.reads, written.cache, written.environment
             if self._cache:
                 place.make_directory(shell, survey.home, self._cache, "700")  # the service's user gets it
-            for finding in findings:
-                self._tell(step, finding)
             changed = settings.put(shell, survey, record, written.text)
             self._restart |= changed
             if changed and survey.settings and survey.current == self._number and settings.others(survey, record.name):

@@ -19,8 +19,7 @@ from csd_engine.cache.place import cache_directory
 from csd_engine.data.objects.environment import environment_file
 from csd_engine.data.objects.urls import is_url
 from csd_engine.protocol.keys import load_public
-from ddlp.deploy import checks
-from ddlp.deploy.findings import Finding, bad, ok, warn
+from ddlp.deploy.findings import Finding, bad, ok
 from ddlp.deploy.place import client_file, remove_client
 from ddlp.deploy.shell import Shell
 from ddlp.deploy.survey import Survey
@@ -133,10 +132,8 @@ def check(survey: Survey, record: DeviceRecord) -> Iterator[Finding]:
                   f"Give --listen-port {there.port}; {way_out}.")  # fmt: skip
 
 
-def make(
-    survey: Survey, record: DeviceRecord, given: Mapping[str, str], *, ipv6: bool = False
-) -> tuple[Settings, list[Finding]]:
-    """The settings to start the engine with, and findings that the user should look at.
+def make(survey: Survey, record: DeviceRecord, given: Mapping[str, str], *, ipv6: bool) -> Settings:
+    """The settings to start the engine with.
 
     Args:
         survey: of the device.
@@ -154,15 +151,8 @@ def make(
         own = dataclasses.replace(own, roots=_all_roots(survey, record.name, record.roots))
         if there is not None:
             both = there.listen if "[::]" in there.listen else listen  # [::] accepts IPv4 too
-            return dataclasses.replace(own, listen=both, options={**there.options, **given, **operators}), []
-    fit = checks.workers_that_fit(survey)
-    if "--workers" in options or fit >= survey.cores:
-        return own, []
-    finding = warn(
-        f"{fit} of {survey.cores} cores are used", f"{survey.memory_bytes // checks.MIB} MB of memory hold "
-        "no more workers", "If your images are small: --workers N.",
-    )  # fmt: skip
-    return dataclasses.replace(own, options={**options, "--workers": str(fit)}), [finding]
+            return dataclasses.replace(own, listen=both, options={**there.options, **given, **operators})
+    return own
 
 
 def _all_roots(survey: Survey, name: str, own: Roots) -> Roots:
