@@ -1,7 +1,7 @@
 """An engine's images a second on a core against a bare Pillow loop on the same computer.
 
 All prepare the same files with the same crops (RandomResizedCrop to 224 pixels), in turns, round after round. The bare loop
-(`csd_engine.tools.bare`) opens, crops and resizes into an array, in as many processes as the engine has workers. It is the
+(`benchmarks.pillow_loop`) opens, crops and resizes into an array, in as many processes as the engine has workers. It is the
 bound of an engine that works with Pillow; --local measures such an engine too. An engine does more than the loop: it draws the
 crops, checks where the files lie, writes batch files with checksums, and answers over its socket. With the kernel it is still
 faster.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -24,8 +25,11 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
+from benchmarks import pillow_loop
 from benchmarks.common import add_output, command, emit, say, spread
+from csd_engine.arithmetic.keyed import Keyed
 from csd_engine.batchfile.reader import Layout, identity
 from csd_engine.data.base import fingerprint
 from csd_engine.data.files import FileSet
@@ -33,8 +37,8 @@ from csd_engine.data.manifest import write_manifest
 from csd_engine.protocol.codec import Failed, Message, Published, Refused
 from csd_engine.service.worker_process import child_environment
 from csd_engine.transforms.pipeline import Pipeline
+from csd_engine.transforms.primitives import Crop
 from csd_engine.transforms.resample import native_order
-from ddlp.deploy.place import engine_module
 from ddlp.deploy.prove import some_images
 from ddlp.deploy.shell import Shell
 from ddlp.devices import address_book as book
@@ -49,6 +53,7 @@ from ddlp.tryout.rounds import ratios
 SIZE = 224
 IMAGES = Path("data/bench/110kb")
 SEED, EPOCH = 0, 0
+LOOP = Path(pillow_loop.__file__).read_text()
 _SUFFIXES = (".jpg", ".jpeg", ".png")
 _SILENCE_S = 300.0  # a slow board may need so long for one batch
 _WARM_BATCHES = 2
@@ -79,14 +84,14 @@ class Place:
     """The computer that is measured.
 
     `images` returns a directory on this host, either the one asked for or one of its own choice, and the paths of so many
-    images below it. `bare` runs the bare loop on a JSON object and returns its answer. `there` maps a path of this host to the
-    path on that computer.
+    images below it. `bare` runs the bare loop with these arguments and returns its seconds. `there` maps a path of this host
+    to the path on that computer.
     """
 
     name: str
     link: EngineLink
     images: Callable[[Path | None, int], tuple[Path, list[str]]]
-    bare: Callable[[dict[str, Any]], dict[str, Any]]
+    bare: Callable[[dict[str, Any]], float]
     there: Callable[[str], str]
     cpus: list[int] | None
     plain: EngineLink | None = None  # to an engine without kernel
@@ -135,13 +140,12 @@ def _local() -> Iterator[Place]:
     def images(asked: Path | None, most: int) -> tuple[Path, list[str]]:
         return asked or IMAGES, image_files(asked or IMAGES, most)
 
-    def bare(work: dict[str, Any]) -> dict[str, Any]:
+    def bare(work: dict[str, Any]) -> float:
         done = subprocess.run(
-            [sys.executable, "-m", "csd_engine.tools.bare"], input=json.dumps(work).encode(), stdout=subprocess.PIPE,
+            [sys.executable, "-c", LOOP], input=json.dumps(work).encode(), stdout=subprocess.PIPE,
             env=child_environment(), check=True,
         )  # fmt: skip
-        answer: dict[str, Any] = json.loads(done.stdout)
-        return answer
+        return float(done.stdout)
 
     try:
         with pinned(*(set(usable) - {core} or {core}), engine=(core,)):
@@ -177,14 +181,13 @@ def _device(name: str) -> Iterator[Place]:
                 return Path(host), files
         raise DDLPError(f"there is no image below {name}'s roots on this host ({roots}). Mount them; see ddlp doctor {name}.")
 
-    def bare(work: dict[str, Any]) -> dict[str, Any]:
-        # With the engine's csd_engine, and the environment of its workers.
-        command = engine_module(record.python, record.home, "csd_engine.tools.bare", before="OMP_NUM_THREADS=1 ")
+    def bare(work: dict[str, Any]) -> float:
+        # With the environment of the engine's workers.
+        command = f"cd / && OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 {shlex.join([record.python, '-c', LOOP])}"
         done = shell.run(command, input=json.dumps(work).encode(), timeout_s=_SILENCE_S)
         if done.status != 0:
             raise DDLPError(f"the bare loop failed on {name} with status {done.status}: {done.err[-2000:]!r}")
-        answer: dict[str, Any] = json.loads(done.out)
-        return answer
+        return float(done.out)
 
     try:
         yield Place(name, link, images, bare, there, None)
@@ -206,6 +209,18 @@ def image_files(directory: Path, most: int) -> list[str]:
         raise DDLPError(f"there is no image below {directory} ({', '.join(_SUFFIXES)}). Name another one with --images.")
     chosen = np.random.default_rng(0).permutation(len(paths))[:most]
     return [paths[number] for number in chosen]
+
+
+def crops_of(
+    pipeline: Pipeline, root: Path, files: Sequence[str], seed: int = SEED, epoch: int = EPOCH
+) -> list[tuple[int, int, int, int]]:
+    """Return what an engine crops of each image: left, top, right, bottom."""
+    crops = []
+    for index, name in enumerate(files):
+        with Image.open(root / name) as image:
+            steps = pipeline.draw(image.size, Keyed(seed, epoch, index, 0)).primitives
+            crops.append(next((step.box for step in steps if isinstance(step, Crop)), (0, 0, *image.size)))
+    return crops
 
 
 class _Turns:
@@ -252,20 +267,20 @@ def measure(place: Place, options: argparse.Namespace, say: Callable[[str], None
     root, files = place.images(options.images, options.files)
     workers = place.link.open().workers
     work: dict[str, Any] = {
-        "paths": [place.there(str(root / name)) for name in files], "seed": SEED, "epoch": EPOCH,
+        "paths": [place.there(str(root / name)) for name in files], "size": SIZE, "resample": int(Image.Resampling.BILINEAR),
         "batch": options.batch, "processes": workers, "cpus": place.cpus,
     }  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="ddlp-bench-") as scratch:
         links = [place.link] + [place.plain] * (place.plain is not None)
         engines = [_Turns(link, root, files, options.batch, Path(scratch) / "manifest") for link in links if link]
         try:
-            work["pipeline"] = engines[0].pipeline.to_data()
+            work["crops"] = crops_of(engines[0].pipeline, root, files)
 
             def items(batches: int) -> list[int]:
                 return [number % len(files) for number in range(batches * options.batch)]
 
             def bare(wanted: list[int]) -> float:
-                return len(wanted) / float(place.bare({**work, "items": wanted})["seconds"]) / workers
+                return len(wanted) / place.bare({**work, "items": wanted}) / workers
 
             def rate_of(turns: _Turns) -> Callable[[list[int]], float]:
                 return lambda wanted: len(wanted) / turns.turn(wanted) / workers

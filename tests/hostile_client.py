@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import json
 import os
 import secrets
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -20,7 +18,6 @@ import zmq
 from csd_engine.batchfile.reader import Layout
 from csd_engine.protocol import codec as say
 from csd_engine.protocol.aead import ciphers
-from csd_engine.protocol.fields import MAX_ITEMS
 from csd_engine.protocol.keys import load_pair, load_public, make_pair
 from csd_engine.protocol.sealed import HEAD_BYTES
 
@@ -182,122 +179,16 @@ def closed_by_the_engine(connection: socket.socket) -> bool:
         connection.setblocking(True)
 
 
-# -- attacks of a listed client. Each runs until it is killed, on one connection; `job` is plain data that `open_job` takes
-
-Job = tuple[Any, Any, Any, list[bytes]]  # pipeline, data set, layout, files
+Job = tuple[Any, Any, Any, list[bytes]]  # pipeline, data set, layout, files, as `open_job` takes them
 
 
-@functools.cache
-def _items(count: int) -> bytes:
-    return b",".join(b"[%d,0]" % (k % 4) for k in range(count))
-
-
-def _lease(client: HostileClient, job: str, number: int, items: bytes) -> None:
-    """Send a lease. It costs this process little: the engine may be on the same computer."""
-    head = b'{"say":"Lease","job":"%s","lease":%d,"identity":"%s",' % (job.encode(), number, b"0" * 32)
-    client.send_frames(head + b'"seed":1,"epoch":1,"items":[' + items + b"]}")
-
-
-def large_leases_of_no_job(client: HostileClient, job: Job) -> None:
-    """Four messages of 786 kB a second."""
-    items = _items(MAX_ITEMS)
-    while True:
-        _lease(client, "nobody", 1, items)
-        time.sleep(0.25)
-
-
-def long_leases_of_no_sample(client: HostileClient, job: Job) -> None:
-    """The longest leases that a job may have, of samples that it does not have, one after the other."""
-    pipeline, dataset, layout, files = job
-    assert isinstance(client.open_job("j", pipeline, dataset, {**layout, "batch": MAX_ITEMS}, files), say.JobOpen)
-    items = b",".join([b"[999999,0]"] * MAX_ITEMS)
-    for number in itertools.count():
-        _lease(client, "j", number, items)
-        assert "beyond the data set" in client.wait_for(say.Failed, 1e6).reason
-
-
-def bad_jobs(client: HostileClient, job: Job) -> None:
-    """Jobs whose descriptions are long, and wrong at their end."""
-    pipeline, dataset, layout, _ = job
-    crop = {"op": "CenterCrop", "size": [32, 32]}
-    long = {**pipeline, "ops": [crop] * 60_000 + [{"op": "none"}]}
-    many = {"type": "concat", "parts": [dataset] * 1000}
-    for number in itertools.count():
-        for one, data in ((long, dataset), (pipeline, many)):
-            client.send_json(
-                "OpenJob", job=f"j{number}", pipeline=one, dataset=data, layout={**layout, "batch": 0}, run="", rank=0,
-                after_lower=False, most_pixels=None,
-            )  # fmt: skip
-            client.wait_for(say.Refused, 1e6)
-
-
-def many_jobs(client: HostileClient, job: Job) -> None:
-    """As many jobs as it gets, each with leases, closed and opened again."""
-    for number in itertools.count():
-        if isinstance(client.open_job(f"j{number}", *job), say.JobOpen):
-            for lease in range(8):
-                _lease(client, f"j{number}", lease, _items(1))
-        if number > 8:
-            client.send(say.CloseJob(f"j{number - 8}"))
-
-
-def probes(client: HostileClient, job: Job) -> None:
-    """The longest probes, two at a time."""
-    assert isinstance(client.open_job("j", *job), say.JobOpen)
-    items = tuple((k % 4, 0) for k in range(256))
-    client.send(say.Probe("j", 1, 1, items))
-    while True:
-        client.send(say.Probe("j", 1, 1, items))
-        client.wait_for(say.ProbeDone, 1e6)
-
-
-def questions(client: HostileClient, job: Job) -> None:
-    """Questions whose answers are work, eight at a time."""
-    for _ in range(8):
-        client.send(say.AskStatus())
-    while True:
-        client.send(say.AskStatus())
-        client.wait_for(say.Status, 1e6)
-
-
-def small_messages(client: HostileClient, job: Job) -> None:
-    """Small messages, 4,000 a second, whose answers are not read."""
-    while True:
-        for _ in range(40):
-            client.send(say.Release("nobody", 1))
-        time.sleep(0.01)
-
-
-def _published(client: HostileClient, job: Job) -> tuple[int, int]:
-    """Have a batch made; return its lease and size."""
-    assert isinstance(client.open_job("j", *job), say.JobOpen)
-    _lease(client, "j", 1, _items(job[2]["batch"]))
-    client.wait_for(say.Published, 1e6)
-    return 1, Layout.parse(job[2]).file_bytes
-
-
-def parts_not_read(client: HostileClient, job: Job) -> None:
-    """Ask for parts of a batch, and read one of them a second."""
-    lease, size = _published(client, job)
-    for number in itertools.count():
-        client.send(say.Fetch(number, "j", lease, 0, min(size, say.MAX_PART_BYTES)))
-        if number > 32:
-            client.wait_for((say.Part, say.NoPart), 1e6)
-            time.sleep(1)
-
-
-def parts(client: HostileClient, job: Job) -> None:
-    """Fetch a batch over and over, as fast as it comes."""
-    lease, size = _published(client, job)
-    for number in itertools.count():
-        client.send(say.Fetch(number, "j", lease, 0, min(size, say.MAX_PART_BYTES)))
-        if number >= 8:
-            client.socket.recv_multipart(copy=False)
-
-
-def sealed_parts(client: HostileClient, job: Job, another: Callable[[], bool] = lambda: True) -> None:
+def sealed_parts(client: HostileClient, job: Job, another: Callable[[], bool]) -> None:
     """Fetch a batch over and over, sealed, as fast as it comes. ``another``: called after each; False ends it."""
-    lease, size = _published(client, job)
+    assert isinstance(client.open_job("j", *job), say.JobOpen)
+    items = tuple((number % 4, 0) for number in range(job[2]["batch"]))
+    client.send(say.Lease("j", 1, "0" * 32, 1, 1, items))
+    client.wait_for(say.Published, 1e6)
+    size = Layout.parse(job[2]).file_bytes
     ticket = secrets.token_bytes(32)
     client.send(say.AskStream(ciphers()[0]), ticket)
     opened = client.wait_for(say.StreamOpen, 1e6)
@@ -307,45 +198,10 @@ def sealed_parts(client: HostileClient, job: Job, another: Callable[[], bool] = 
         stream.recv(HEAD_BYTES, socket.MSG_WAITALL)
         each = size + HEAD_BYTES * -(-size // say.MAX_PART_BYTES)
         for number in itertools.count():
-            client.send(say.FetchSealed(number, "j", lease, size))
+            client.send(say.FetchSealed(number, "j", 1, size))
             if number:
                 left = each
                 while left:
                     left -= stream.recv_into(room, min(left, len(room)))
                 if not another():
                     return
-
-
-Attack = Callable[[HostileClient, Job], None]
-ATTACKS: dict[str, tuple[int, Attack]] = {  # how many connections make it
-    "large leases of no job, 1 connection": (1, large_leases_of_no_job),
-    "large leases of no job, 8 connections": (8, large_leases_of_no_job),
-    "large leases of no job, 40 connections": (40, large_leases_of_no_job),
-    "the longest leases, 8 connections": (8, long_leases_of_no_sample),
-    "bad jobs, 8 connections": (8, bad_jobs),
-    "many jobs, 8 connections": (8, many_jobs),
-    "probes, 8 connections": (8, probes),
-    "questions, 8 connections": (8, questions),
-    "small messages, 8 connections": (8, small_messages),
-    "slow reading, 8 connections": (8, parts_not_read),
-    "parts by CURVE, 30 connections": (30, parts),
-    "sealed streams, 1": (1, sealed_parts),
-    "sealed streams, 30": (30, sealed_parts),
-}
-
-
-def attack(address: str, keys: Path, pair: Path, name: str, job: Job) -> None:
-    """Make an attack until this process is killed. A connection that the engine ends is made again."""
-    count, one = ATTACKS[name]
-
-    def go_on() -> None:
-        while True:
-            with contextlib.suppress(AssertionError, OSError, zmq.ZMQError):
-                with HostileClient(address, keys, pair, unread=8 if one is parts_not_read else 0) as client:
-                    one(client, job)
-            time.sleep(0.1)
-
-    threads = [threading.Thread(target=go_on, daemon=True) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    threads[0].join()

@@ -2,13 +2,11 @@
 
 Two computers that should hold the same data set each take a census, in the same order. One of them reads the other's as a
 stream, and compares while both go on. Neither list is ever held, only the names of one directory. A stream is zlib over
-records. A record ends in NUL, since names may hold any other byte:
+records, and whole if zlib says so. A record ends in NUL, since names may hold any other byte:
 
-    ddlp census 2             the first record
-    /DIRECTORY                the files that follow are in it (relative to the root; empty for the root itself)
-    SIZE DIGEST NAME          one file; DIGEST is empty unless asked for with --verify
+    ddlp census 3             the first record
+    SIZE DIGEST PATH          one file (relative to the root); DIGEST is empty unless asked for with --verify
     !SIZE PATH                after the files: those changed last, newest first
-    =DIGEST                   the end: blake2b-128 over all records before
 
 Standard library only: it must run on a device on which nothing is installed yet.
 """
@@ -17,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import functools
 import hashlib
 import heapq
 import itertools
@@ -35,7 +34,7 @@ __all__ = [
     "write_census",
 ]  # fmt: skip
 
-FIRST = b"ddlp census 2"
+FIRST = b"ddlp census 3"
 NEWEST = 16  # a census ends with so many files changed last: a change is most likely among them
 
 # Instead of a size:
@@ -132,86 +131,46 @@ def walk(root: str, skip: Collection[bytes] = (), confined: bool = True) -> Iter
                     yield Entry(path, UNREADABLE)
 
 
-class _Hasher:
-    """blake2b-128 of files below a root, in as many threads as there are cores; hashlib lets go of the GIL."""
-
-    def __init__(self, root: str, confined: bool) -> None:
-        self._root = os.path.realpath(root)
-        self._beneath = [self._root] if confined else None
-        self._pool = concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0)))
-
-    def digest_of(self, path: bytes) -> bytes:
-        """32 hex digits, or b"!" and errno."""
-        digest = hashlib.blake2b(digest_size=16)
-        try:
-            descriptor = open_regular(os.path.join(self._root, os.fsdecode(path)), self._beneath)
-            with open(descriptor, "rb", buffering=0) as stream:
-                buffer = memoryview(bytearray(_READ_BYTES))
-                while True:
-                    count = stream.readinto(buffer)
-                    if not count:
-                        return digest.hexdigest().encode()
-                    digest.update(buffer[:count])
-        except OSError as error:
-            return b"!%d" % (error.errno or 0)
-        except EngineError:
-            return b"!1"
-
-    def many(self, paths: Iterable[bytes]) -> Iterator[bytes]:
-        """The digest of each file in turn, a few at a time, so that neither names nor results pile up."""
-        paths = iter(paths)
-        with self._pool as pool:
+def _digest_of(root: str, beneath: Optional[List[str]], path: bytes) -> bytes:
+    """32 hex digits, or b"!" and errno."""
+    digest = hashlib.blake2b(digest_size=16)
+    try:
+        descriptor = open_regular(os.path.join(root, os.fsdecode(path)), beneath)
+        with open(descriptor, "rb", buffering=0) as stream:
+            buffer = memoryview(bytearray(_READ_BYTES))
             while True:
-                some = list(itertools.islice(paths, _HASHED_AT_ONCE))
-                if not some:
-                    return
-                yield from pool.map(self.digest_of, some)
+                count = stream.readinto(buffer)
+                if not count:
+                    return digest.hexdigest().encode()
+                digest.update(buffer[:count])
+    except OSError as error:
+        return b"!%d" % (error.errno or 0)
+    except EngineError:
+        return b"!1"
 
 
 def digests(root: str, paths: Iterable[bytes], confined: bool = True) -> Iterator[bytes]:
-    """Digest of each file (as `Entry.digest`), in turn; with `confined`, none that really lies outside `root`."""
-    return _Hasher(root, confined).many(paths)
+    """Digest of each file (as `Entry.digest`), in turn; with `confined`, none that really lies outside `root`.
+
+    They are read in as many threads as there are cores, as hashlib lets go of the GIL; a few at a time, so that neither names
+    nor results pile up.
+    """
+    real, paths = os.path.realpath(root), iter(paths)
+    digest_of = functools.partial(_digest_of, real, [real] if confined else None)
+    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        while True:
+            some = list(itertools.islice(paths, _HASHED_AT_ONCE))
+            if not some:
+                return
+            yield from pool.map(digest_of, some)
 
 
 def hashed(root: str, entries: Iterable[Entry], confined: bool = True) -> Iterator[Entry]:
     """The same entries with their digests."""
-    ahead, behind = itertools.tee(entries)  # no further apart than `many` reads ahead
+    ahead, behind = itertools.tee(entries)  # no further apart than `digests` reads ahead
     file_digests = digests(root, (entry.path for entry in ahead if entry.size >= 0), confined)
     for entry in behind:
         yield entry._replace(digest=next(file_digests)) if entry.size >= 0 else entry
-
-
-class _Packer:
-    """Turns records into compressed bytes."""
-
-    def __init__(self, out: BinaryIO) -> None:
-        self._out = out
-        self._zlib = zlib.compressobj(1)
-        self._digest = hashlib.blake2b(digest_size=16)
-        self._waiting = bytearray()
-        self._flushed = time.monotonic()
-
-    def add(self, record: bytes) -> None:
-        self._waiting += record
-        self._waiting.append(0)
-        if len(self._waiting) >= _CHUNK_BYTES or time.monotonic() - self._flushed > _FLUSH_S:
-            self.flush()
-
-    def flush(self) -> None:
-        """Send what there is, so that the reader sees how far we are."""
-        self._digest.update(self._waiting)
-        self._out.write(self._zlib.compress(bytes(self._waiting)))
-        if time.monotonic() - self._flushed > _FLUSH_S:
-            self._out.write(self._zlib.flush(zlib.Z_SYNC_FLUSH))
-            self._out.flush()
-            self._flushed = time.monotonic()
-        self._waiting.clear()
-
-    def end(self) -> None:
-        self.flush()
-        self._out.write(self._zlib.compress(b"=%s\0" % self._digest.hexdigest().encode()))
-        self._out.write(self._zlib.flush())
-        self._out.flush()
 
 
 class Newest:
@@ -233,22 +192,22 @@ class Newest:
 
 
 def write_census(entries: Iterable[Entry], out: BinaryIO) -> None:
-    """Write a census as a stream. The file is flushed once a second, so that its reader can tell of progress."""
-    packer = _Packer(out)
-    packer.add(FIRST)
-    newest = Newest()
-    directory = b""
+    """Write a census as a stream. The file is flushed once a second or oftener, so that its reader can tell of progress."""
+    pack, newest = zlib.compressobj(1), Newest()
+    waiting, flushed = bytearray(FIRST + b"\0"), time.monotonic()
     for entry in entries:
-        above, _, name = entry.path.rpartition(b"/")
-        if above != directory:
-            directory = above
-            packer.add(b"/" + directory)
-        packer.add(b"%d %s %s" % (entry.size, entry.digest, name))
+        waiting += b"%d %s %s\0" % (entry.size, entry.digest, entry.path)
         if entry.size >= 0:
             newest.add(entry)
+        if len(waiting) >= _CHUNK_BYTES or time.monotonic() - flushed > _FLUSH_S:
+            out.write(pack.compress(bytes(waiting)) + pack.flush(zlib.Z_SYNC_FLUSH))
+            out.flush()
+            waiting.clear()
+            flushed = time.monotonic()
     for entry in newest.entries():
-        packer.add(b"!%d %s" % (entry.size, entry.path))
-    packer.end()
+        waiting += b"!%d %s\0" % (entry.size, entry.path)
+    out.write(pack.compress(bytes(waiting)) + pack.flush())
+    out.flush()
 
 
 class CensusReader:
@@ -268,7 +227,7 @@ class CensusReader:
     def _records(self) -> Iterator[bytes]:
         unzip = zlib.decompressobj()
         left = b""
-        while True:
+        while not unzip.eof:
             chunk = unzip.unconsumed_tail or self._read(_CHUNK_BYTES)
             if not chunk:
                 raise CensusBrokenOff("the census broke off. Look whether the connection or the device did, and try again.")
@@ -282,39 +241,17 @@ class CensusReader:
             raise CensusError(f"what came is no census: {error}. Do both sides run the same version?") from None
 
     def _entries(self) -> Iterator[Entry]:
-        digest = hashlib.blake2b(digest_size=16)
         records = self._records()
-        first = next(records)
+        first = next(records, b"")
         if first != FIRST:
             raise ValueError(f"it begins with {first[:40]!r}")
-        prefix = b""
-        for record in itertools.chain([first], records):
-            kind = record[:1]
-            if kind == b"=":
-                if record[1:] != digest.hexdigest().encode():
-                    raise ValueError("its digest is wrong")
-                return
-            digest.update(record + b"\0")
-            if kind == b"/":
-                prefix = record[1:] + b"/" if len(record) > 1 else b""
-            elif kind == b"!":
+        for record in records:
+            if record.startswith(b"!"):
                 size, path = record[1:].split(b" ", 1)
                 self.newest.append(Entry(path, int(size)))
-            elif record is not first:
-                size, file_digest, name = record.split(b" ", 2)
-                yield Entry(prefix + name, int(size), 0, file_digest)
-
-
-def _stdin_paths() -> Iterator[bytes]:
-    left = b""
-    while True:
-        chunk = os.read(0, _CHUNK_BYTES)
-        if not chunk:
-            break
-        *paths, left = (left + chunk).split(b"\0")
-        yield from paths
-    if left:
-        yield left
+            else:
+                size, file_digest, path = record.split(b" ", 2)
+                yield Entry(path, int(size), 0, file_digest)
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
@@ -329,7 +266,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     out = sys.stdout.buffer
     try:
         if options.digests:
-            for digest in digests(options.root, _stdin_paths()):
+            for digest in digests(options.root, sys.stdin.buffer.read().split(b"\0")[:-1]):
                 out.write(digest + b"\0")
         else:
             entries = walk(options.root, {os.fsencode(path) for path in options.skip})

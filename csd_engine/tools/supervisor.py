@@ -210,21 +210,14 @@ class Supervisor:
 
 
 def _detach(home: str) -> None:
-    """Go on as a process without terminal and parent, in a session of its own; the caller's process ends here."""
-    if os.fork():
-        os._exit(0)
-    os.setsid()
-    if os.fork():
-        os._exit(0)
-    os.chdir("/")
+    """Run this program once more, in a session of its own without a terminal, and leave it to itself."""
     run = os.path.join(home, "run")
     os.makedirs(run, mode=0o700, exist_ok=True)
-    nothing = os.open(os.devnull, os.O_RDWR)
-    words = os.open(os.path.join(run, "engine.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    for descriptor, target in ((nothing, 0), (nothing, 1), (words, 2)):
-        os.dup2(descriptor, target)
-    os.close(nothing)
-    os.close(words)
+    with open(os.path.join(run, "engine.log"), "ab") as words:
+        subprocess.Popen(
+            [sys.executable, "-m", "csd_engine.tools.supervisor", home], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=words, cwd="/", start_new_session=True,
+        )  # fmt: skip
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
@@ -238,6 +231,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     home = os.path.abspath(options.home)
     if options.detach:
         _detach(home)
+        return 0
     try:
         supervisor = Supervisor(home)
     except BlockingIOError:

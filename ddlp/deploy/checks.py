@@ -11,7 +11,7 @@ from ddlp.deploy.findings import Finding, bad, ok, warn
 from ddlp.deploy.shell import number_in
 from ddlp.deploy.survey import Directory, PrivateFile, Python, Survey
 
-__all__ = ["APT_PACKAGES", "MIB", "PIP_NAMES", "check", "check_python", "missing", "replaced", "workers_that_fit"]
+__all__ = ["APT_PACKAGES", "MIB", "PIP_NAMES", "check", "check_python", "missing", "replaced"]
 
 MIB = 1 << 20
 APT_PACKAGES = {"python": "python3", "numpy": "python3-numpy", "PIL": "python3-pil", "zmq": "python3-zmq"}
@@ -154,12 +154,6 @@ def _check_memory(survey: Survey) -> Finding:
         needed = (_ENGINE_BYTES + _WORKER_BYTES) // MIB
         return warn(what, f"an engine with one worker takes up to {needed} MB", "End what else runs there.")
     return ok(what)
-
-
-def workers_that_fit(survey: Survey) -> int:
-    """How many workers the device's memory holds, one a core at most."""
-    room = (survey.memory_bytes * 3 // 4 - _ENGINE_BYTES) // _WORKER_BYTES
-    return max(1, min(survey.cores, room)) if survey.memory_bytes else survey.cores
 
 
 def _check_clock(survey: Survey) -> Finding:

@@ -91,7 +91,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--bundle", type=Path, metavar="DIR", help="install what is missing from the .whl and .deb files in DIR; no network")
     add("--kernel", choices=KERNEL_CHOICES, help="compile it on the device, or here, or do without; default: as it can be done")
     add("--operators", type=Path, action="append", default=[], metavar="FILE", help="a file of operators of yours; repeatable")
-    add("--measure", action="store_true", help="measure images/s again")
     add("--upgrade", action="store_true", help="replace another version there by this host's")
     add("--uninstall", action="store_true", help="remove the engine from the device, and its record and keys here")
     add("--all", action="store_true", help="with --uninstall: remove the engine even though other hosts use it")
@@ -223,7 +222,6 @@ def _wanted(options: argparse.Namespace, before: DeviceRecord | None) -> Wanted:
         bundle=options.bundle,
         operators=tuple(options.operators),
         upgrade=options.upgrade,
-        measure=options.measure,
     )
 
 

@@ -49,7 +49,6 @@ class Wanted:
         bundle: directory of .whl and .deb files to install from; None.
         operators: files of the user's operators.
         upgrade: replace another build by this host's.
-        measure: measure again though nothing has changed.
     """
 
     record: DeviceRecord
@@ -60,7 +59,6 @@ class Wanted:
     bundle: Path | None
     operators: tuple[Path, ...]
     upgrade: bool
-    measure: bool
 
 
 def deploy(wanted: Wanted, steps: Steps) -> tuple[DeviceRecord, list[Finding]]:
@@ -208,14 +206,11 @@ class _Deployment:
                 self._reads, self._cache, self._environment = there.reads, there.cache, there.environment
             return  # that build may have other options than ours
         with self._steps.step("settings") as step:
-            place.make_spool(shell, survey, record.device_spool)
-            place.make_operators(shell, survey)
-            written, findings = settings.make(survey, record, wanted.given_options, ipv6="[" in self._address)
+            place.make_directory(shell, survey.home, record.device_spool)
+            written = settings.make(survey, record, wanted.given_options, ipv6="[" in self._address)
             self._reads, self._cache, self._environment = written.reads, written.cache, written.environment
             if self._cache:
-                place.make_cache(shell, survey.home, self._cache)
-            for finding in findings:
-                self._tell(step, finding)
+                place.make_directory(shell, survey.home, self._cache, "700")  # the service's user gets it
             changed = settings.put(shell, survey, record, written.text)
             self._restart |= changed
             if changed and survey.settings and survey.current == self._number and settings.others(survey, record.name):
@@ -262,12 +257,10 @@ class _Deployment:
             step.say("left as it is, with its engine")
             return
         record, home = self._record, self._survey.home
-        brought = kernel.bring(self._shell, self._python, home, self._number, record.kernel_choice, step.waiting)
-        self._restart |= brought.changed
-        self._steps.changed |= brought.changed
-        rate = None if brought.changed else record.images_per_s
-        self._record = dataclasses.replace(record, kernel=str(brought.report), images_per_s=rate)
-        step.say(brought.line)
+        changed, line = kernel.bring(self._shell, self._python, home, self._number, record.kernel_choice, step.waiting)
+        self._restart |= changed
+        self._steps.changed |= changed
+        step.say(line)
 
     # -- the service
 
@@ -341,14 +334,7 @@ class _Deployment:
             link, versions = self._shake_hands()
         if set(self._survey.builds) - {self._number}:
             place.drop_old_builds(self._shell, self._survey.home, self._number)
-        changed_build = self._record.build != self._number
-        self._record = dataclasses.replace(
-            self._record,
-            address=self._address,
-            build=self._number,
-            versions=versions,
-            images_per_s=None if changed_build or replaced else self._record.images_per_s,
-        )
+        self._record = dataclasses.replace(self._record, address=self._address, build=self._number, versions=versions)
         if not self._keeps_another_build:
             spooldir.clear_replaced(self._shell, self._steps, self._record)
         self._save()
@@ -398,10 +384,9 @@ class _Deployment:
                     "no bits were compared and no images/s measured, since no --root is a directory; the operators are "
                     f"compared by ddlp doctor {self._record.name}"
                 )
-        self._save()
 
     def _try(self, link: EngineLink, host: str, device: str, step: Step) -> Finding:
-        """Compare some of the user's images bit by bit on both sides. Measure their rate if it is unknown or asked for."""
+        """Compare some of the user's images bit by bit on both sides, and measure their rate."""
         if not os.path.isdir(host):
             return diagnosis.of_no_root(self._record, host, device)
         paths = some_images(host)
@@ -411,10 +396,5 @@ class _Deployment:
             finding = trial.compare(self._record, device)
             if finding.level is not Level.OK:
                 return finding
-            text = finding.what
-            if self._record.images_per_s is None or self._wanted.measure:
-                rate = trial.images_per_s(lambda seconds, count: setattr(step, "doing", f"{count} images"), _RATE_S)
-                self._record = dataclasses.replace(self._record, images_per_s=None if rate is None else round(rate, 1))
-            if self._record.images_per_s is not None:
-                text += f"; {self._record.images_per_s:g} images/s through RandomResizedCrop(224)"
-            return ok(text)
+            rate = trial.images_per_s(lambda count: setattr(step, "doing", f"{count} images"), _RATE_S)
+            return ok(finding.what + ("" if rate is None else f"; {rate:.1f} images/s through RandomResizedCrop(224)"))

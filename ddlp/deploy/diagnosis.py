@@ -23,9 +23,8 @@ from ddlp.devices.address_book import DeviceRecord
 from ddlp.transfer.gds.probe import Probe
 
 __all__ = [
-    "of_census", "of_files", "of_kernel", "of_keys", "of_leftovers", "of_lingering", "of_no_boot", "of_no_root",
-    "of_parity", "of_probe", "of_service",
-    "of_status", "of_versions",
+    "of_census", "of_files", "of_kernel", "of_keys", "of_lingering", "of_no_boot", "of_no_root", "of_parity", "of_probe",
+    "of_service", "of_status", "of_versions",
 ]  # fmt: skip
 
 _LITTLE_MEMORY_BYTES = 32 * MIB  # one more large image, and the system may kill a worker
@@ -159,20 +158,6 @@ def of_status(record: DeviceRecord, status: Status) -> Iterator[Finding]:
             f"{status.memory_available_bytes // MIB} MB of memory left",
             "one large image more, and the kernel ends a worker",
             f"End what else runs there, or use fewer workers: ddlp deploy --name {record.name} --workers N",
-        )
-    if status.spool_bytes > status.quota_bytes * 0.95 and not status.jobs:
-        yield warn("the spool is full, though no job runs", f"{status.spool_batches} batches wait",
-                   f"ddlp stop {record.name} && ddlp start {record.name}")  # fmt: skip
-
-
-def of_leftovers(record: DeviceRecord, directories: int, jobs: int | None) -> Iterator[Finding]:
-    """Job directories in the spool that no job owns; ``jobs`` is None where the engine can't be asked."""
-    left = directories - (jobs or 0)
-    if left > 0:
-        yield warn(
-            f"{left} {'directory' if left == 1 else 'directories'} of jobs that are over in {record.device_spool}",
-            "an engine was killed, or another one uses this spool; they take space",
-            f"ddlp stop {record.name}; ddlp start {record.name} (an engine that starts removes them)",
         )
 
 

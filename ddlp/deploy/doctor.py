@@ -18,13 +18,11 @@ import io
 import json
 import os
 import posixpath
-import shlex
 from collections.abc import Callable, Iterable, Iterator
 
 from csd_engine.data.objects.environment import environment_file
 from csd_engine.errors import EngineError, EngineUnreachable
 from csd_engine.kernels.report import report
-from csd_engine.service.spool import JOB
 from csd_engine.tools.census import CensusBrokenOff
 from ddlp.deploy import checks, diagnosis
 from ddlp.deploy.address import engine_address
@@ -37,9 +35,9 @@ from ddlp.deploy.options import add_device, add_json
 from ddlp.deploy.parity import compare_device
 from ddlp.deploy.place import engine_module
 from ddlp.deploy.prove import Trial, check_port, of_spool, of_storage, some_images
-from ddlp.deploy.service import Service, state_of
+from ddlp.deploy.service import Service
 from ddlp.deploy.settings import Settings
-from ddlp.deploy.shell import CommandFailed, Shell, number_in
+from ddlp.deploy.shell import CommandFailed, Shell
 from ddlp.deploy.steps import Step, Steps
 from ddlp.deploy.survey import Survey, survey
 from ddlp.devices import address_book as book
@@ -53,7 +51,6 @@ from ddlp.transfer.gds.probe import probe
 
 __all__ = ["Checkup", "examine", "examine_host"]
 
-_START_S = 60  # Python with numpy takes its time on a board
 _GREET_TIMEOUT_S = 10.0
 _DIGESTS_TIMEOUT_S = 1800.0  # for reading the sample of files: at most 1 GiB
 
@@ -88,11 +85,7 @@ class Checkup:
             "healthy": self.healthy,
             "first": None if first is None else first.way_out,
             "checks": [
-                {
-                    "check": check, "level": finding.level.value, "what": finding.what, "why": finding.why,
-                    "way_out": finding.way_out,
-                }  # fmt: skip
-                for check, finding in self.findings
+                {"check": check, **vars(finding), "level": finding.level.value} for check, finding in self.findings
             ],
             "not_asked": self.not_asked,
         }
@@ -118,7 +111,6 @@ class _Examination:
         self._checkup = Checkup(record.name)
         self._last_survey: Survey | None = None
         self._link: EngineLink | None = None
-        self._jobs: int | None = None
         self._versions: dict[str, str] | None = None  # what the engine tells
 
     def run(self) -> Checkup:
@@ -133,7 +125,7 @@ class _Examination:
             runs = self._check("service", self._service, files)
             # If ssh fails, the engine may still answer. Then training goes on, and only ssh must be mended.
             greeted = self._check("handshake", self._greet, runs and keys if connected else True)
-            self._check("spool", self._spool, reached)
+            self._check("spool", lambda _: iter([of_spool(self._shell, self._record)]), reached)
             alike = self._check("data", self._data, files and self._python_runs)
             # A user can bypass the engine's checks of versions, so the pixels themselves are compared.
             same = self._check("pixels", self._pixels, files and fit)
@@ -206,29 +198,16 @@ class _Examination:
         if self._record.service == "systemd":
             service = Service.of(self._record, self._shell)
             boots, user = service.is_enabled(), service.not_lingering()
-        state = self._survey.state
-        if self._survey.supervisor is not None and not state.startswith(("ready", "failed")):
-            self._last_survey = dataclasses.replace(self._survey, state=self._settled(state))
         yield from diagnosis.of_service(self._record, self._survey, boots)
         if user:
             yield diagnosis.of_lingering(user)
-
-    def _settled(self, state: str) -> str:
-        """Wait, at most `_START_S`, until a starting engine is ready or has failed; returns its state."""
-        file = shlex.quote(f"{self._survey.home}/run/state")
-        script = (
-            f"i=0; while [ $i -lt {_START_S} ]; do state=$(cat {file}); case $state in ready* | failed*) break ;; esac; "
-            'sleep 1; i=$((i+1)); done; echo "$state"'
-        )
-        return state_of(self._shell.run(script, timeout_s=_START_S + 60).out) or state
 
     def _greet(self, _: Step) -> Iterator[Finding]:
         record = self._record
         if self._last_survey is not None:
             port = check_port(record.address or engine_address(record))  # the address is empty until the engine has answered
             if port.level is Level.BAD:
-                hangs = "its port does not answer on the device itself either"
-                yield self._as_command(port) if self._answers_itself() else self._hangs(hangs)
+                yield self._as_command(port)
                 return
         link = link_to(dataclasses.replace(Device.at(record.name), connect_timeout_s=_GREET_TIMEOUT_S))
         try:
@@ -238,14 +217,10 @@ class _Examination:
             link.close()
             yield self._why_not_greeted(error)
             return
-        self._link, self._jobs, self._versions = link, len(status.jobs), dict(welcome.versions)
+        self._link, self._versions = link, dict(welcome.versions)
         python = None if self._last_survey is None else self._last_survey.python
         yield from diagnosis.of_versions(record, self._versions, python)
         yield from diagnosis.of_status(record, status)
-
-    def _hangs(self, why: str) -> Finding:
-        name = self._record.name
-        return bad("the engine runs, but hangs", why, f"ddlp stop {name} && ddlp start {name}. See ddlp logs {name}")
 
     def _why_not_greeted(self, error: EngineError) -> Finding:
         name = self._record.name
@@ -253,21 +228,9 @@ class _Examination:
         if self._last_survey is None:
             return bad(what, "", f"Mend ssh first; then ask again: ddlp doctor {name}")
         if isinstance(error, EngineUnreachable):
-            return self._hangs(f"its port is open, and nothing comes from it ({what})")
+            again = f"ddlp stop {name} && ddlp start {name}. See ddlp logs {name}"
+            return bad("the engine runs, but hangs", f"its port is open, and nothing comes from it ({what})", again)
         return bad(what, "", upgrade(name) if "protocol" in str(error) else way_out)
-
-    def _answers_itself(self) -> bool:
-        """Whether the engine's port is open to a connection from the device itself."""
-        host, _, port = self._survey.state.split()[1].removeprefix("tcp://").rpartition(":")
-        host = "localhost" if host in ("0.0.0.0", "[::]", "*") else host.strip("[]")
-        script = f"import socket; socket.create_connection(({host!r}, {port}), 5)"
-        return self._shell.run(f"{shlex.quote(self._record.python)} -c {shlex.quote(script)}", timeout_s=60).status == 0
-
-    def _spool(self, _: Step) -> Iterator[Finding]:
-        record = self._record
-        yield of_spool(self._shell, record)
-        done = self._shell.run(f"ls -A {shlex.quote(record.device_spool)} 2> /dev/null | grep -cxE '{JOB}'", timeout_s=60)
-        yield from diagnosis.of_leftovers(record, number_in(done.out) or 0, self._jobs)
 
     def _data(self, step: Step) -> Iterator[Finding]:
         for url in self._record.urls:

@@ -62,12 +62,7 @@ def bad(what: str, why: str, way_out: str) -> Finding:
 
 
 class DeviceNotReady(DDLPError):
-    """Checks of a device found what stands in the way.
-
-    Attributes:
-        findings: the bad ones.
-    """
+    """Checks of a device found what stands in the way."""
 
     def __init__(self, name: str, *findings: Finding) -> None:
-        self.findings = findings
-        super().__init__(f"{name} is not ready:\n" + "\n".join(map(str, self.findings)))
+        super().__init__(f"{name} is not ready:\n" + "\n".join(map(str, findings)))

@@ -10,15 +10,12 @@ builds() { ls "$home/engines" 2> /dev/null | LC_ALL=C grep -xE '[0-9a-f]{32}'; }
 """Defines `builds`, which prints the builds that are unpacked in $home/engines. Other names in that directory are not ours."""
 
 FOREIGN_HOME = f"""\
-{BUILDS}foreign_home() {{
-  [ -f "$home/{MARK}" ] || {{ [ -f "$home/engine.json" ] && [ -n "$(builds)" ]; }} ||
-    ls -A "$home" 2> /dev/null | grep -vxF lost+found | head -n 1
-}}
+foreign_home() {{ [ -f "$home/{MARK}" ] || ls -A "$home" 2> /dev/null | grep -vxF lost+found | head -n 1; }}
 """
-"""Defines `foreign_home`, which prints a name in $home if $home is somebody else's directory: it is not empty, and has neither
-our mark nor an engine of an earlier version.
-"""
+"""Defines `foreign_home`, which prints a name in $home if that is somebody else's directory: not empty, and without a mark."""
 
-CLAIM = f"""mkdir -p "$home" && printf '%s\\n' 'ddlp deploy makes and removes its files here.' > "$home/{MARK}"
+CLAIM = f"""\
+mkdir -p "$home" && mkdir -p -m 700 "$home/operators" &&
+  printf '%s\\n' 'ddlp deploy makes and removes its files here.' > "$home/{MARK}"
 """
-"""Makes $home where it is not there, and marks it."""
+"""Makes $home where it is not there, with a directory so that operators added later need no restart, and marks it."""

@@ -25,8 +25,8 @@ _PLATFORMS = {
     "amd64": ("manylinux_2_28_x86_64", "manylinux2014_x86_64"),
 }
 
-Waiting = Callable[[float, int], None]
-"""Called about once a second with the seconds so far and the bytes sent so far."""
+Waiting = Callable[[int], None]
+"""Called about once a second with the bytes sent so far."""
 
 
 def _run(shell: Shell, script: str, doing: str, way_out: str, waiting: Waiting) -> None:
@@ -42,7 +42,7 @@ def _judge(shell: Shell, done: Done, doing: str, way_out: str) -> None:
     said = " / ".join((telling or lines)[-4:])[-600:] or f"exit status {done.status}"
     if "No space left" in said:
         way_out = "Free some space there"
-    raise CommandFailed(f"{doing} failed on {shell.destination}: {said}. {way_out}.", done)
+    raise CommandFailed(f"{doing} failed on {shell.destination}: {said}. {way_out}.")
 
 
 def install_apt(shell: Shell, survey: Survey, waiting: Waiting) -> None:

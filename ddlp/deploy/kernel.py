@@ -16,7 +16,6 @@ import shlex
 import subprocess
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from csd_engine.kernels.build import KernelError, build_kernel
@@ -25,7 +24,7 @@ from csd_engine.kernels.report import MADE, KernelReport
 from ddlp.deploy.place import engine_module
 from ddlp.deploy.shell import Shell, Slow
 
-__all__ = ["CHOICES", "Brought", "NotMade", "bring", "cross_compile", "look"]
+__all__ = ["CHOICES", "NotMade", "bring", "cross_compile", "look"]
 
 CHOICES = ("auto", "device", "cross", "none")
 _BUILD_TIMEOUT_S = 900.0  # a slow board
@@ -51,21 +50,6 @@ class NotMade(Exception):
     def __init__(self, why: str, way_out: str = "") -> None:
         super().__init__(why)
         self.way_out = way_out
-
-
-@dataclass(frozen=True)
-class Brought:
-    """The result of bringing a kernel.
-
-    Attributes:
-        report: what the engine will find there.
-        changed: something there was changed.
-        line: for a person: which kernel it is, or why there is none and what would bring it.
-    """
-
-    report: KernelReport
-    changed: bool
-    line: str
 
 
 def look(shell: Shell, python: str, home: str, code: str = "current", library: str = "") -> KernelReport:
@@ -94,8 +78,8 @@ def look(shell: Shell, python: str, home: str, code: str = "current", library: s
 
 
 def bring(
-    shell: Shell, python: str, home: str, number: str, choice: str, waiting: Callable[[float, int], None] | None = None
-) -> Brought:
+    shell: Shell, python: str, home: str, number: str, choice: str, waiting: Callable[[int], None]
+) -> tuple[bool, str]:
     """Give an engine that was unpacked on the device its kernel, unless it has one.
 
     Args:
@@ -106,6 +90,10 @@ def bring(
         choice: ``auto``; ``device`` or ``cross``: in this way only; ``none``: take away what is there.
         waiting: as for `Shell.run`.
 
+    Returns:
+        Whether something there was changed; and a line for a person: which kernel it is, or why there is none and what would
+        bring it.
+
     Raises:
         ShellError: the connection failed. If no kernel can be made, nothing is raised: the line says why.
     """
@@ -113,14 +101,14 @@ def bring(
     where = f"{home}/{code}/csd_engine/kernels"
     if choice == "none":
         line = "none, as you chose (--kernel none): Pillow does the work"
-        return Brought(KernelReport(why_not="--kernel none"), _remove(shell, where), line)
+        return _remove(shell, where), line
     report = look(shell, python, home, code)
     if not report.system:  # a library that crashes Python leaves no answer: ask without it
         report = look(shell, python, home, code, "off")
     ways = {"device": (_ON_THE_DEVICE, _compile_there), "cross": (_CROSS, _compile_here)}
     wanted = [ways[choice]] if choice in ways else list(ways.values())
     if report.variant and any(report.made.startswith(how) for how, _ in wanted):
-        return Brought(report, False, str(report))
+        return False, str(report)
     failed = []
     for _, way in wanted:
         try:
@@ -134,16 +122,15 @@ def bring(
             continue
         command = f"cd {shlex.quote(where)} && printf '%s\\n' {shlex.quote(how)} > {MADE} && mv -f _kernel.new _kernel.so"
         shell.must(command, "putting the kernel into its place", timeout_s=60)
-        brought = dataclasses.replace(tried, made=how)
-        return Brought(brought, True, str(brought))
+        return True, str(dataclasses.replace(tried, made=how))
     if report.variant:  # the old one works, but was made in another way than is asked for now
-        return Brought(report, False, f"{report}; not changed, because {'; '.join(map(str, failed))}")
+        return False, f"{report}; not changed, because {'; '.join(map(str, failed))}"
     line = f"none: Pillow does the work, because {', and '.join(map(str, failed))}"
     ways_out = [error.way_out for error in failed if error.way_out]
     if ways_out:
         line += f". To make it faster: {', or '.join(ways_out)}; then deploy again"
     # Remove an old kernel that does not work: it could crash the workers.
-    return Brought(dataclasses.replace(report, why_not=line), _remove(shell, where), line)
+    return _remove(shell, where), line
 
 
 def _remove(shell: Shell, where: str) -> bool:
@@ -153,7 +140,7 @@ def _remove(shell: Shell, where: str) -> bool:
 
 
 def _compile_there(
-    shell: Shell, python: str, home: str, code: str, _: KernelReport, waiting: Callable[[float, int], None] | None
+    shell: Shell, python: str, home: str, code: str, _: KernelReport, waiting: Callable[[int], None]
 ) -> str:
     """Compile on the device; returns how."""
     new = f"{home}/{code}/csd_engine/kernels/_kernel.new"
@@ -176,7 +163,7 @@ def _compile_there(
 
 
 def _compile_here(
-    shell: Shell, _python: str, home: str, code: str, report: KernelReport, _waiting: Callable[[float, int], None] | None
+    shell: Shell, _python: str, home: str, code: str, report: KernelReport, _waiting: Callable[[int], None]
 ) -> str:
     """Compile here for the device, and copy the library there; returns how."""
     with tempfile.TemporaryDirectory(prefix="ddlp-kernel-") as scratch:

@@ -108,7 +108,7 @@ class _Rotation:
         try:
             self._greet()
         except EngineError as error:
-            self._remove(survey, new)
+            place.remove_client(self._shell, survey.home, new)
             shutil.rmtree(self._next)
             raise DDLPError(f"{self._record.name} was not reached with the new key, and the old one stays: {error}") from error
         os.replace(self._next / "host.key_secret", self._here / "host.key_secret")  # from here on the new one is used
@@ -117,14 +117,10 @@ class _Rotation:
 
     def _finish_host(self, survey: Survey, old: str) -> None:
         """Take the old key away, on both sides; that of this host last, since it tells the next run that this one broke off."""
-        self._remove(survey, old)
+        place.remove_client(self._shell, survey.home, old)
         if (self._next / "host.key").exists():
             os.replace(self._next / "host.key", self._here / "host.key")
         shutil.rmtree(self._next, ignore_errors=True)
-
-    def _remove(self, survey: Survey, key: str) -> None:
-        files = [place.client_file(survey.home, key, kind) for kind in ("key", "roots")]
-        self._shell.must(f"rm -f {shlex.join(files)}", "removing a key", timeout_s=60)
 
     # -- the engine's
 

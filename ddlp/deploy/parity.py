@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import io
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -27,7 +26,7 @@ from csd_engine.transforms.torch_pixels import GRID_FILTERS, PIXELS, is_v2
 from csd_engine.transforms.torch_resample import TORCH_FILTERS
 from csd_engine.transforms.warp_steps import WARP_FILTERS
 from ddlp.deploy.advice import upgrade
-from ddlp.deploy.options import add_device, add_json
+from ddlp.deploy.options import add_device
 from ddlp.deploy.place import engine_module
 from ddlp.deploy.shell import Shell
 from ddlp.devices import address_book as book
@@ -383,7 +382,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_device(parser)
     parser.add_argument("--table", action="store_true", help="print all operators as a table in Markdown")
-    add_json(parser, "all operators")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -394,10 +392,7 @@ def run(options: argparse.Namespace) -> int:
             parity = compare_device(shell, record)
         except EngineError as error:
             raise DDLPError(str(error)) from error
-    if options.json:
-        rows = [{**vars(row), "same": row.same} for row in parity.rows]
-        print(json.dumps({"here": parity.here, "there": parity.there, "rows": rows}))
-    elif options.table:
+    if options.table:
         print(table(parity))
     else:
         for row in parity.differing:

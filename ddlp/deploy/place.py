@@ -8,7 +8,6 @@ HOME/operators/HASH.py           the user's operators
 HOME/run/                        the supervisor's: process id, state, log
 HOME/engine.json                 the engine's command line
 HOME/spool-is-ours               directories of spools and caches that were made by us, one a line
-HOME/lingering-is-ours           the user's lingering was switched on by us
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ from ddlp.errors import DDLPError
 
 __all__ = [
     "archive", "check_home", "claim", "client_file", "code_bytes", "drop_old_builds", "engine_module", "exchange_keys",
-    "make_cache", "make_operators", "make_spool", "own_build_is_there", "put_engine", "put_operators", "remove_all", "switch",
+    "make_directory", "own_build_is_there", "put_engine", "put_operators", "remove_all", "remove_client", "switch",
 ]  # fmt: skip
 
 _HOME_NAMES = (
-    "current", ".current", "keys", "operators", "run", "venv", "bundle", "engine.json", "spool-is-ours", "lingering-is-ours",
+    "current", ".current", "keys", "operators", "run", "venv", "bundle", "engine.json", "spool-is-ours",
     homedir.MARK,  # removed last, so that a later run can finish a removal that broke off
 )  # fmt: skip
 
@@ -139,6 +138,12 @@ def client_file(home: str, key: str, kind: str) -> str:
     return f"{home}/keys/clients/{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}.{kind}"
 
 
+def remove_client(shell: Shell, home: str, key: str) -> None:
+    """Take a host off the engine's list, by its public key."""
+    files = [client_file(home, key, kind) for kind in ("key", "roots")]
+    shell.must(f"rm -f {shlex.join(files)}", "removing a host's key", timeout_s=60)
+
+
 def exchange_keys(shell: Shell, survey: Survey, name: str, number: str) -> bool:
     """Make each side's pair of keys on that side, and copy the public keys across; True if that changed something.
 
@@ -175,29 +180,20 @@ def _is(path: Path, key: str) -> bool:
     return path.exists() and load_public(path).decode() == key
 
 
-def make_spool(shell: Shell, survey: Survey, spool: str) -> None:
-    """Make the spool directory if it is missing, and record on the device that we made it."""
-    if not survey.place_spool.exists:
-        shell.must(
-            f"mkdir -p {shlex.quote(survey.home)} {shlex.quote(spool)} && "
-            f"printf '%s\\n' {shlex.quote(spool)} >> {shlex.quote(survey.home)}/spool-is-ours",
-            f"making the spool {spool}",
-            timeout_s=60,
-        )
+def make_directory(shell: Shell, home: str, path: str, mode: str = "") -> None:
+    """Make the spool or the cache if it is missing, and record on the device that we made it.
 
-
-def make_cache(shell: Shell, home: str, cache: str) -> None:
-    """Make the cache's directory if it is missing, and record on the device that we made it. The service's user gets it."""
-    directory, ours = shlex.quote(cache), shlex.quote(f"{home}/spool-is-ours")
-    script = f"[ -d {directory} ] || {{ mkdir -p -m 700 {directory} && printf '%s\\n' {directory} >> {ours}; }}"
-    shell.must(script, f"making the cache {cache}", timeout_s=60)
-
-
-def make_operators(shell: Shell, survey: Survey) -> None:
-    """Make the directory of operators now, so that operators added later need no restart."""
-    directory = f"{survey.home}/operators"
-    if survey.settings is None or directory not in survey.settings:
-        shell.must(f"umask 077; mkdir -p {shlex.quote(directory)}", "making the operators' directory", timeout_s=60)
+    Args:
+        shell: to the device.
+        home: our directory there.
+        path: of the spool or the cache.
+        mode: as chmod takes it; empty: as the user's umask says.
+    """
+    made, option = shlex.quote(path), f"-m {mode}" if mode else ""
+    script = (
+        f"[ -d {made} ] || {{ mkdir -p {option} {made} && printf '%s\\n' {made} >> {shlex.quote(f'{home}/spool-is-ours')}; }}"
+    )
+    shell.must(script, f"making {path}", timeout_s=60)
 
 
 def put_operators(shell: Shell, survey: Survey, name: str, files: Sequence[Path]) -> dict[str, str]:
@@ -244,7 +240,7 @@ def remove_all(shell: Shell, home: str, spool: str | None, cache: str = "") -> s
     if cache:
         lines.append(_CACHE.format(shlex.quote(cache)))
     lines += [
-        f'{homedir.FOREIGN_HOME}there=$(foreign_home); printf %s "$there"; [ -z "$there" ] || exit 0',
+        f'{homedir.BUILDS}{homedir.FOREIGN_HOME}there=$(foreign_home); printf %s "$there"; [ -z "$there" ] || exit 0',
         'builds | while read -r one; do rm -rf "$home/engines/$one" || exit 1; done || exit 1',
         'rm -rf "$home"/engines/.new.*; rmdir "$home/engines" 2> /dev/null',
         "rm -rf " + " ".join(f'"$home"/{name}' for name in _HOME_NAMES) + " || exit 1",
@@ -253,4 +249,4 @@ def remove_all(shell: Shell, home: str, spool: str | None, cache: str = "") -> s
     try:
         return shell.must("\n".join(lines), f"removing {home}", timeout_s=300)
     except CommandFailed as error:
-        raise CommandFailed(f"{error} What is left can be removed by hand: rm -r {home}.", error.done) from None
+        raise CommandFailed(f"{error} What is left can be removed by hand: rm -r {home}.") from None

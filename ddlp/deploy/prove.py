@@ -209,11 +209,11 @@ class Trial:
             )
         return ok(f"{data}: {compared} images give the same bits there")
 
-    def images_per_s(self, waiting: Callable[[float, int], None], seconds: float) -> float | None:
+    def images_per_s(self, waiting: Callable[[int], None], seconds: float) -> float | None:
         """Images a second of all workers together, from files that were just read; None: it failed, or was too slow to tell.
 
         Args:
-            waiting: called with the seconds so far and the images so far.
+            waiting: called with the images so far.
             seconds: to measure for, from the first finished batch on.
         """
         count = len(self._dataset)
@@ -228,7 +228,7 @@ class Trial:
             try:
                 event = self._events.get(timeout=1.0)
             except queue.Empty:
-                waiting(time.monotonic() - began, images)
+                waiting(images)
                 continue
             if isinstance(event, say.Failed):
                 return None

@@ -35,7 +35,7 @@ def uninstall(record: DeviceRecord, steps: Steps, *, forget: bool = False, for_a
                 try:
                     shell.connect()
                 except ShellError as error:
-                    raise type(error)(f"{error} If the device is gone for good: --uninstall --forget.") from error
+                    raise ShellError(f"{error} If the device is gone for good: --uninstall --forget.") from error
                 step.say(f"{record.destination} answers")
             device = survey(shell, place.check_home(record.home), record.device_spool, [])
             rest = settings.others(device, record.name)
@@ -57,12 +57,8 @@ def uninstall(record: DeviceRecord, steps: Steps, *, forget: bool = False, for_a
 def _remove(shell: Shell, record: DeviceRecord, steps: Steps, cache: str) -> None:
     """Stop the engine, and remove all of ours from the device."""
     with steps.step("service") as step:
-        service = Service.of(record, shell)
-        service.disable()
+        Service.of(record, shell).disable()
         step.say("stopped and removed")
-        user = service.made_linger()
-        if user:
-            step.say(f"lingering of {user} stays on, others may need it by now; off: loginctl disable-linger {user}")
     with steps.step("device") as step:
         foreign = place.remove_all(shell, record.home, record.device_spool or None, cache)
         step.say(

@@ -19,7 +19,6 @@ __all__ = ["KEEPS", "Service", "state_of", "supervisor_command", "unit"]
 START_TIMEOUT_S = 180.0  # until the engine says that it serves; Python with numpy takes its time on a board
 _STOP_TIMEOUT_S = 40.0
 _SYSTEM_UNITS = "/etc/systemd/system"
-_LINGERING_IS_OURS = "lingering-is-ours"
 _PAUSE = "if sleep 0.2 2> /dev/null; then i=$((i+2)); else sleep 1; i=$((i+10)); fi"  # i in tenths; not every sleep takes them
 
 # Compare whole arguments: a shell with these words in its script is not our supervisor. Most busybox greps have no -z.
@@ -133,7 +132,7 @@ class Service:
             f'{TAKE}if [ "$ctl" = systemctl ]; then text={root}\n'
             f"take_account {self._unit} > /dev/null 2>&1 && text={own}\n"
             f"else text={user}\n"
-            f"{_LINGERS} || {{ {_LINGER}; if {_LINGERS}; then : > {self._lingering_is_ours}; fi; }}; fi\n"
+            f"{_LINGERS} || {_LINGER}; fi\n"
             f'[ "$({version})" -ge 239 ] 2> /dev/null || {{\n'
             'text=$(printf "%s." "$text" | grep -v "^SystemCall"); text=${text%.}; }\n'
             f'[ -z "$stopped" ] && printf %s "$text" | cmp -s - "$unit" && $ctl -q is-enabled {self._unit} && exit 0\n'
@@ -142,19 +141,11 @@ class Service:
         )
         return "changed" in self.shell.must(script, "installing the systemd unit", timeout_s=300)
 
-    @property
-    def _lingering_is_ours(self) -> str:
-        return shlex.quote(f"{self.home}/{_LINGERING_IS_OURS}")
-
     def not_lingering(self) -> str:
         """The user whose own systemd runs the engine, and stops it soon after the last SSH session; empty: it keeps running."""
         if not self.systemd:
             return ""
         return self.shell.run(f'{_SYSTEMD}[ "$ctl" = systemctl ] || {_LINGERS} || id -un', timeout_s=60).out.strip()
-
-    def made_linger(self) -> str:
-        """The user for whom we have switched lingering on; empty: nobody."""
-        return self.shell.run(f"[ -e {self._lingering_is_ours} ] && {_LINGERS} && id -un", timeout_s=60).out.strip()
 
     def is_enabled(self) -> bool:
         """Whether systemd starts it at boot."""
@@ -185,8 +176,7 @@ class Service:
         reason = reason[-600:].rstrip(".")
         raise CommandFailed(
             f"the engine does not start on {self.shell.destination}: {reason}. See ddlp logs {self.name}; mend that and deploy "
-            "again.",
-            done,
+            "again."
         )
 
     @property

@@ -19,9 +19,8 @@ from csd_engine.cache.place import cache_directory
 from csd_engine.data.objects.environment import environment_file
 from csd_engine.data.objects.urls import is_url
 from csd_engine.protocol.keys import load_public
-from ddlp.deploy import checks
-from ddlp.deploy.findings import Finding, bad, ok, warn
-from ddlp.deploy.place import client_file
+from ddlp.deploy.findings import Finding, bad, ok
+from ddlp.deploy.place import client_file, remove_client
 from ddlp.deploy.shell import Shell
 from ddlp.deploy.survey import Survey
 from ddlp.devices import address_book as book
@@ -133,10 +132,8 @@ def check(survey: Survey, record: DeviceRecord) -> Iterator[Finding]:
                   f"Give --listen-port {there.port}; {way_out}.")  # fmt: skip
 
 
-def make(
-    survey: Survey, record: DeviceRecord, given: Mapping[str, str], *, ipv6: bool = False
-) -> tuple[Settings, list[Finding]]:
-    """The settings to start the engine with, and findings that the user should look at.
+def make(survey: Survey, record: DeviceRecord, given: Mapping[str, str], *, ipv6: bool) -> Settings:
+    """The settings to start the engine with.
 
     Args:
         survey: of the device.
@@ -154,15 +151,8 @@ def make(
         own = dataclasses.replace(own, roots=_all_roots(survey, record.name, record.roots))
         if there is not None:
             both = there.listen if "[::]" in there.listen else listen  # [::] accepts IPv4 too
-            return dataclasses.replace(own, listen=both, options={**there.options, **given, **operators}), []
-    fit = checks.workers_that_fit(survey)
-    if "--workers" in options or fit >= survey.cores:
-        return own, []
-    finding = warn(
-        f"{fit} of {survey.cores} cores are used", f"{survey.memory_bytes // checks.MIB} MB of memory hold "
-        "no more workers", "If your images are small: --workers N.",
-    )  # fmt: skip
-    return dataclasses.replace(own, options={**options, "--workers": str(fit)}), [finding]
+            return dataclasses.replace(own, listen=both, options={**there.options, **given, **operators})
+    return own
 
 
 def _all_roots(survey: Survey, name: str, own: Roots) -> Roots:
@@ -193,8 +183,7 @@ def withdraw(shell: Shell, survey: Survey, name: str) -> None:
     ours, there = _own_key(name), Settings.parse(survey.settings)
     if ours not in survey.clients:
         return
-    files = [client_file(survey.home, ours, kind) for kind in ("key", "roots")]
-    shell.must(f"rm -f {shlex.join(files)}", "removing this host's key", timeout_s=60)
+    remove_client(shell, survey.home, ours)
     if there is not None:
         text = dataclasses.replace(there, roots=_all_roots(survey, name, ())).text
         shell.put(text.encode() + b"\n", f"{survey.home}/engine.json", 0o600)

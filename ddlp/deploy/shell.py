@@ -24,25 +24,9 @@ from pathlib import Path
 from typing import IO
 
 from csd_engine.protocol.printable import printable_lines
-from ddlp.deploy.sshfaults import (
-    BadOptions,
-    ConnectionLost,
-    HostKeyChanged,
-    HostKeyUnknown,
-    NoShell,
-    NotAllowed,
-    ShellError,
-    Slow,
-    SshMissing,
-    TooMuch,
-    Unreachable,
-    explain,
-)  # fmt: skip
+from ddlp.deploy.sshfaults import ShellError, Slow, explain
 
-__all__ = [
-    "BadOptions", "CommandFailed", "ConnectionLost", "Done", "HostKeyChanged", "HostKeyUnknown", "NoShell", "NotAllowed",
-    "Shell", "ShellError", "Slow", "SshMissing", "TooMuch", "Unreachable", "number_in",
-]  # fmt: skip
+__all__ = ["CommandFailed", "Done", "Shell", "ShellError", "Slow", "number_in"]
 
 CONNECT_TIMEOUT_S = 15
 _READY = "ddlp-shell-ready"
@@ -56,15 +40,7 @@ _LONGEST_BASE = 60  # of a control socket's directory: a socket's path has at mo
 
 
 class CommandFailed(ShellError):
-    """A command on the device ended with an error.
-
-    Attributes:
-        done: its status and output.
-    """
-
-    def __init__(self, message: str, done: Done) -> None:
-        super().__init__(message)
-        self.done = done
+    """A command on the device ended with an error."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +119,7 @@ class Shell:
 
     def __init__(self, destination: str, ssh_options: Sequence[str] = ()) -> None:
         if not destination or destination.startswith("-") or any(c.isspace() for c in destination):
-            raise BadOptions(f"{destination!r} is no destination for ssh. Write user@host, or a name from ~/.ssh/config.")
+            raise ShellError(f"{destination!r} is no destination for ssh. Write user@host, or a name from ~/.ssh/config.")
         self.destination = destination
         self.ssh_options = tuple(ssh_options)
         self._directory: Path | None = None
@@ -174,7 +150,7 @@ class Shell:
         if self._master is not None:
             return
         if shutil.which("ssh") is None:
-            raise SshMissing("there is no ssh on this host. Install OpenSSH's client: apt install openssh-client.")
+            raise ShellError("there is no ssh on this host. Install OpenSSH's client: apt install openssh-client.")
         base = tempfile.gettempdir()
         self._directory = Path(tempfile.mkdtemp(prefix="ddlp-ssh-", dir=base if len(base) <= _LONGEST_BASE else "/tmp"))
         try:
@@ -215,7 +191,7 @@ class Shell:
         *,
         input: bytes | IO[bytes] = b"",
         timeout_s: float,
-        waiting: Callable[[float, int], None] | None = None,
+        waiting: Callable[[int], None] | None = None,
     ) -> Done:
         """Run a POSIX shell command on the device.
 
@@ -223,7 +199,7 @@ class Shell:
             command: for /bin/sh; quote what comes from elsewhere with `shlex.quote`.
             input: its standard input: bytes, or a file that is open for reading, sent from its present position.
             timeout_s: after this time `Slow` is raised; the command may go on running on the device.
-            waiting: called about once a second with the seconds since the start and the bytes of the input sent so far.
+            waiting: called about once a second with the bytes of the input sent so far.
 
         Raises:
             ShellError: not connected, connection lost, or the time is over. A failed command does not raise: see `Done`.
@@ -242,7 +218,7 @@ class Shell:
                     if not piece:
                         break
                     if len(out) > _MOST_BYTES:
-                        raise TooMuch(
+                        raise ShellError(
                             f"{self.destination} has printed more than {_MOST_BYTES >> 20} MiB: {command.strip():.80}. "
                             "Run a command there by ssh, and see what its login shell prints."
                         )
@@ -252,7 +228,7 @@ class Shell:
                         "overloaded, or its disk or network file system stuck? Try again."
                     )
                 elif waiting is not None:
-                    waiting(time.monotonic() - began, os.lseek(input.fileno(), 0, os.SEEK_CUR))  # ssh shares the position
+                    waiting(os.lseek(input.fileno(), 0, os.SEEK_CUR))  # ssh shares the position
             process.wait()
         whole = bytes(out)
         done = Done(process.returncode, _text(whole.partition(_MARK)[2] if _MARK in whole else whole), words.text())
@@ -291,7 +267,7 @@ class Shell:
             return done.out
         said = " ".join((done.err.strip() or done.out.strip() or f"exit status {done.status}").split())[-600:]
         way_out = "Free some space there" if "No space left" in said else "Mend that and do the same again"
-        raise CommandFailed(f"{doing} failed on {self.destination}: {said}. {way_out}.", done)
+        raise CommandFailed(f"{doing} failed on {self.destination}: {said}. {way_out}.")
 
     @contextlib.contextmanager
     def stream(
@@ -338,21 +314,21 @@ class Shell:
         done = Done(process.returncode, "", said)
         self._check_connected(done)
         if done.status:
-            raise CommandFailed(f"{doing} failed on {self.destination}: {said or f'exit status {done.status}'}.", done)
+            raise CommandFailed(f"{doing} failed on {self.destination}: {said or f'exit status {done.status}'}.")
 
     def _check_connected(self, done: Done) -> None:
-        """Raise ConnectionLost if a command ended because the connection ended."""
+        """Raise ShellError if a command ended because the connection ended."""
         if done.status == _OWN_FAILURE and self._master is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 # If the connection has ended, the master ends as well, perhaps a little later than the command's ssh.
                 self._master.wait(_TICK_S)
         if done.status == _OWN_FAILURE and (self._master is None or self._master.poll() is not None):
-            raise ConnectionLost(
+            raise ShellError(
                 f"the connection to {self.destination} broke off ({' '.join(done.err.split())[-200:] or 'without a word'}). "
                 "See whether the device still runs, then do the same again: what was done stays done."
             )
 
-    def put(self, data: bytes, path: str, mode: int = 0o644, *, timeout_s: float = 300.0) -> None:
+    def put(self, data: bytes, path: str, mode: int = 0o644) -> None:
         """Write a file on the device, whole or not at all; directories above it are made, for this user alone.
 
         Raises:
@@ -366,7 +342,7 @@ class Shell:
             f"&& [ $(wc -c < {part}) -eq {len(data)} ] && chmod {mode:o} {part} && mv -f {part} {there} "
             f"|| {{ rm -f {part}; exit 1; }}"
         )
-        self.must(command, f"writing {path}", input=data, timeout_s=timeout_s)
+        self.must(command, f"writing {path}", input=data, timeout_s=300)
 
     def attach(self, command: str) -> int:
         """Run one program, given as a line of shell; its output goes to this process's standard output, line by line.

@@ -8,99 +8,52 @@ from collections.abc import Sequence
 
 from ddlp.errors import DDLPError
 
-__all__ = [
-    "BadOptions", "ConnectionLost", "HostKeyChanged", "HostKeyUnknown", "NoShell", "NotAllowed", "ShellError", "Slow",
-    "SshMissing", "TooMuch", "Unreachable", "explain",
-]  # fmt: skip
+__all__ = ["ShellError", "Slow", "explain"]
 
 
 class ShellError(DDLPError):
     """Something went wrong between this host and the device's shell; the message ends with the way out."""
 
 
-class SshMissing(ShellError):
-    """There is no ssh on this host."""
-
-
-class BadOptions(ShellError):
-    """ssh does not take its options or configuration."""
-
-
-class Unreachable(ShellError):
-    """No SSH server answers: unknown name, closed port, no route, nothing at all."""
-
-
-class HostKeyChanged(ShellError):
-    """The device shows another host key than the one that this host knows."""
-
-
-class HostKeyUnknown(ShellError):
-    """This host has never met the device, and nobody is there to ask."""
-
-
-class NotAllowed(ShellError):
-    """The device does not let this user in."""
-
-
-class NoShell(ShellError):
-    """The user was let in, but commands can't be run."""
-
-
-class ConnectionLost(Unreachable):
-    """The connection broke off in between."""
-
-
 class Slow(ShellError):
     """A command did not end in time."""
 
 
-class TooMuch(ShellError):
-    """A command printed more than any of ours does."""
-
-
-_Kind = type[ShellError]
 _LOAD_KEY = "Load it into an agent (eval $(ssh-agent); ssh-add ~/.ssh/KEY), or name it with -i KEY or in ~/.ssh/config"
 # ssh's messages; the first match counts. {d} is the destination, {0} the first group of the pattern.
-_FAULTS: tuple[tuple[str, _Kind, str], ...] = (
+_FAULTS = (
     (
         r"REMOTE HOST IDENTIFICATION HAS CHANGED",
-        HostKeyChanged,
         "its host key is not the one that this host knows. Was the device set up anew, or has another machine taken its "
         "address? Ask whoever runs it for the new fingerprint; if it is this one ({fingerprint}), forget the old key with "
         "{forget} and connect once by hand: ssh {d}",
     ),
     (
         r"Host key verification failed|No \S+ host key is known",
-        HostKeyUnknown,
         "this host has never met it. Connect once by hand and compare the fingerprint: ssh {d}",
     ),
     (
         r"(Permission denied \([^)]*\)|Too many authentication failures|UNPROTECTED PRIVATE KEY FILE"
         r"|Password change required[^\n]*|agent refused operation)",
-        NotAllowed,
         f"it does not let this user in ({{0}}). {_LOAD_KEY}; put its .pub file there with ssh-copy-id {{d}}. To be asked for "
         "a password: -o BatchMode=no",
     ),
     (
         r"(Bad configuration option[^\n]*|[Bb]ad owner or permissions[^\n]*|Can't open user config file[^\n]*"
         r"|unknown option[^\n]*|keyword \S+ extra arguments[^\n]*|(?:command-line|\S+): line \d+:[^\n]*|usage: ssh)",
-        BadOptions,
         "ssh does not take its options ({0}). Correct them; what works with ssh works here",
     ),
     (
         r"Could not resolve hostname ([^\n]*)",
-        Unreachable,
         "its name can't be resolved ({0}). Correct it, or add it to ~/.ssh/config",
     ),
     (
         r"(Connection refused)",
-        Unreachable,
         "the machine answers, but no SSH server does ({0}). Start sshd there, or give its port: -p PORT",
     ),
     (
         r"(Connection timed out|Operation timed out|No route to host|Network is unreachable|Connection reset"
         r"|kex_exchange_identification[^\n]*|banner exchange[^\n]*|Connection closed by [^\n]*)",
-        Unreachable,
         "no SSH connection comes about ({0}). Is it switched on, is the address right, does a firewall lie between? Try: "
         "ssh -v {d}",
     ),
@@ -117,7 +70,7 @@ def explain(target: str, ssh_options: Sequence[str], err: str, out: str = "") ->
     """
     options = " ".join(map(shlex.quote, ssh_options))
     destination = f"{options} {target}".strip()
-    for pattern, kind, text in _FAULTS:
+    for pattern, text in _FAULTS:
         match = re.search(pattern, err)
         if match is None:
             continue
@@ -130,9 +83,9 @@ def explain(target: str, ssh_options: Sequence[str], err: str, out: str = "") ->
         fingerprint = re.search(r"\b(SHA256:[\w+/=]+)", err)
         caught = match[1].strip() if match.groups() else ""
         words = text.format(caught, d=destination, forget=remove, fingerprint=fingerprint[1] if fingerprint else "see ssh")
-        return kind(f"can't connect to {target}: {words}.")
+        return ShellError(f"can't connect to {target}: {words}.")
     said = " ".join((err.strip() or out.strip() or "it said nothing").split())[-500:]
-    return NoShell(
+    return ShellError(
         f"{target} lets this user in, but runs no commands for it ({said}). Give the user a login shell there, "
         f"and see: ssh {destination} true."
     )

@@ -35,7 +35,7 @@ class Step:
         """Add a line to the result."""
         self.results.append(printable_lines(str(result)))
 
-    def waiting(self, seconds: float, sent: int) -> None:
+    def waiting(self, sent: int) -> None:
         """Show how much was sent: for `Shell.run`."""
         self.doing = f"{sent / 1e6:.1f} MB sent" if sent else ""
 

@@ -279,7 +279,7 @@ def survey(
     }  # fmt: skip
     lines = [f"{name}={shlex.quote(value)}" for name, value in given.items()]
     directories = shlex.join(root for root in roots if not is_url(root))
-    functions = [spooldir.FOREIGN, homedir.FOREIGN_HOME, KEEPS]
+    functions = [spooldir.FOREIGN, homedir.FOREIGN_HOME, homedir.BUILDS, KEEPS]
     script = "\n".join(["export LC_ALL=C OPENBLAS_NUM_THREADS=1", *lines, f"set -- {directories}", *functions, _SCRIPT])
     began = time.time()
     # The script goes to standard input: some shells and sshds refuse so long a command line.

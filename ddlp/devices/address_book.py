@@ -61,12 +61,10 @@ class DeviceRecord:
         build: content hash of the csd_engine archive that runs there.
         machine: ``uname -m`` there.
         versions: of the parts there, as the engine tells them.
-        images_per_s: of the user's data through RandomResizedCrop(224), all workers together; None: not measured.
         operators: content hash -> the file's name here.
         service: ``systemd`` or ``supervised``.
         engine_options: of the engine, as given: ``("--workers", "2")``.
-        kernel: which one it has, or why none.
-        kernel_choice: how it was to get one: ``auto``, ``device``, ``cross`` or ``none``.
+        kernel_choice: how it is to get its kernel: ``auto``, ``device``, ``cross`` or ``none``.
         given_python: the interpreter to use there, as given; None: the one that suits best.
         given_address: where this host is to reach the engine, as given: a host, or a whole address; None: the host that ssh
             reaches.
@@ -85,11 +83,9 @@ class DeviceRecord:
     build: str
     machine: str
     versions: dict[str, str] = field(default_factory=dict)
-    images_per_s: float | None = None
     operators: dict[str, str] = field(default_factory=dict)
     service: str = "supervised"
     engine_options: tuple[str, ...] = ()
-    kernel: str = ""
     kernel_choice: str = "auto"
     given_python: str | None = None
     given_address: str | None = None

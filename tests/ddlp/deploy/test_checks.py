@@ -127,10 +127,3 @@ def test_a_module_that_is_there_but_broken_says_why() -> None:
 )
 def test_what_the_engine_has_loaded_and_is_another_now(loaded: dict[str, str], replaced: str) -> None:
     assert checks.replaced(PYTHON, loaded) == replaced and not checks.replaced(None, loaded)
-
-
-@pytest.mark.parametrize(
-    ("memory", "cores", "fit"), [(512, 2, 2), (256, 2, 2), (192, 4, 1), (64, 2, 1), (8192, 8, 8), (0, 4, 4)]
-)
-def test_workers_that_memory_holds(memory: int, cores: int, fit: int) -> None:
-    assert checks.workers_that_fit(dataclasses.replace(GOOD, memory_bytes=memory << 20, cores=cores)) == fit

@@ -27,17 +27,6 @@ def test_a_home_that_is_somebody_s_directory_is_refused_before_anything_is_chang
     assert everything(device.sshd.home) == before
 
 
-@pytest.mark.slow
-def test_a_home_of_an_earlier_version_goes_on(device: Device, capsys) -> None:
-    ddlp(capsys, *device.arguments())
-    for _ in range(2):
-        (device.home / "ddlp-home").unlink()
-        assert "Nothing had to be changed." in ddlp(capsys, *device.arguments()) and (device.home / "ddlp-home").exists()
-    (device.home / "ddlp-home").unlink()
-    ddlp(capsys, "deploy", "--name", "csd0", "--uninstall")
-    assert everything(device.sshd.home) == []
-
-
 def test_a_spool_that_is_somebody_s_directory_is_refused_before_anything_is_changed(device: Device, capsys, base: Path) -> None:
     for name in ("job-4711", "files"):
         (device.spool / name).mkdir()

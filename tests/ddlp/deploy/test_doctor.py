@@ -329,11 +329,6 @@ def test_spools(deployed: Device, patient: Patient, base: Path) -> None:
     found = patient.wrong(status=0)
     assert "is not there on this host" in found["what"] and "--host-spool DIR" in found["way_out"]
     assert os.listdir(base / "another") == []
-    book.save(record)
-    left = deployed.spool / "job-7-abcd0123"
-    left.mkdir()
-    found = patient.wrong(status=0)
-    assert "1 directory of jobs that are over in" in found["what"] and "ddlp start csd0" in found["way_out"]
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ def install(
     with Shell("board", device.sshd.options) as shell:
         try:
             found = dataclasses.replace(device.look(), python=there, machine=machine)
-            install_pip(shell, found, lambda *_: None)
+            install_pip(shell, found, lambda _: None)
         finally:
             lines = Path(calls).read_text().splitlines()
             calls.unlink()

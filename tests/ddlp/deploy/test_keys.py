@@ -11,7 +11,7 @@ import pytest
 
 from csd_engine.errors import EngineRefused
 from csd_engine.protocol.keys import load_public
-from ddlp.deploy import keys
+from ddlp.deploy import keys, place
 from ddlp.devices import address_book as book
 from ddlp.devices.device import Device as Address
 from ddlp.sources.engine.device_link import link_to
@@ -71,7 +71,7 @@ def test_what_broke_off_is_finished(device: Device, base: Path, capsys, monkeypa
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(keys._Rotation, "_remove", broken_off)
+        patch.setattr(place, "remove_client", broken_off)
         with pytest.raises(KeyboardInterrupt):
             ddlp(capsys, "keys", "rotate", "csd0", "--only", "host")
     assert comes_in(device, old) and comes_in(device, book.directory("csd0"))

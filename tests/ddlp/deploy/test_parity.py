@@ -6,6 +6,7 @@ import copy
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from csd_engine.transforms.parse import CONTAINERS, LEAVES
 from ddlp.cli import main
 from ddlp.deploy.parity import all_cases, compare, file_sources, operator_rows, pixel_sources
 from ddlp.devices import address_book as book
-from tests.ddlp.deploy.quick import every_operator, quicken
+from tests.ddlp.deploy.quick import every_operator
 from tests.ddlp.deploy.sshd import Sshd
 
 
@@ -129,10 +130,7 @@ def test_an_operator_that_differs_is_named(device, capsys, monkeypatch):
     assert main(["parity", "board0", "--table"]) == 1
     table = capsys.readouterr().out
     assert f"numpy {np.__version__}, pillow {Image.__version__}" in table and "| Resize bicubic | 122,880 | 0 | 0 |" in table
-    quicken(monkeypatch)
-    assert main(["parity", "board0", "--json"]) == 1
-    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
-    assert rows["Grayscale, 3 channels"]["largest"] == 3 and not rows["Grayscale, 3 channels"]["same"]
+    assert re.search(r"^\| Grayscale, 3 channels \| [\d,]+ \| [\d,]+ \(\d+\.\d+%\) \| 3 \|$", table, re.MULTILINE)
 
 
 def test_a_device_that_can_t_compare_is_told(device, capsys):

@@ -121,15 +121,15 @@ def test_an_empty_cache_is_given_to_the_engines_user(tmp_path: Path, holds: str)
 
 
 @pytest.mark.parametrize(
-    ("may", "before", "lingers", "ours"),
+    ("may", "before", "lingers"),
     [
-        ("polkit", False, True, True), ("sudo", False, True, True), ("nothing", False, False, False),
-        ("polkit", True, True, False), ("nothing", True, True, False),
+        ("polkit", False, True), ("sudo", False, True), ("nothing", False, False), ("polkit", True, True),
+        ("nothing", True, True),
     ],
 )  # fmt: skip
 @pytest.mark.some(3)
 def test_an_ordinary_user_is_made_to_linger_or_it_is_told(
-    make_sshd: Callable[..., Sshd], tmp_path: Path, may: str, before: bool, lingers: bool, ours: bool
+    make_sshd: Callable[..., Sshd], tmp_path: Path, may: str, before: bool, lingers: bool
 ) -> None:
     home = tmp_path / "home"
     (home / "csd 0").mkdir(parents=True)
@@ -142,8 +142,5 @@ def test_an_ordinary_user_is_made_to_linger_or_it_is_told(
         for changed in (True, False):
             assert service.enable() is changed
             assert service.not_lingering() == ("" if lingers else "user")
-            assert service.made_linger() == ("user" if ours else "")
             assert (home / "lingers").exists() is lingers
         assert make(shell, f"{home}/csd 0", systemd=False).not_lingering() == ""
-        (home / "lingers").unlink(missing_ok=True)
-        assert service.made_linger() == ""

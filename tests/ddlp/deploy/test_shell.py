@@ -44,7 +44,7 @@ def test_what_a_device_prints_is_bounded_and_fit_for_a_terminal(sshd: Sshd, capf
         assert (done.out, done.err) == (plain, plain)
         assert there.attach(f"sh -c {shlex.quote(escapes)}") == 0
         assert capfd.readouterr().out == plain
-        with pytest.raises(shell.TooMuch, match="board has printed more than 16 MiB: yes"):
+        with pytest.raises(shell.ShellError, match="board has printed more than 16 MiB: yes"):
             there.run("yes", timeout_s=120)
         assert there.run("head -c 50000000 /dev/zero >&2; echo done", timeout_s=120).out == "done\n"
         with pytest.raises(shell.CommandFailed) as failed, there.stream(f"{escapes} >&2; exit 1", "streaming", timeout_s=60):
@@ -93,7 +93,7 @@ def test_bytes_come_while_a_command_runs(sshd: Sshd) -> None:
                 all_of(read)
         with pytest.raises(ZeroDivisionError), there.stream("sleep 60", "counting"):
             raise ZeroDivisionError
-        with pytest.raises(shell.ConnectionLost, match="broke off"):
+        with pytest.raises(shell.ShellError, match="broke off"):
             with there.stream("echo 1; sleep 60", "counting") as read:
                 assert read(10) == b"1\n"
                 sshd.stop()
@@ -124,7 +124,7 @@ def test_a_file_s_progress_can_be_watched(sshd: Sshd, tmp_path: Path) -> None:
     (tmp_path / "big").write_bytes(bytes(3_000_000))
     told: list[int] = []
     with Shell("board", sshd.options) as there, open(tmp_path / "big", "rb") as stream:
-        done = there.run("cat | wc -c; sleep 2", input=stream, timeout_s=30, waiting=lambda _, sent: told.append(sent))
+        done = there.run("cat | wc -c; sleep 2", input=stream, timeout_s=30, waiting=told.append)
     assert done.out.strip() == "3000000" and told and told[-1] == 3_000_000
 
 
@@ -142,47 +142,47 @@ def test_the_way_out_of_a_changed_host_key_leads_out(sshd: Sshd) -> None:
     fingerprint = subprocess.run(
         ["ssh-keygen", "-lf", str(sshd.directory / "host.pub")], capture_output=True, text=True, check=True
     ).stdout.split()[1]
-    with pytest.raises(shell.HostKeyChanged) as caught, Shell("board", sshd.options) as there:
+    with pytest.raises(shell.ShellError, match="its host key is not the one") as caught, Shell("board", sshd.options) as there:
         there.connect()
     assert fingerprint in str(caught.value) and str(sshd.known_hosts) in str(caught.value)
     forget = str(caught.value).partition("forget the old key with ")[2].partition(" and connect")[0]
     subprocess.run(forget, shell=True, check=True)
-    with pytest.raises(shell.HostKeyUnknown, match="Connect once by hand"), Shell("board", sshd.options) as there:
+    with pytest.raises(shell.ShellError, match="Connect once by hand"), Shell("board", sshd.options) as there:
         there.connect()
 
 
 def test_a_key_that_is_not_allowed(sshd: Sshd) -> None:
     (sshd.directory / "authorized_keys").write_text("")
-    with pytest.raises(shell.NotAllowed, match=r"Permission denied \(publickey.*ssh-add.*ssh-copy-id"):
+    with pytest.raises(shell.ShellError, match=r"Permission denied \(publickey.*ssh-add.*ssh-copy-id"):
         Shell("board", sshd.options).connect()
 
 
 def test_nothing_listens(sshd: Sshd) -> None:
     sshd.stop()
-    with pytest.raises(shell.Unreachable, match="Connection refused.*-p PORT"):
+    with pytest.raises(shell.ShellError, match="Connection refused.*-p PORT"):
         Shell("board", sshd.options).connect()
 
 
 def test_a_name_that_nobody_knows(sshd: Sshd) -> None:
-    with pytest.raises(shell.Unreachable, match="can't be resolved"):
+    with pytest.raises(shell.ShellError, match="can't be resolved"):
         Shell("no-such-board.invalid", sshd.options).connect()
 
 
 @pytest.mark.parametrize("options", [("-o", "Colour=green"), ("-F", "/no/such/config"), ("-Y9",)])
 def test_options_that_ssh_does_not_take(sshd: Sshd, options: tuple[str, ...]) -> None:
-    with pytest.raises(shell.BadOptions, match="does not take its options"):
+    with pytest.raises(shell.ShellError, match="does not take its options"):
         Shell("board", (*sshd.options, *options)).connect()
 
 
 @pytest.mark.parametrize("destination", ["", "-oProxyCommand=touch /tmp/x", "a b"])
 def test_what_is_no_destination(destination: str) -> None:
-    with pytest.raises(shell.BadOptions, match="is no destination"):
+    with pytest.raises(shell.ShellError, match="is no destination"):
         Shell(destination)
 
 
 def test_a_user_without_a_shell(make_sshd: Callable[..., Sshd]) -> None:
     server = make_sshd("ForceCommand echo go away; exit 1")
-    with pytest.raises(shell.NoShell, match="go away"):
+    with pytest.raises(shell.ShellError, match="go away"):
         Shell("board", server.options).connect()
 
 

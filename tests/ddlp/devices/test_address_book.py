@@ -33,7 +33,6 @@ def record(name: str = "csd0") -> book.DeviceRecord:
         build="0123",
         machine="armv7l",
         versions={"pillow": "9.4.0"},
-        images_per_s=12.5,
         operators={"ab": "my_ops.py"},
     )
 

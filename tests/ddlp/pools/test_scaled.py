@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,6 +20,7 @@ import pytest
 from torch.utils.data import Subset
 from torchvision import transforms as T
 
+from csd_engine.prepare.operator_file import content_hash
 from csd_engine.transforms.pipeline import Pipeline
 from ddlp import CardPool, DDLPLoader, ImageArrays, LocalPool, load_operators
 from ddlp.pools.base import range_of
@@ -21,7 +29,6 @@ from ddlp.sources.engine.connections import EngineConnections
 from ddlp.sources.engine.embedded import EmbeddedOptions
 from ddlp.sources.engine.source import EngineSource
 from tests.ddlp.faults.scene import until
-from tests.ddlp.pools.bed import Bed
 from tests.ddlp.pools.conftest import HOST_S
 from tests.ddlp.pools.test_local import there, wait_for
 from tests.sleeping_engine import OPERATOR
@@ -131,10 +138,27 @@ def come_and_go(loader: DDLPLoader, pool: Any, most: int, sleeps: Path, wait_s: 
     assert f"pool: {asked[-1]}" in str(report)
 
 
+@contextlib.contextmanager
+def carded_engine(home: Path) -> Iterator[Path]:
+    """An engine of one worker whose operator sleeps; gives the directory with its card."""
+    for directory in (cards := home / "cards", operators := home / "operators", home / "root"):
+        directory.mkdir(0o700)
+    (operators / f"{content_hash(OPERATOR.read_bytes())}.py").write_bytes(OPERATOR.read_bytes())
+    command = [sys.executable, "-m", "csd_engine", "--card", str(cards), "--listen", "tcp://127.0.0.1:0", "--workers", "1"]
+    command += ["--operators", str(operators), "--root", str(home / "root"), "--reserve-bytes", "0"]
+    command += ["--parent", str(os.getpid()), "--spool", str(home / "spool")]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True) as engine:
+        assert engine.stdout is not None and json.loads(engine.stdout.readline())["ready"]
+        try:
+            yield cards
+        finally:
+            engine.send_signal(signal.SIGINT)
+
+
 def test_an_engine_with_a_card_is_used_while_training_waits_and_let_go_when_it_does_not(sleeps, tmp_path, monkeypatch, told):
     monkeypatch.setenv("DDLP_HOME", str(tmp_path / "home"))
-    with Bed(tmp_path, 1, HOST_S) as bed:
-        pool = CardPool(bed.cards, max=1)
+    with carded_engine(tmp_path) as cards:
+        pool = CardPool(cards, max=1)
         come_and_go(loader_of(pool, 480), pool, 1, sleeps, 60)
-        assert len(CardPool(bed.cards).engines()) == 1, "it goes on without this loader"
+        assert len(CardPool(cards).engines()) == 1, "it goes on without this loader"
     assert not len(told), list(told)
