@@ -263,20 +263,12 @@ class Reader:
         image = open_image(source.path, content(source))
         return turned_upright(image) if source.upright else image
 
-    def paths(self, indices: List[int]) -> Optional[List[str]]:
-        """Return the paths of these samples' files. The caller that opens them must respect `beneath`.
+    def places(self, indices: List[int]) -> Optional[Places]:
+        """Return the places of these samples in files; None unless each is a file or a part of one. Raises as `open` does.
 
-        None unless each sample is a whole file. One call takes all samples of a batch: a few Python calls for each sample
-        would take half a percent of its time.
-
-        Raises as `open` does.
+        One call takes all samples of a batch: a few Python calls for each sample would take half a percent of its time.
         """
         return None
-
-    def places(self, indices: List[int]) -> Optional[Places]:
-        """Return the places of these samples in files; None unless each is a file or a part of one. Raises as `open` does."""
-        paths = self.paths(indices)
-        return None if paths is None else Places(paths)
 
     def versions(self, indices: List[int]) -> Optional[Versions]:
         """Return the versions of these samples. None unless all lie in a storage that tells them. Raises as `open` does."""

@@ -163,8 +163,9 @@ class _PartReader(Reader):
         return self._count
 
     def _path(self, file: int) -> str:
-        (path,) = self._files.paths([file]) or ("",)
-        return path
+        places = self._files.places([file])
+        assert places is not None  # each is a whole file
+        return places.paths[0]
 
     def _rows(self, indices: Sequence[int]) -> np.ndarray:
         """Rows of the table, int64 (n, 3). It may come from another computer; only the file's number is checked here."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from csd_engine.data.base import Dataset, Fetch, Reader, Source, Versions
@@ -24,6 +24,7 @@ class ObjectLeaf(Leaf):
     """
 
     dataset: StoredImages
+    slow = True
 
     @property
     def reader(self) -> Reader:
@@ -34,24 +35,19 @@ class ObjectLeaf(Leaf):
         return len(self.reader)
 
     def open(self, index: int) -> Source:
-        """See `Leaf.open`."""
+        """See `Reader.open`."""
         return self.reader.open(index)
 
     def where(self, index: int) -> str:
-        """See `Leaf.where`."""
+        """See `Reader.where`."""
         return self.reader.where(index)
 
-    @property
-    def slow(self) -> bool:
-        """See `Leaf.slow`."""
-        return True
-
     def versions(self, indices: list[int]) -> Versions | None:
-        """See `Leaf.versions`."""
+        """See `Reader.versions`."""
         return self.reader.versions(indices)
 
-    def fetch(self, indices: list[int], ahead: bool) -> Fetch | None:
-        """See `Leaf.fetch`."""
+    def fetch(self, indices: Sequence[int], ahead: bool = False) -> Fetch | None:
+        """See `Reader.fetch`."""
         return self.reader.fetch(indices, ahead)
 
     def describe(self, upload: Upload) -> Dataset:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from csd_engine.cache.shelf import Shelf
 from csd_engine.cache.shelves import Shelves
-from csd_engine.data.base import Reader
+from csd_engine.data.base import Places, Reader
 from csd_engine.data.image_files import open_sample
 from csd_engine.errors import SampleError
 from csd_engine.kernels import kernel
@@ -65,8 +65,8 @@ class OfFiles(Reader):
     def where(self, index: int) -> str:
         return str(self._folder / f"{index}.{'png' if index % 7 == 3 else 'jpg'}")
 
-    def paths(self, indices: list[int]) -> list[str]:
-        return [self.where(index) for index in indices]
+    def places(self, indices: list[int]) -> Places:
+        return Places([self.where(index) for index in indices])
 
 
 @pytest.fixture(scope="module")
