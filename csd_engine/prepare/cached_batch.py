@@ -320,7 +320,10 @@ class _MissingFixed(_Missing, Destination):
 
     def next(self, all_used: bool) -> np.ndarray:
         if self._next == self._end:
-            self._at = 0 if all_used else self._at
+            if all_used:
+                self._at = 0
+            elif self._at == len(self._rows):  # its samples are in use, some of which were made for the piece before
+                self._rows, self._at = np.empty_like(self._rows), 0
             try:
                 self._end = self._started.make(self._next, self)
             except SampleError:

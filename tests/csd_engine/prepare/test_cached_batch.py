@@ -172,6 +172,25 @@ def test_the_bits_are_those_without_a_cache(
     assert open_below(folder) == []
 
 
+def test_hits_and_misses_come_in_any_order(
+    folder: Path, cached: Callable[..., CachedBatchMaker], way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An epoch broke off: the next one finds a part of each batch. More is made at once than a piece of the batch takes."""
+    reader, found = OfFiles(folder), pipeline("evaluation")
+    without, shape = plain(reader, found)
+    monkeypatch.setattr(cached_batch, "_MADE_BYTES", int(3.5 * np.prod(shape)))
+    maker, some = cached(reader, found, shape), np.arange(0, COUNT, 3)
+    with maker.start(BatchRequest(some, np.zeros(len(some), np.int64), SEED, 0)) as batch:
+        at = 0
+        while at < len(some):
+            at = batch.make(at, Memory(len(some), shape, 0))
+    for epoch in range(2):
+        maker.shelf.flush()
+        maker.shelf.begin()
+        assert made(maker, found, shape, epoch) == made(without, found, shape, epoch)
+        assert maker.shelf.counts.hits >= (COUNT if epoch else len(some))
+
+
 @pytest.mark.parametrize("name", ("evaluation", "from decoded", "masks"))
 def test_finished_numbers_too(folder: Path, cached: Callable[..., CachedBatchMaker], need_kernel: None, name: str) -> None:
     reader, found = OfFiles(folder), pipeline(name)
