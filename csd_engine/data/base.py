@@ -20,7 +20,8 @@ from csd_engine.kernels.files import Parts
 from csd_engine.kernels.pixels import Pixels
 
 __all__ = [
-    "ARRAY", "MANIFEST", "Dataset", "Fetch", "Places", "Reader", "Source", "Versions", "at_hand", "fingerprint", "open_reader",
+    "ARRAY", "MANIFEST", "Access", "Dataset", "Fetch", "Places", "Reader", "Source", "Versions", "at_hand", "fingerprint",
+    "open_reader",
 ]  # fmt: skip
 
 MANIFEST, ARRAY = "manifest", "array"  # the kinds of files that a host sends
@@ -84,6 +85,20 @@ def _whole(count: int) -> Parts:
 
 Source = Union[OpenFile, np.ndarray]
 """The source of a sample's pixels: an opened file, or uint8 (height, width[, 3])."""
+
+
+class Access(NamedTuple):
+    """Where a data set's files are on this computer, and which of them may be read.
+
+    Attributes:
+        resolve_root: maps a path on the host to a path here; raises RootNotAllowed if it may not be read.
+        manifest_path: maps a manifest's fingerprint to its file.
+        beneath: real directories; a file is not read if it lies outside all of them after links are followed. None: any.
+    """
+
+    resolve_root: Callable[[str], str]
+    manifest_path: Callable[[str], PathLike]
+    beneath: Optional[Sequence[str]]
 
 
 class Dataset(ABC):
@@ -150,13 +165,8 @@ class Dataset(ABC):
         return None
 
     @abstractmethod
-    def open(
-        self,
-        resolve_root: Callable[[str], str],
-        manifest_path: Callable[[str], PathLike],
-        beneath: Optional[Sequence[str]],
-    ) -> Reader:
-        """Open a reader; arguments and errors are those of `open_reader`."""
+    def open(self, access: Access) -> Reader:
+        """Open a reader; errors are those of `open_reader`."""
 
 
 def fingerprint(dataset: Dataset) -> str:
@@ -176,14 +186,12 @@ def open_reader(
 
     Args:
         dataset: the description.
-        resolve_root: maps a path on the host to a path on this computer; raises RootNotAllowed if it may not be read.
-        manifest_path: maps a manifest's fingerprint to its file.
-        beneath: real directories; a file is not read if it lies outside all of them after links are followed. None: any.
+        resolve_root, manifest_path, beneath: as of `Access`.
 
     Raises:
         DatasetError: a manifest or array is missing, damaged or not as described. RootNotAllowed is a DatasetError.
     """
-    return dataset.open(resolve_root, manifest_path, beneath)
+    return dataset.open(Access(resolve_root, manifest_path, beneath))
 
 
 class Fetch(ABC):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Callable, ClassVar, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, ClassVar, Dict, List, Optional, Tuple
 
-from csd_engine.data.base import Dataset, PathLike, Reader, fingerprint
+from csd_engine.data.base import Access, Dataset, PathLike, Reader, fingerprint
 from csd_engine.data.checks import bad, check_countable, checked_fields
 from csd_engine.data.joined import JoinedReader
 
@@ -70,19 +70,14 @@ class ConcatSet(Dataset):
         sizes = {part.image_size() for part in self.parts}
         return sizes.pop() if len(sizes) == 1 else None
 
-    def open(
-        self,
-        resolve_root: Callable[[str], str],
-        manifest_path: Callable[[str], PathLike],
-        beneath: Optional[Sequence[str]],
-    ) -> Reader:
+    def open(self, access: Access) -> Reader:
         """See `Dataset.open`."""
         readers: List[Reader] = []
         try:
             for part in self.parts:
-                readers.append(part.open(resolve_root, manifest_path, beneath))
+                readers.append(part.open(access))
         except BaseException:
             for reader in readers:
                 reader.close()
             raise
-        return JoinedReader(readers, beneath)
+        return JoinedReader(readers, access.beneath)

@@ -14,7 +14,7 @@ from typing import Any, Callable, ClassVar, Dict, List, Optional, Sequence, Tupl
 import numpy as np
 
 from csd_engine.data.arrays import ArraySet
-from csd_engine.data.base import Dataset, PathLike, Reader, Versions, fingerprint
+from csd_engine.data.base import Access, Dataset, PathLike, Reader, Versions, fingerprint
 from csd_engine.data.checks import bad, checked_fields
 from csd_engine.data.files import FileSet
 from csd_engine.data.image_files import MAX_FILE_BYTES
@@ -105,37 +105,26 @@ class ObjectSet(Dataset):
         uploads = self.names.uploads(arrays) + self.table.uploads(arrays)
         return uploads if self.parts is None else uploads + self.parts.uploads(arrays)
 
-    def open(
-        self,
-        resolve_root: Callable[[str], str],
-        manifest_path: Callable[[str], PathLike],
-        beneath: Optional[Sequence[str]],
-    ) -> Reader:
+    def open(self, access: Access) -> Reader:
         """See `Dataset.open`."""
-        requests = _requests(resolve_root(self.url))
+        requests = _requests(access.resolve_root(self.url))
         requests.storage.get_ready()
-        return _OwnReader(requests, _Listed(self, resolve_root, manifest_path, beneath))
+        return _OwnReader(requests, _Listed(self, access))
 
 
 class _Listed:
     """The objects that a host has described. It is a `csd_engine.data.objects.stored.Listing`."""
 
-    def __init__(
-        self,
-        dataset: ObjectSet,
-        resolve_root: Callable[[str], str],
-        manifest_path: Callable[[str], PathLike],
-        beneath: Optional[Sequence[str]],
-    ) -> None:
+    def __init__(self, dataset: ObjectSet, access: Access) -> None:
         self._dataset = dataset
         self._directory = dataset.names.root.strip("/")
         self._opened: List[Reader] = []
-        self._names = Manifest.open(manifest_path(dataset.names.manifest))
+        self._names = Manifest.open(access.manifest_path(dataset.names.manifest))
         try:
             if len(self._names) != len(dataset.names):
                 raise DatasetError(f"a manifest names {len(self._names)} objects, expected were {len(dataset.names)}.")
-            self._table: Optional[np.ndarray] = self._rows(dataset.table.open(resolve_root, manifest_path, beneath))
-            parts = None if dataset.parts is None else dataset.parts.open(resolve_root, manifest_path, beneath)
+            self._table: Optional[np.ndarray] = self._rows(dataset.table.open(access))
+            parts = None if dataset.parts is None else dataset.parts.open(access)
             self._parts: Optional[np.ndarray] = None if parts is None else self._rows(parts)
         except BaseException:
             self.close()
