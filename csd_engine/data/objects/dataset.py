@@ -21,7 +21,7 @@ from csd_engine.data.image_files import MAX_FILE_BYTES
 from csd_engine.data.manifest import Manifest
 from csd_engine.data.objects.requests import ObjectReader, Requests
 from csd_engine.data.objects.store import ObjectStore
-from csd_engine.data.objects.stored import Part, Stored, digest_of, mark_of, part_names
+from csd_engine.data.objects.stored import Part, Stored, mark_of, versions_of
 from csd_engine.data.objects.urls import check_url, climbs
 from csd_engine.data.parts import PART_BYTES
 from csd_engine.errors import DatasetError
@@ -176,26 +176,6 @@ class _Listed:
         except (DatasetError, IndexError) as error:
             return f"object {index} ({error})"
 
-    def fingerprint(self) -> str:
-        """See `Listing.fingerprint`."""
-        return fingerprint(self._dataset)
-
-    def versions(self, url: str) -> Optional[Versions]:
-        """See `Listing.versions`."""
-        return self.versions_of(url, range(len(self)))
-
-    def versions_of(self, url: str, indices: Sequence[int]) -> Optional[Versions]:
-        """Return the versions of some, as `versions`. Raises as `__getitem__`."""
-        each = [self[index] for index in indices]
-        wholes = [sample.whole if isinstance(sample, Part) else sample for sample in each]
-        if not all(whole.mark for whole in wholes):
-            return None
-        names = np.array([digest_of(url + whole.key) for whole in wholes], np.uint64)
-        offsets = np.array([sample.offset if isinstance(sample, Part) else 0 for sample in each], np.int64)
-        sizes = np.array([sample.size for sample in each], np.int64)
-        marks = np.array([whole.mark for whole in wholes], np.int64)
-        return Versions(part_names(names, offsets), sizes, marks)
-
     def close(self) -> None:
         """Close the manifest and the tables, which stay mapped while somebody has a row of them."""
         self._names.close()
@@ -225,7 +205,7 @@ class _OwnReader(ObjectReader):
 
     def versions(self, indices: List[int]) -> Optional[Versions]:
         """See `Reader.versions`. A table of all of a large data set would take a worker's memory."""
-        return self._listed.versions_of(self._storage.url, indices)
+        return versions_of(self._storage.url, (self._listed[index] for index in indices))
 
     def close(self) -> None:
         self._listed.close()

@@ -20,7 +20,7 @@ from csd_engine.batchfile.publishing import pwrite
 from csd_engine.data.base import Fetch, Places, Reader, Source, Versions
 from csd_engine.data.image_files import content, part_of
 from csd_engine.data.objects.store import ObjectStore
-from csd_engine.data.objects.stored import Listing, Part, Stored
+from csd_engine.data.objects.stored import Listing, Part, Stored, versions_of
 from csd_engine.data.objects.window import Window
 from csd_engine.data.safe_open import OpenFile
 from csd_engine.errors import SampleError
@@ -72,7 +72,7 @@ class ObjectReader(Reader):
 
     @functools.cached_property
     def _versions(self) -> Optional[Versions]:
-        return self._listing.versions(self._storage.url)
+        return versions_of(self._storage.url, (self._listing[index] for index in range(len(self))))
 
     def fetch(self, indices: Sequence[int], ahead: bool = False) -> Optional[Fetch]:
         """See `Reader.fetch`."""
