@@ -13,7 +13,7 @@ import numpy as np
 
 from csd_engine.data.base import ARRAY, Access, Dataset, PathLike, Reader, Source
 from csd_engine.data.checks import bad, check_countable, checked_fields, checked_fingerprint, checked_path, is_count
-from csd_engine.data.safe_open import open_regular
+from csd_engine.data.safe_open import open_file
 from csd_engine.errors import DatasetError
 
 __all__ = ["ARRAY_SUFFIX", "ArraySet", "array_path"]
@@ -103,7 +103,7 @@ class _ArrayReader(Reader):
     def __init__(self, dataset: ArraySet, path: str, beneath: Optional[Sequence[str]]) -> None:
         self._path = path
         try:
-            with open(open_regular(path, beneath), "rb") as stream:
+            with open(open_file(path, beneath).descriptor, "rb") as stream:
                 shape, fortran, dtype = _read_header(stream)
                 if dtype != np.uint8 or shape != dataset.shape or fortran:
                     raise ValueError(f"it holds {dtype} {shape}, expected was C-ordered uint8 {dataset.shape}")

@@ -27,7 +27,7 @@ import time
 import zlib
 from typing import BinaryIO, Callable, Collection, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
-from csd_engine.data.safe_open import open_regular
+from csd_engine.data.safe_open import open_file
 from csd_engine.errors import EngineError
 
 __all__ = [
@@ -144,7 +144,7 @@ class _Hasher:
         """32 hex digits, or b"!" and errno."""
         digest = hashlib.blake2b(digest_size=16)
         try:
-            descriptor = open_regular(os.path.join(self._root, os.fsdecode(path)), self._beneath)
+            descriptor = open_file(os.path.join(self._root, os.fsdecode(path)), self._beneath).descriptor
             with open(descriptor, "rb", buffering=0) as stream:
                 buffer = memoryview(bytearray(_READ_BYTES))
                 while True:

@@ -31,7 +31,7 @@ from ddlp.data.tars import TarImages
 from ddlp.errors import Untranslatable
 from ddlp.sampling.sampler_order import as_indices
 from ddlp.translate.arrays import fer2013, image_arrays, qmnist
-from ddlp.translate.files import folder, image_files, same_size_folder
+from ddlp.translate.files import SameSizeFileLeaf, folder, image_files
 from ddlp.translate.huggingface import hugging_face_images
 from ddlp.translate.leaf import WAYS, DictSample, Leaf, class_name, name_of
 from ddlp.translate.objects import stored_images
@@ -331,13 +331,13 @@ def _known(**makers: Callable[[Any], Leaf]) -> dict[type, Callable[[Any], Leaf]]
 LEAVES: dict[type, Callable[[Any], Leaf]] = {
     tv.ImageFolder: folder,
     tv.DatasetFolder: folder,
-    **_known(EuroSAT=same_size_folder, FER2013=fer2013),
+    **_known(EuroSAT=functools.partial(folder, kind=SameSizeFileLeaf), FER2013=fer2013),
     ImageFiles: image_files,
     ImageArrays: image_arrays("images", "targets"),
     HuggingFaceImages: hugging_face_images,
     TarImages: tar_images,
-    ImageObjects: stored_images("ImageObjects"),
-    TarObjects: stored_images("TarObjects"),
+    ImageObjects: stored_images,
+    TarObjects: stored_images,
     tv.CIFAR10: image_arrays("data", "targets"),
     tv.CIFAR100: image_arrays("data", "targets"),
     tv.MNIST: image_arrays("data", "targets", integers=True),

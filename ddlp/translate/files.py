@@ -26,7 +26,7 @@ from ddlp.errors import Untranslatable
 from ddlp.translate.leaf import Leaf, Upload, name_of
 from ddlp.translate.torch_pixels import decodes_as_pillow
 
-__all__ = ["FileLeaf", "GreyFileLeaf", "JointFileLeaf", "check_loader", "folder", "image_files", "pairs", "same_size_folder"]
+__all__ = ["FileLeaf", "GreyFileLeaf", "JointFileLeaf", "SameSizeFileLeaf", "check_loader", "folder", "image_files", "pairs"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,17 +165,8 @@ def check_loader(dataset: Any, attribute: str = "loader") -> None:
         )  # fmt: skip
 
 
-def folder(dataset: tv.DatasetFolder) -> FileLeaf:
+def folder(dataset: tv.DatasetFolder, kind: type[FileLeaf] = FileLeaf) -> FileLeaf:
     """The leaf of an ImageFolder or DatasetFolder; Untranslatable if it does not open images as torchvision's loader does."""
-    return _folder(dataset, FileLeaf)
-
-
-def same_size_folder(dataset: tv.DatasetFolder) -> FileLeaf:
-    """The same for a folder whose images have one size."""
-    return _folder(dataset, SameSizeFileLeaf)
-
-
-def _folder(dataset: tv.DatasetFolder, kind: type[FileLeaf]) -> FileLeaf:
     files, targets = pairs(dataset.samples)
     transform = dataset.transform
     decoder = _decoder_of_rgb(vars(dataset).get("loader"))

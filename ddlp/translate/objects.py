@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from csd_engine.data.base import Dataset, Fetch, Reader, Source, Versions
 from csd_engine.data.carried import CarriedSet
 from csd_engine.data.objects.dataset import ObjectSet
 from ddlp.data.objects.stored_images import StoredImages
-from ddlp.translate.leaf import Leaf, Upload
+from ddlp.translate.leaf import Leaf, Upload, name_of
 
 __all__ = ["ObjectLeaf", "stored_images"]
 
@@ -60,11 +59,9 @@ class ObjectLeaf(Leaf):
         return ObjectSet(dataset.directory, upload.files(dataset.names, ""), upload.array(tables.objects), parts)
 
 
-def stored_images(name: str) -> Callable[[StoredImages], ObjectLeaf]:
-    """Return what makes the leaf of data sets of this name."""
-    return functools.partial(_leaf, name)
-
-
-def _leaf(name: str, dataset: StoredImages) -> ObjectLeaf:
+def stored_images(dataset: StoredImages) -> ObjectLeaf:
+    """The leaf of an ImageObjects or a TarObjects."""
     targets = dataset.targets
-    return ObjectLeaf(name, dataset.transform, lambda those: [targets[k] for k in those], dataset.target_transform, dataset)
+    return ObjectLeaf(
+        name_of(dataset), dataset.transform, lambda those: [targets[k] for k in those], dataset.target_transform, dataset
+    )
