@@ -20,8 +20,8 @@ from csd_engine.kernels.files import Parts
 from csd_engine.kernels.pixels import Pixels
 
 __all__ = [
-    "ARRAY", "MANIFEST", "Access", "Dataset", "Fetch", "Places", "Reader", "Source", "Versions", "at_hand", "fingerprint",
-    "open_reader",
+    "ARRAY", "MANIFEST", "Access", "Dataset", "Fetch", "Origin", "Origins", "Places", "Reader", "Source", "at_hand",
+    "fingerprint", "open_reader",
 ]  # fmt: skip
 
 MANIFEST, ARRAY = "manifest", "array"  # the kinds of files that a host sends
@@ -54,28 +54,41 @@ class Places(NamedTuple):
         return Places(paths, Parts(*(np.concatenate(column) for column in zip(*parts))))
 
 
-class Versions(NamedTuple):
-    """What tells n samples of a storage from others, and from what they may become later.
+class Origin(NamedTuple):
+    """What a sample is made of. ``size`` -1: not known, so that the sample is not kept."""
+
+    name: int
+    size: int
+    mtime_ns: int
+
+
+class Origins(NamedTuple):
+    """What n samples are made of: it tells them from others, and from what they may become later.
 
     Attributes:
-        names: uint64 (n,), a digest of each one's name.
-        sizes: int64 (n,), bytes.
-        marks: int64 (n,), negative, of each one's content: a digest of its ETag.
+        names: uint64 (n,), a digest of each one's name and place.
+        sizes: int64 (n,), bytes, of the whole file where it lies in one; -1: there is no such file.
+        mtimes_ns: int64 (n,), when the file was changed, in nanoseconds since 1970; negative: a mark of its content, of an
+            object: a digest of its ETag.
     """
 
     names: np.ndarray
     sizes: np.ndarray
-    marks: np.ndarray
+    mtimes_ns: np.ndarray
+
+    def one(self, position: int) -> Origin:
+        """Return one sample's."""
+        return Origin(int(self.names[position]), int(self.sizes[position]), int(self.mtimes_ns[position]))
 
     @staticmethod
-    def join(some: Iterable[Optional[Versions]]) -> Optional[Versions]:
-        """Join all versions in this order; None if there are none, or as soon as one of them is None."""
+    def join(some: Iterable[Optional[Origins]]) -> Optional[Origins]:
+        """Join all origins in this order; None if there are none, or as soon as one of them is None."""
         known = []
-        for versions in some:
-            if versions is None:
+        for origins in some:
+            if origins is None:
                 return None
-            known.append(versions)
-        return Versions(*map(np.concatenate, zip(*known))) if known else None
+            known.append(origins)
+        return Origins(*map(np.concatenate, zip(*known))) if known else None
 
 
 def _whole(count: int) -> Parts:
@@ -278,8 +291,8 @@ class Reader:
         """
         return None
 
-    def versions(self, indices: List[int]) -> Optional[Versions]:
-        """Return the versions of these samples. None unless all lie in a storage that tells them. Raises as `open` does."""
+    def versions(self, indices: List[int]) -> Optional[Origins]:
+        """Return these samples' origins as their storage tells them; None unless all lie in one. Raises as `open` does."""
         return None
 
     def fetch(self, indices: Sequence[int], ahead: bool = False) -> Optional[Fetch]:

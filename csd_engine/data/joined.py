@@ -8,7 +8,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from csd_engine.data.base import Fetch, Places, Reader, Source, Versions
+from csd_engine.data.base import Fetch, Origins, Places, Reader, Source
 from csd_engine.kernels.pixels import Pixels
 
 __all__ = ["JoinedReader"]
@@ -56,11 +56,11 @@ class JoinedReader(Reader):
             return only.places(indices)
         return Places.join([reader.places([own]) for reader, own in map(self._part, indices)])
 
-    def versions(self, indices: List[int]) -> Optional[Versions]:
+    def versions(self, indices: List[int]) -> Optional[Origins]:
         """See `Reader.versions`."""
         if (only := self._only()) is not None:
             return only.versions(indices)
-        return Versions.join(reader.versions([own]) for reader, own in map(self._part, indices))
+        return Origins.join(reader.versions([own]) for reader, own in map(self._part, indices))
 
     def fetch(self, indices: Sequence[int], ahead: bool = False) -> Optional[Fetch]:
         """See `Reader.fetch`. Parts that are not slow are read as ever."""

@@ -18,10 +18,10 @@ from PIL import Image
 
 import csd_engine
 from csd_engine.cache.files import FILES, KeptFiles
-from csd_engine.cache.origins import Origins, origins_of
+from csd_engine.cache.origins import origins_of
 from csd_engine.cache.segments import Sample
 from csd_engine.cache.shelf import Found, Shelf
-from csd_engine.data.base import Reader, Source
+from csd_engine.data.base import Origins, Reader, Source
 from csd_engine.data.image_files import is_above_limit
 from csd_engine.data.readahead import ReadAhead
 from csd_engine.errors import SampleError

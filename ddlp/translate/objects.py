@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from csd_engine.data.base import Dataset, Fetch, Reader, Source, Versions
+from csd_engine.data.base import Dataset, Fetch, Origins, Reader, Source
 from csd_engine.data.carried import CarriedSet
 from csd_engine.data.objects.dataset import ObjectSet
 from ddlp.data.objects.stored_images import StoredImages
@@ -41,7 +41,7 @@ class ObjectLeaf(Leaf):
         """See `Reader.where`."""
         return self.reader.where(index)
 
-    def versions(self, indices: list[int]) -> Versions | None:
+    def versions(self, indices: list[int]) -> Origins | None:
         """See `Reader.versions`."""
         return self.reader.versions(indices)
 

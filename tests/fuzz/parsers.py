@@ -36,9 +36,9 @@ from torchvision.transforms import ToTensor
 from csd_engine.arithmetic.keyed import Keyed
 from csd_engine.batchfile.reader import BatchReceiver, Layout, read_batch
 from csd_engine.batchfile.writer import BatchWriter
-from csd_engine.cache.segments import Origin, Sample, SegmentWriter, open_segment
+from csd_engine.cache.segments import Sample, SegmentWriter, open_segment
 from csd_engine.data.arrays import ArraySet
-from csd_engine.data.base import fingerprint, open_reader
+from csd_engine.data.base import Origin, fingerprint, open_reader
 from csd_engine.data.carried import CarriedReader, CarriedSet, pack_parcel
 from csd_engine.data.concat import ConcatSet
 from csd_engine.data.files import FileSet

@@ -14,7 +14,7 @@ from typing import Any, Callable, ClassVar, Dict, List, Optional, Sequence, Tupl
 import numpy as np
 
 from csd_engine.data.arrays import ArraySet
-from csd_engine.data.base import Access, Dataset, PathLike, Reader, Versions, fingerprint
+from csd_engine.data.base import Access, Dataset, Origins, PathLike, Reader, fingerprint
 from csd_engine.data.checks import bad, checked_fields
 from csd_engine.data.files import FileSet
 from csd_engine.data.image_files import MAX_FILE_BYTES
@@ -203,7 +203,7 @@ class _OwnReader(ObjectReader):
         super().__init__(requests, listed)
         self._listed = listed
 
-    def versions(self, indices: List[int]) -> Optional[Versions]:
+    def versions(self, indices: List[int]) -> Optional[Origins]:
         """See `Reader.versions`. A table of all of a large data set would take a worker's memory."""
         return versions_of(self._storage.url, (self._listed[index] for index in indices))
 

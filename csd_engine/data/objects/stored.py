@@ -7,7 +7,7 @@ from typing import Iterable, List, NamedTuple, Optional, Protocol, Tuple, Union
 
 import numpy as np
 
-from csd_engine.data.base import Versions
+from csd_engine.data.base import Origins
 
 __all__ = ["Listing", "Part", "Stored", "mark_of", "same_tag", "versions_of"]
 
@@ -70,7 +70,7 @@ def _digest_of(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
 
 
-def versions_of(url: str, samples: Iterable[Union[Stored, Part]]) -> Optional[Versions]:
+def versions_of(url: str, samples: Iterable[Union[Stored, Part]]) -> Optional[Origins]:
     """Return the versions of samples of a data set at this URL; None if an ETag is not known. A part's mark is its object's."""
     columns: Tuple[List[int], ...] = ([], [], [], [])
     last, name, mark = None, 0, 0
@@ -84,4 +84,4 @@ def versions_of(url: str, samples: Iterable[Union[Stored, Part]]) -> Optional[Ve
             column.append(number)
     names, offsets = (np.array(column, np.uint64) for column in columns[:2])
     sizes, marks = (np.array(column, np.int64) for column in columns[2:])
-    return Versions(names + offsets * _ODD, sizes, marks)
+    return Origins(names + offsets * _ODD, sizes, marks)

@@ -24,11 +24,12 @@ def test_a_part_is_a_place_in_its_object():
 def test_versions_tell_parts_from_others_and_from_what_they_become():
     found = versions_of("s3://bucket/", list(parts()))
     assert found is not None and len(set(found.names.tolist())) == 3  # of one size, two in one object
-    assert found.marks[0] == found.marks[1] != found.marks[2] and (found.marks < 0).all() and found.sizes.tolist() == [700] * 3
+    marks = found.mtimes_ns
+    assert marks[0] == marks[1] != marks[2] and (marks < 0).all() and found.sizes.tolist() == [700] * 3
     elsewhere = versions_of("s3://other/", list(parts()))
     assert elsewhere is not None and not set(found.names.tolist()) & set(elsewhere.names.tolist())
     changed = versions_of("s3://bucket/", list(parts([SHARDS[0]._replace(tag='"three"'), SHARDS[1]])))
-    assert changed is not None and (found.marks == changed.marks).tolist() == [False, False, True]
+    assert changed is not None and (found.mtimes_ns == changed.mtimes_ns).tolist() == [False, False, True]
     assert versions_of("s3://bucket/", list(parts([SHARDS[0], SHARDS[1]._replace(tag="")]))) is None
 
 
