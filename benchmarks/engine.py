@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from PIL import Image
@@ -135,7 +136,9 @@ def _local() -> Iterator[Place]:
     usable = sorted(os.sched_getaffinity(0))
     core = usable[-1]
     options = EmbeddedOptions(workers=1, cpus=str(core), slowdown=1.0)
-    engine, plain = acquire(options), acquire(replace(options, kernel=False))
+    engine = acquire(options)
+    with mock.patch.dict(os.environ, DDLP_KERNEL="off"):
+        plain = acquire(replace(options, number=1))
 
     def images(asked: Path | None, most: int) -> tuple[Path, list[str]]:
         return asked or IMAGES, image_files(asked or IMAGES, most)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from csd_engine.data.base import Dataset, PathLike, Reader, Source
+from csd_engine.data.base import Access, Dataset, PathLike, Reader, Source
 from csd_engine.data.checks import bad, checked_fields, checked_path, is_count
 from csd_engine.data.image_files import MAX_FILE_BYTES, open_sample
 
@@ -44,13 +44,8 @@ class JoinedSet(Dataset):
     def host_paths(self, arrays: PathLike) -> list[str]:
         return [self.path]
 
-    def open(
-        self,
-        resolve_root: Callable[[str], str],
-        manifest_path: Callable[[str], PathLike],
-        beneath: Sequence[str] | None,
-    ) -> Reader:
-        return _JoinedReader(resolve_root(self.path), self.sizes, beneath)
+    def open(self, access: Access) -> Reader:
+        return _JoinedReader(access.resolve_root(self.path), self.sizes, access.beneath)
 
 
 class _JoinedReader(Reader):

@@ -22,10 +22,9 @@ from typing import Iterator, List, NamedTuple, Optional, Union
 
 import numpy as np
 
-from csd_engine.batchfile.checksum import BLOCK_BYTES, READ_BYTES, Checksum, digest
+from csd_engine.batchfile.checksum import READ_BYTES, Checksum
 from csd_engine.batchfile.layout import DATA_OFFSET, Layout, file_name, header, identity
 from csd_engine.errors import DamagedBatch, MissingBatch
-from csd_engine.kernels import kernel
 from csd_engine.kernels.fresh_memory import fresh
 
 __all__ = [
@@ -125,21 +124,6 @@ class BatchReceiver:
         self._advance(count)
         return count
 
-    def whole_file(self, path: Union[str, "os.PathLike[str]"]) -> Optional[Batch]:
-        """Read a whole file by one call of the kernel, and return the verified batch.
-
-        A small file costs less than letting other threads in between. None if there is no such call, or if something is wrong:
-        `read` then says what.
-        """
-        identity, lease, layout = self._expected
-        fast = kernel()
-        if fast is None or len(self._places) > 2:  # it reads a header and images
-            return None
-        head, acc = np.frombuffer(self._header, dtype=np.uint8), np.zeros(BLOCK_BYTES // 4, dtype=np.uint32)
-        if not fast.read_file(path, head, self._images, acc) or self._header != header(layout, identity, lease, digest(acc)):
-            return None
-        return self._batch()
-
     def _advance(self, count: int) -> None:
         self._position += count
         if self._position == len(self._places[self._place]):
@@ -193,9 +177,6 @@ class BatchReceiver:
         if not self.complete:
             raise DamagedBatch("it ended early")
         check_sum(self._checksum.hexdigest(), self._promised)
-        return self._batch()
-
-    def _batch(self) -> Batch:
         layout = self._expected[2]
         boxes = None if self._boxes is None else self._boxes.astype(np.int32, copy=False)
         return Batch(self._images.reshape(layout.image_shape), boxes, self._bad_rows)
@@ -224,8 +205,6 @@ def read_batch(
 
     """
     receiver = BatchReceiver(expect_identity, expect_lease, layout, images)
-    if (whole := receiver.whole_file(path)) is not None:
-        return whole
     with open_batch(path, layout) as descriptor:
         while receiver.read(descriptor):
             pass

@@ -7,10 +7,9 @@ from typing import Iterator, List, Optional
 
 import numpy as np
 
-from csd_engine.cache.origins import Origins
 from csd_engine.cache.segments import Sample
 from csd_engine.cache.shelf import Shelf
-from csd_engine.data.base import Places, Reader, Source
+from csd_engine.data.base import Origins, Places, Reader, Source
 from csd_engine.data.safe_open import OpenFile
 from csd_engine.kernels.files import Parts
 

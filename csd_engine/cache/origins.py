@@ -7,34 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-from typing import Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Optional, Sequence, Tuple
 
 import numpy as np
 
-from csd_engine.cache.segments import Origin
-from csd_engine.data.base import Places, Reader
+from csd_engine.data.base import Origins, Places, Reader
 from csd_engine.data.safe_open import open_file
 from csd_engine.errors import RootNotAllowed
 
-__all__ = ["Origins", "origins_at", "origins_of"]
-
-
-class Origins(NamedTuple):
-    """The origins of n samples.
-
-    Attributes:
-        names: uint64 (n,), a digest of each file's absolute path and of the sample's place in it.
-        sizes: int64 (n,), the file's bytes; -1: there is no such file.
-        mtimes_ns: int64 (n,), when it was changed, in nanoseconds since 1970; negative: a mark of its content.
-    """
-
-    names: np.ndarray
-    sizes: np.ndarray
-    mtimes_ns: np.ndarray
-
-    def one(self, position: int) -> Origin:
-        """Return one sample's."""
-        return Origin(int(self.names[position]), int(self.sizes[position]), int(self.mtimes_ns[position]))
+__all__ = ["origins_at", "origins_of"]
 
 
 def origins_of(reader: Reader, sources: np.ndarray) -> Optional[Origins]:
@@ -47,7 +28,7 @@ def origins_of(reader: Reader, sources: np.ndarray) -> Optional[Origins]:
     try:
         versions = reader.versions(sources.tolist())
         if versions is not None:
-            return Origins(*versions)
+            return versions
         places = reader.places(sources.tolist())
     except Exception:  # the sample that fails reports it at its turn
         return None

@@ -25,6 +25,7 @@ import numpy as np
 from csd_engine.batchfile.checksum import MULTIPLIER, Checksum
 from csd_engine.batchfile.layout import DATA_OFFSET, safetensors_head
 from csd_engine.batchfile.publishing import PART_SUFFIX, publish_name, pwrite
+from csd_engine.data.base import Origin
 from csd_engine.errors import DamagedSegment
 from csd_engine.kernels import kernel
 from csd_engine.kernels.arrays import BLOCK_BYTES
@@ -32,7 +33,7 @@ from csd_engine.machine.directory import Directory, distrusted
 from csd_engine.machine.file_locks import fcntl
 
 __all__ = [
-    "ENTRY", "NAME", "Head", "Origin", "Sample", "Segment", "SegmentFile", "SegmentWriter", "checksums", "open_segment",
+    "ENTRY", "NAME", "Head", "Sample", "Segment", "SegmentFile", "SegmentWriter", "checksums", "open_segment",
     "read_head",
 ]  # fmt: skip
 
@@ -51,14 +52,6 @@ _NUMBERS = ENTRY.itemsize // 8
 _MULTIPLIER = np.uint32(MULTIPLIER)
 # Odd numbers of 64 bits: a product with one of them loses no bit.
 _WEIGHTS = np.arange(1, BLOCK_BYTES // 8 + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) | np.uint64(1)
-
-
-class Origin(NamedTuple):
-    """What a sample was made of, as `ENTRY` has it. ``size`` -1: not known, so that the sample is not kept."""
-
-    name: int
-    size: int
-    mtime_ns: int
 
 
 class Sample(NamedTuple):

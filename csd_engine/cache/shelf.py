@@ -14,9 +14,9 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Se
 import numpy as np
 
 from csd_engine.batchfile.layout import DATA_OFFSET
-from csd_engine.cache.origins import Origins
 from csd_engine.cache.segments import ENTRY, Sample, Segment, SegmentFile, SegmentWriter, checksums, open_segment
 from csd_engine.cache.shelves import Shelves
+from csd_engine.data.base import Origins
 from csd_engine.errors import CacheRefused, DamagedSegment
 
 __all__ = ["ENTRY_BYTES", "CacheCounts", "Found", "Shelf"]

@@ -11,9 +11,9 @@ from typing import Any, BinaryIO, Callable, ClassVar, Dict, List, Optional, Sequ
 
 import numpy as np
 
-from csd_engine.data.base import ARRAY, Dataset, PathLike, Reader, Source
+from csd_engine.data.base import ARRAY, Access, Dataset, PathLike, Reader, Source
 from csd_engine.data.checks import bad, check_countable, checked_fields, checked_fingerprint, checked_path, is_count
-from csd_engine.data.safe_open import open_regular
+from csd_engine.data.safe_open import open_file
 from csd_engine.errors import DatasetError
 
 __all__ = ["ARRAY_SUFFIX", "ArraySet", "array_path"]
@@ -78,14 +78,9 @@ class ArraySet(Dataset):
         """See `Dataset.image_size`."""
         return self.shape[2], self.shape[1]
 
-    def open(
-        self,
-        resolve_root: Callable[[str], str],
-        manifest_path: Callable[[str], PathLike],
-        beneath: Optional[Sequence[str]],
-    ) -> Reader:
+    def open(self, access: Access) -> Reader:
         """See `Dataset.open`."""
-        return _ArrayReader(self, resolve_root(self.path), beneath)
+        return _ArrayReader(self, access.resolve_root(self.path), access.beneath)
 
 
 def _read_header(stream: BinaryIO) -> Tuple[Tuple[int, ...], bool, Any]:
@@ -108,7 +103,7 @@ class _ArrayReader(Reader):
     def __init__(self, dataset: ArraySet, path: str, beneath: Optional[Sequence[str]]) -> None:
         self._path = path
         try:
-            with open(open_regular(path, beneath), "rb") as stream:
+            with open(open_file(path, beneath).descriptor, "rb") as stream:
                 shape, fortran, dtype = _read_header(stream)
                 if dtype != np.uint8 or shape != dataset.shape or fortran:
                     raise ValueError(f"it holds {dtype} {shape}, expected was C-ordered uint8 {dataset.shape}")

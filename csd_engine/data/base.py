@@ -20,7 +20,8 @@ from csd_engine.kernels.files import Parts
 from csd_engine.kernels.pixels import Pixels
 
 __all__ = [
-    "ARRAY", "MANIFEST", "Dataset", "Fetch", "Places", "Reader", "Source", "Versions", "at_hand", "fingerprint", "open_reader",
+    "ARRAY", "MANIFEST", "Access", "Dataset", "Fetch", "Origin", "Origins", "Places", "Reader", "Source", "at_hand",
+    "fingerprint", "open_reader",
 ]  # fmt: skip
 
 MANIFEST, ARRAY = "manifest", "array"  # the kinds of files that a host sends
@@ -53,28 +54,41 @@ class Places(NamedTuple):
         return Places(paths, Parts(*(np.concatenate(column) for column in zip(*parts))))
 
 
-class Versions(NamedTuple):
-    """What tells n samples of a storage from others, and from what they may become later.
+class Origin(NamedTuple):
+    """What a sample is made of. ``size`` -1: not known, so that the sample is not kept."""
+
+    name: int
+    size: int
+    mtime_ns: int
+
+
+class Origins(NamedTuple):
+    """What n samples are made of: it tells them from others, and from what they may become later.
 
     Attributes:
-        names: uint64 (n,), a digest of each one's name.
-        sizes: int64 (n,), bytes.
-        marks: int64 (n,), negative, of each one's content: a digest of its ETag.
+        names: uint64 (n,), a digest of each one's name and place.
+        sizes: int64 (n,), bytes, of the whole file where it lies in one; -1: there is no such file.
+        mtimes_ns: int64 (n,), when the file was changed, in nanoseconds since 1970; negative: a mark of its content, of an
+            object: a digest of its ETag.
     """
 
     names: np.ndarray
     sizes: np.ndarray
-    marks: np.ndarray
+    mtimes_ns: np.ndarray
+
+    def one(self, position: int) -> Origin:
+        """Return one sample's."""
+        return Origin(int(self.names[position]), int(self.sizes[position]), int(self.mtimes_ns[position]))
 
     @staticmethod
-    def join(some: Iterable[Optional[Versions]]) -> Optional[Versions]:
-        """Join all versions in this order; None if there are none, or as soon as one of them is None."""
+    def join(some: Iterable[Optional[Origins]]) -> Optional[Origins]:
+        """Join all origins in this order; None if there are none, or as soon as one of them is None."""
         known = []
-        for versions in some:
-            if versions is None:
+        for origins in some:
+            if origins is None:
                 return None
-            known.append(versions)
-        return Versions(*map(np.concatenate, zip(*known))) if known else None
+            known.append(origins)
+        return Origins(*map(np.concatenate, zip(*known))) if known else None
 
 
 def _whole(count: int) -> Parts:
@@ -84,6 +98,20 @@ def _whole(count: int) -> Parts:
 
 Source = Union[OpenFile, np.ndarray]
 """The source of a sample's pixels: an opened file, or uint8 (height, width[, 3])."""
+
+
+class Access(NamedTuple):
+    """Where a data set's files are on this computer, and which of them may be read.
+
+    Attributes:
+        resolve_root: maps a path on the host to a path here; raises RootNotAllowed if it may not be read.
+        manifest_path: maps a manifest's fingerprint to its file.
+        beneath: real directories; a file is not read if it lies outside all of them after links are followed. None: any.
+    """
+
+    resolve_root: Callable[[str], str]
+    manifest_path: Callable[[str], PathLike]
+    beneath: Optional[Sequence[str]]
 
 
 class Dataset(ABC):
@@ -150,13 +178,8 @@ class Dataset(ABC):
         return None
 
     @abstractmethod
-    def open(
-        self,
-        resolve_root: Callable[[str], str],
-        manifest_path: Callable[[str], PathLike],
-        beneath: Optional[Sequence[str]],
-    ) -> Reader:
-        """Open a reader; arguments and errors are those of `open_reader`."""
+    def open(self, access: Access) -> Reader:
+        """Open a reader; errors are those of `open_reader`."""
 
 
 def fingerprint(dataset: Dataset) -> str:
@@ -176,14 +199,12 @@ def open_reader(
 
     Args:
         dataset: the description.
-        resolve_root: maps a path on the host to a path on this computer; raises RootNotAllowed if it may not be read.
-        manifest_path: maps a manifest's fingerprint to its file.
-        beneath: real directories; a file is not read if it lies outside all of them after links are followed. None: any.
+        resolve_root, manifest_path, beneath: as of `Access`.
 
     Raises:
         DatasetError: a manifest or array is missing, damaged or not as described. RootNotAllowed is a DatasetError.
     """
-    return dataset.open(resolve_root, manifest_path, beneath)
+    return dataset.open(Access(resolve_root, manifest_path, beneath))
 
 
 class Fetch(ABC):
@@ -263,23 +284,15 @@ class Reader:
         image = open_image(source.path, content(source))
         return turned_upright(image) if source.upright else image
 
-    def paths(self, indices: List[int]) -> Optional[List[str]]:
-        """Return the paths of these samples' files. The caller that opens them must respect `beneath`.
+    def places(self, indices: List[int]) -> Optional[Places]:
+        """Return the places of these samples in files; None unless each is a file or a part of one. Raises as `open` does.
 
-        None unless each sample is a whole file. One call takes all samples of a batch: a few Python calls for each sample
-        would take half a percent of its time.
-
-        Raises as `open` does.
+        One call takes all samples of a batch: a few Python calls for each sample would take half a percent of its time.
         """
         return None
 
-    def places(self, indices: List[int]) -> Optional[Places]:
-        """Return the places of these samples in files; None unless each is a file or a part of one. Raises as `open` does."""
-        paths = self.paths(indices)
-        return None if paths is None else Places(paths)
-
-    def versions(self, indices: List[int]) -> Optional[Versions]:
-        """Return the versions of these samples. None unless all lie in a storage that tells them. Raises as `open` does."""
+    def versions(self, indices: List[int]) -> Optional[Origins]:
+        """Return these samples' origins as their storage tells them; None unless all lie in one. Raises as `open` does."""
         return None
 
     def fetch(self, indices: Sequence[int], ahead: bool = False) -> Optional[Fetch]:

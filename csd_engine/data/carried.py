@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any, Callable, ClassVar, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, ClassVar, Dict, Iterable, List, Optional, Tuple
 
 import numpy as np
 
-from csd_engine.data.base import Dataset, PathLike, Places, Reader, Source
+from csd_engine.data.base import Access, Dataset, Places, Reader, Source
 from csd_engine.data.checks import bad, check_countable, checked_fields, checked_fingerprint, is_count
 from csd_engine.data.image_files import MAX_FILE_BYTES, content, part_of
 from csd_engine.data.safe_open import OpenFile
@@ -66,12 +66,7 @@ class CarriedSet(Dataset):
         """See `Dataset.carried`."""
         return True
 
-    def open(
-        self,
-        resolve_root: Callable[[str], str],
-        manifest_path: Callable[[str], PathLike],
-        beneath: Optional[Sequence[str]],
-    ) -> Reader:
+    def open(self, access: Access) -> Reader:
         """See `Dataset.open`. The reader has no sample: `CarriedReader` has those of a parcel."""
         return _NothingHere(self.count)
 

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Any, Callable, ClassVar, Dict, List, Optional, Sequence, Tuple
 
-from csd_engine.data.base import MANIFEST, Dataset, PathLike, Reader, Source
+from csd_engine.data.base import MANIFEST, Access, Dataset, PathLike, Places, Reader, Source
 from csd_engine.data.checks import bad, check_countable, checked_fields, checked_fingerprint, checked_path, is_count
 from csd_engine.data.image_files import MAX_FILE_BYTES, open_sample
 from csd_engine.data.manifest import Manifest
@@ -53,15 +53,10 @@ class FileSet(Dataset):
         """See `Dataset.uploads`."""
         return [(MANIFEST, self.manifest)]
 
-    def open(
-        self,
-        resolve_root: Callable[[str], str],
-        manifest_path: Callable[[str], PathLike],
-        beneath: Optional[Sequence[str]],
-    ) -> Reader:
+    def open(self, access: Access) -> Reader:
         """See `Dataset.open`."""
-        root = resolve_root(self.root)
-        return _FileReader(self, root, Manifest.open(manifest_path(self.manifest)), beneath)
+        root = access.resolve_root(self.root)
+        return _FileReader(self, root, Manifest.open(access.manifest_path(self.manifest)), access.beneath)
 
 
 class _FileReader(Reader):
@@ -79,8 +74,8 @@ class _FileReader(Reader):
     def open(self, index: int) -> Source:
         return open_sample(os.path.join(self._root, self._manifest[index]), self.beneath, MAX_FILE_BYTES)
 
-    def paths(self, indices: List[int]) -> Optional[List[str]]:
-        return [os.path.join(self._root, self._manifest[index]) for index in indices]
+    def places(self, indices: List[int]) -> Optional[Places]:
+        return Places([os.path.join(self._root, self._manifest[index]) for index in indices])
 
     def where(self, index: int) -> str:
         try:

@@ -2,11 +2,10 @@
 
 The file is not mapped into memory: the pages of a million look-ups would count as resident memory of every worker.
 
-    magic        8 bytes, b"DDLPMAN1"
-    counts       4 little-endian uint64: files, directories, bytes of directory names, bytes of file names
-    offsets      uint64 [files + 1] into the file names, uint64 [directories + 1] into the directory names
-    directory    uint32 [files], padded to 8 bytes: which directory each file is in
-    names        directory names, then file names, without separators between them
+    magic        8 bytes, b"DDLPMAN2"
+    counts       2 little-endian uint64: files, bytes of their names
+    offsets      uint64 [files + 1] into the names
+    names        without separators between them
 
 A manifest may come from another computer: every name is checked when it is looked up.
 """
@@ -16,9 +15,10 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
+import re
 import struct
 from pathlib import Path
-from typing import Callable, Dict, Iterable, Iterator, List, Tuple, Union
+from typing import Callable, Iterable, List, Union
 
 import numpy as np
 
@@ -26,12 +26,13 @@ from csd_engine.errors import DatasetError
 
 __all__ = ["Manifest", "check_relative", "write_manifest"]
 
-MAGIC = b"DDLPMAN1"
+MAGIC = b"DDLPMAN2"
 MAX_NAME_BYTES = 4096  # Linux' PATH_MAX
 _AT_ONCE = 1024  # names; they take less than a millisecond
 
-_HEADER = struct.Struct("<8s4Q")
+_HEADER = struct.Struct("<8s2Q")
 _TWO_OFFSETS = struct.Struct("<2Q")
+_NO_PART = re.compile(rb"[\0/]\.{0,2}[\0/]")  # in names between NULs: an empty part, '.' or '..'
 
 PathLike = Union[str, "os.PathLike[str]"]
 
@@ -49,63 +50,14 @@ def check_relative(name: bytes) -> None:
         )
 
 
-def _sections(files: int, directories: int, directory_bytes: int, name_bytes: int) -> Tuple[int, int, int, int, int]:
-    """Return where sections end: file offsets, directory offsets, directory indices, directory names, file names."""
-    files_end = _HEADER.size + 8 * (files + 1)
-    directories_end = files_end + 8 * (directories + 1)
-    names = directories_end + (4 * files + 7) // 8 * 8
-    return files_end, directories_end, names, names + directory_bytes, names + directory_bytes + name_bytes
-
-
-def _offsets(lengths: np.ndarray) -> bytes:
-    offsets = np.zeros(len(lengths) + 1, dtype="<u8")
-    np.cumsum(lengths, out=offsets[1:].view("<i8"))
-    return offsets.tobytes()
-
-
-class _Names:
-    """The names added so far, without an object for each."""
-
-    def __init__(self) -> None:
-        self.directories: Dict[bytes, int] = {}
-        self.places: List[np.ndarray] = []  # of each file's directory, uint32
-        self.lengths: List[np.ndarray] = []  # of each file's name, int64
-        self.blobs: List[bytes] = []
-
-    def add(self, paths: List[str]) -> None:
-        """Add further paths; raises DatasetError."""
-        encoded = os.fsencode("\0".join(paths)).split(b"\0")
-        if len(encoded) != len(paths) or max(map(len, encoded)) > MAX_NAME_BYTES:
-            for path in paths:
-                check_relative(os.fsencode(path))
-        parts = [path.rpartition(b"/") for path in encoded]
-        names = [name for _, _, name in parts]
-        if not {b"", b".", b".."}.isdisjoint(names):
-            for path_bytes in encoded:
-                check_relative(path_bytes)
-        directories = self.directories
-        for directory, slash, name in parts:
-            if directory not in directories or (slash and not directory):
-                check_relative(directory + slash + name)
-                directories.setdefault(directory, len(directories))
-        self.places.append(np.array([directories[directory] for directory, _, _ in parts], dtype="<u4"))
-        self.lengths.append(np.fromiter(map(len, names), dtype=np.int64, count=len(names)))
-        self.blobs.append(b"".join(names))
-
-    def sections(self) -> Iterator[bytes]:
-        """The file's content, in its order."""
-        none = [np.zeros(0, dtype=np.int64)]
-        lengths = np.concatenate(none + self.lengths)
-        folders = list(self.directories)
-        names = b"".join(folders)
-        yield _HEADER.pack(MAGIC, len(lengths), len(folders), len(names), int(lengths.sum()))
-        yield _offsets(lengths)
-        yield _offsets(np.array([len(folder) for folder in folders], dtype=np.int64))
-        for places in self.places:
-            yield places.tobytes()
-        yield bytes(-4 * len(lengths) % 8)
-        yield names
-        yield from self.blobs
+def _encoded(paths: List[str]) -> List[bytes]:
+    """Return the paths as bytes; raises DatasetError as `check_relative`."""
+    joined = os.fsencode("\0".join(paths))
+    encoded = joined.split(b"\0")
+    if len(encoded) != len(paths) or max(map(len, encoded)) > MAX_NAME_BYTES or _NO_PART.search(b"\0%b\0" % joined):
+        for path in paths:
+            check_relative(os.fsencode(path))
+    return encoded
 
 
 def write_manifest(path: PathLike, relative_paths: Iterable[str], pause: Callable[[], None] = lambda: None) -> str:
@@ -123,19 +75,21 @@ def write_manifest(path: PathLike, relative_paths: Iterable[str], pause: Callabl
     Notes:
         1.28 million paths take about a second.
     """
-    names = _Names()
+    ends: List[np.ndarray] = [np.zeros(1, dtype="<u8")]  # of names, without an object for each
+    blobs: List[bytes] = []
     paths = iter(relative_paths)
-    while True:
-        some = list(itertools.islice(paths, _AT_ONCE))
-        if not some:
-            break
-        names.add(some)
+    while some := list(itertools.islice(paths, _AT_ONCE)):
+        names = _encoded(some)
+        ends.append(ends[-1][-1] + np.cumsum(np.fromiter(map(len, names), dtype="<u8", count=len(names)), dtype="<u8"))
+        blobs.append(b"".join(names))
         pause()
+    offsets = np.concatenate(ends)
+    header = _HEADER.pack(MAGIC, len(offsets) - 1, int(offsets[-1]))
     digest = hashlib.blake2b(digest_size=16)
     part = f"{os.fspath(path)}.{os.getpid()}.part"
     try:
         with open(part, "wb") as stream:
-            for piece in names.sections():
+            for piece in (header, offsets.tobytes(), *blobs):
                 digest.update(piece)
                 stream.write(piece)
         os.replace(part, path)
@@ -155,13 +109,10 @@ class Manifest:
         self.path = Path(path)
         self._descriptor = descriptor
         size = os.fstat(descriptor).st_size
-        magic, files, directories, directory_bytes, name_bytes = _HEADER.unpack(os.pread(descriptor, _HEADER.size, 0))
-        ends = _sections(files, directories, directory_bytes, name_bytes)
-        if magic != MAGIC or ends[-1] != size:
+        magic, self._count, self._name_bytes = _HEADER.unpack(os.pread(descriptor, _HEADER.size, 0))
+        self._names_at = _HEADER.size + 8 * (self._count + 1)
+        if magic != MAGIC or self._names_at + self._name_bytes != size:
             raise DatasetError(f"{path} is not a manifest: its size is {size}. Write it with write_manifest.")
-        self._count, self._directories = files, directories
-        self._directory_bytes, self._name_bytes = directory_bytes, name_bytes
-        self._files_end, self._directories_end, self._folders_at, self._names_at, _ = ends
 
     @classmethod
     def open(cls, path: PathLike) -> "Manifest":
@@ -193,12 +144,6 @@ class Manifest:
             raise DatasetError(f"manifest {self.path} ends at byte {offset + len(data)}. Write it again.")
         return data
 
-    def _slice(self, offsets_at: int, index: int, names_at: int, limit: int) -> bytes:
-        start, end = _TWO_OFFSETS.unpack(self._read(_TWO_OFFSETS.size, offsets_at + 8 * index))
-        if not start <= end <= limit or end - start > MAX_NAME_BYTES:
-            raise DatasetError(f"manifest {self.path} is damaged at entry {index}. Write it again.")
-        return self._read(end - start, names_at + start)
-
     def __getitem__(self, index: int) -> str:
         """Return file `index`'s path, relative to the root.
 
@@ -208,14 +153,12 @@ class Manifest:
         """
         if not 0 <= index < self._count:
             raise IndexError(f"file {index} of a manifest of {self._count}")
-        place = int.from_bytes(self._read(4, self._directories_end + 4 * index), "little")
-        if place >= self._directories:
+        start, end = _TWO_OFFSETS.unpack(self._read(_TWO_OFFSETS.size, _HEADER.size + 8 * index))
+        if not start <= end <= self._name_bytes or end - start > MAX_NAME_BYTES:
             raise DatasetError(f"manifest {self.path} is damaged at entry {index}. Write it again.")
-        name = self._slice(_HEADER.size, index, self._names_at, self._name_bytes)
-        folder = self._slice(self._files_end, place, self._folders_at, self._directory_bytes)
-        relative = folder + b"/" + name if folder else name
-        check_relative(relative)
-        return os.fsdecode(relative)
+        name = self._read(end - start, self._names_at + start)
+        check_relative(name)
+        return os.fsdecode(name)
 
     def close(self) -> None:
         """Close its file. May be called again."""

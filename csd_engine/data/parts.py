@@ -10,7 +10,7 @@ from typing import Any, Callable, ClassVar, Dict, List, Optional, Sequence, Tupl
 import numpy as np
 
 from csd_engine.data.arrays import ArraySet
-from csd_engine.data.base import Dataset, PathLike, Places, Reader, Source, fingerprint
+from csd_engine.data.base import Access, Dataset, PathLike, Places, Reader, Source, fingerprint
 from csd_engine.data.checks import bad, checked_fields
 from csd_engine.data.files import FileSet
 from csd_engine.data.image_files import MAX_FILE_BYTES, not_read, part_of
@@ -138,16 +138,11 @@ class PartSet(Dataset):
         """See `Dataset.uploads`."""
         return self.files.uploads(arrays) + self.table.uploads(arrays)
 
-    def open(
-        self,
-        resolve_root: Callable[[str], str],
-        manifest_path: Callable[[str], PathLike],
-        beneath: Optional[Sequence[str]],
-    ) -> Reader:
+    def open(self, access: Access) -> Reader:
         """See `Dataset.open`."""
-        files = self.files.open(resolve_root, manifest_path, beneath)
+        files = self.files.open(access)
         try:
-            return _PartReader(files, self.table.open(resolve_root, manifest_path, beneath), beneath, self.upright)
+            return _PartReader(files, self.table.open(access), access.beneath, self.upright)
         except BaseException:
             files.close()
             raise
@@ -163,8 +158,9 @@ class _PartReader(Reader):
         return self._count
 
     def _path(self, file: int) -> str:
-        (path,) = self._files.paths([file]) or ("",)
-        return path
+        places = self._files.places([file])
+        assert places is not None  # each is a whole file
+        return places.paths[0]
 
     def _rows(self, indices: Sequence[int]) -> np.ndarray:
         """Rows of the table, int64 (n, 3). It may come from another computer; only the file's number is checked here."""

@@ -9,7 +9,7 @@ from typing import NamedTuple, Optional, Sequence
 
 from csd_engine.errors import RootNotAllowed
 
-__all__ = ["OpenFile", "open_file", "open_regular"]
+__all__ = ["OpenFile", "open_file"]
 
 
 class OpenFile(NamedTuple):
@@ -28,11 +28,6 @@ class OpenFile(NamedTuple):
     size: int
     offset: int = 0
     upright: bool = False
-
-
-def open_regular(path: str, beneath: Optional[Sequence[str]]) -> int:
-    """Open a file as `open_file` does, and return the descriptor."""
-    return open_file(path, beneath).descriptor
 
 
 def open_file(path: str, beneath: Optional[Sequence[str]]) -> OpenFile:

@@ -32,8 +32,6 @@ class ArrayCalls:
         self._library.ddlp_image_sums.restype = None
         self._library.ddlp_read_sum.argtypes = [ctypes.c_int, pointer, size, pointer]
         self._library.ddlp_read_sum.restype = size
-        self._library.ddlp_read_file.argtypes = [ctypes.c_char_p, pointer, size, pointer, size, pointer]
-        self._library.ddlp_read_file.restype = size
         self._library.ddlp_keyed.argtypes = [ctypes.c_uint64, ctypes.c_uint64, pointer, size, pointer]
         self._library.ddlp_keyed.restype = None
         self._library.ddlp_populate.argtypes = [pointer, size]
@@ -167,30 +165,6 @@ class ArrayCalls:
         if done < 0:
             raise OSError(-done, os.strerror(-done))
         return done
-
-    def read_file(self, path: Union[str, "os.PathLike[str]"], head: np.ndarray, body: np.ndarray, acc: np.ndarray) -> bool:
-        """Read a whole file, and add all but its head to a checksum, in one call, which gives up the GIL only once.
-
-        Args:
-            path: of the file, which must not be a link.
-            head, body: writable C-contiguous uint8 arrays; together they have the size that the file must have.
-            acc: C-contiguous uint32 (4096,), changed in place; the last block ends with zeros.
-
-        Returns:
-            False if there is no such file, or it can't be read or has another size. All three arrays then hold garbage.
-
-        Raises:
-            ValueError: an array is something else.
-        """
-        _check_sums(acc)
-        for part in (head, body):
-            if part.dtype != np.uint8:
-                raise ValueError(f"a file's bytes do not go into {part.dtype}")
-            check_out(part)
-        name = os.fsencode(path)
-        if b"\0" in name:
-            return False
-        return not self._library.ddlp_read_file(name, address(head), head.size, address(body), body.size, address(acc))
 
 
 def _check_sums(acc: np.ndarray) -> None:

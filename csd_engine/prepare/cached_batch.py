@@ -18,10 +18,10 @@ from PIL import Image
 
 import csd_engine
 from csd_engine.cache.files import FILES, KeptFiles
-from csd_engine.cache.origins import Origins, origins_of
+from csd_engine.cache.origins import origins_of
 from csd_engine.cache.segments import Sample
 from csd_engine.cache.shelf import Found, Shelf
-from csd_engine.data.base import Reader, Source
+from csd_engine.data.base import Origins, Reader, Source
 from csd_engine.data.image_files import is_above_limit
 from csd_engine.data.readahead import ReadAhead
 from csd_engine.errors import SampleError
@@ -320,7 +320,10 @@ class _MissingFixed(_Missing, Destination):
 
     def next(self, all_used: bool) -> np.ndarray:
         if self._next == self._end:
-            self._at = 0 if all_used else self._at
+            if all_used:
+                self._at = 0
+            elif self._at == len(self._rows):  # its samples are in use, some of which were made for the piece before
+                self._rows, self._at = np.empty_like(self._rows), 0
             try:
                 self._end = self._started.make(self._next, self)
             except SampleError:

@@ -29,7 +29,7 @@ from csd_engine.protocol.messages import (
     Part,
 )  # fmt: skip
 
-PROTOCOL = 6
+PROTOCOL = 7
 MAX_FRAME_BYTES = 8 << 20
 MAX_HOST_FRAME_BYTES = 4 << 20  # of what a host sends: the longest lease with indices of twelve digits
 

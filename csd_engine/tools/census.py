@@ -26,7 +26,7 @@ import time
 import zlib
 from typing import BinaryIO, Callable, Collection, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
-from csd_engine.data.safe_open import open_regular
+from csd_engine.data.safe_open import open_file
 from csd_engine.errors import EngineError
 
 __all__ = [
@@ -135,7 +135,7 @@ def _digest_of(root: str, beneath: Optional[List[str]], path: bytes) -> bytes:
     """32 hex digits, or b"!" and errno."""
     digest = hashlib.blake2b(digest_size=16)
     try:
-        descriptor = open_regular(os.path.join(root, os.fsdecode(path)), beneath)
+        descriptor = open_file(os.path.join(root, os.fsdecode(path)), beneath).descriptor
         with open(descriptor, "rb", buffering=0) as stream:
             buffer = memoryview(bytearray(_READ_BYTES))
             while True:

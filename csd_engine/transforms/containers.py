@@ -103,10 +103,7 @@ class RandomChoice(Container):
 
     def _out(self, shape: Shape) -> Shape:
         """Known if it is the same for all groups."""
-        known = group_out(self.groups[0], shape)
-        for group in self.groups[1:]:
-            known = common(known, group_out(group, shape))
-        return known
+        return functools.reduce(common, (group_out(group, shape) for group in self.groups))
 
     def pick(self, keyed: Keyed) -> int:
         """Draw a group's number."""
@@ -126,10 +123,7 @@ class Views(Container):
 
     def _out(self, shape: Shape) -> Shape:
         """Known if it is the same for all views."""
-        known = group_out(self.groups[0], shape)
-        for group in self.groups[1:]:
-            known = common(known, group_out(group, shape))
-        return known
+        return functools.reduce(common, (group_out(group, shape) for group in self.groups))
 
     def draw(self, canvas: Canvas, keyed: Keyed) -> None:
         """Add the view's own steps."""

@@ -24,10 +24,11 @@ import torchvision
 from torch.utils.data import get_worker_info
 
 from csd_engine.arithmetic.keyed import KeyedRows
-from csd_engine.cache.origins import Origins, origins_of
+from csd_engine.cache.origins import origins_of
 from csd_engine.cache.segments import Sample
 from csd_engine.cache.shelf import CacheCounts, Shelf
 from csd_engine.cache.shelves import Shelves
+from csd_engine.data.base import Origins
 from csd_engine.data.safe_open import OpenFile
 from csd_engine.errors import CacheRefused
 from csd_engine.prepare.cached_batch import shelf_key

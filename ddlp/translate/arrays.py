@@ -37,15 +37,15 @@ class ArrayLeaf(Leaf):
         return self.array.shape[2], self.array.shape[1]
 
     def open(self, index: int) -> Source:
-        """See `Leaf.open`."""
+        """See `Reader.open`."""
         return self.array[index]
 
     def where(self, index: int) -> str:
-        """See `Leaf.where`."""
+        """See `Reader.where`."""
         return f"row {index} of {self.name}"
 
     def rows(self) -> np.ndarray:
-        """See `Leaf.rows`."""
+        """See `Reader.rows`."""
         return self.array
 
     def describe(self, upload: Upload) -> ArraySet:

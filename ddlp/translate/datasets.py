@@ -20,10 +20,9 @@ import numpy as np
 from torch.utils.data import ConcatDataset, Subset
 from torchvision import datasets as tv
 
-from csd_engine.data.base import Fetch, Places, Reader, Source, Versions
-from csd_engine.data.joined import fetch_parts
+from csd_engine.data.base import Reader, Source
+from csd_engine.data.joined import JoinedReader
 from csd_engine.errors import SampleError, noted
-from csd_engine.kernels.pixels import Pixels
 from ddlp.data.huggingface import HUGGING_FACE, HuggingFaceImages
 from ddlp.data.images import ImageArrays, ImageFiles
 from ddlp.data.objects.dataset import ImageObjects
@@ -32,7 +31,7 @@ from ddlp.data.tars import TarImages
 from ddlp.errors import Untranslatable
 from ddlp.sampling.sampler_order import as_indices
 from ddlp.translate.arrays import fer2013, image_arrays, qmnist
-from ddlp.translate.files import folder, image_files, same_size_folder
+from ddlp.translate.files import SameSizeFileLeaf, folder, image_files
 from ddlp.translate.huggingface import hugging_face_images
 from ddlp.translate.leaf import WAYS, DictSample, Leaf, class_name, name_of
 from ddlp.translate.objects import stored_images
@@ -109,15 +108,10 @@ class PortableSet:
         seen[self.sources] = True
         return int(np.count_nonzero(seen)) == len(self.sources)
 
-    def place(self, source: int) -> tuple[int, int]:
-        """The number of a source index's part, and the index within it."""
-        k = bisect.bisect_right(self.starts, source) - 1
-        return k, source - self.starts[k]
-
     def part(self, source: int) -> tuple[Leaf, int]:
         """The part of a source index, and the index within it."""
-        k, index = self.place(source)
-        return self.parts[k], index
+        k = bisect.bisect_right(self.starts, source) - 1
+        return self.parts[k], source - self.starts[k]
 
     def target(self, source: int) -> Any:
         """The target as the data set would give it. Runs the user's target_transform."""
@@ -166,7 +160,7 @@ class PortableSet:
 
     def reader(self) -> Reader:
         """Return the reader that opens single samples by source index."""
-        return _PartReader(self)
+        return _PartReader(self.parts)
 
 
 def _number(index: Any, n: int) -> int:
@@ -192,18 +186,16 @@ def _transformed(
     return results
 
 
-class _PartReader(Reader):
-    def __init__(self, portable: PortableSet) -> None:
-        self._portable = portable
-        self.slow = any(part.slow for part in portable.parts)
+class _PartReader(JoinedReader):
+    """Reads the data set's parts, and closes none: other epochs read them too."""
+
+    def __init__(self, parts: list[Leaf]) -> None:
+        super().__init__(parts)
         self._closed = False
 
-    def __len__(self) -> int:
-        return self._portable.starts[-1]
-
     def open(self, index: int) -> Source:
-        part, k = self._portable.part(index)
-        fetch = part.fetch([k], False)
+        part, k = self._part(index)
+        fetch = part.fetch([k])
         if fetch is None:
             return part.open(k)
         with contextlib.closing(fetch):
@@ -211,51 +203,6 @@ class _PartReader(Reader):
             if there is None:
                 raise SampleError(part.where(k), "its epoch is over")
             return there.open(k)
-
-    def paths(self, indices: list[int]) -> list[str] | None:
-        if len(self._portable.parts) == 1:
-            return self._portable.parts[0].paths(indices)
-        paths: list[str] = []
-        for part, k in map(self._portable.part, indices):
-            part_paths = part.paths([k])
-            if part_paths is None:
-                return None
-            paths += part_paths
-        return paths
-
-    def versions(self, indices: list[int]) -> Versions | None:
-        if len(self._portable.parts) == 1:
-            return self._portable.parts[0].versions(indices)
-        return Versions.join(part.versions([k]) for part, k in map(self._portable.part, indices))
-
-    def places(self, indices: list[int]) -> Places | None:
-        if len(self._portable.parts) == 1:
-            return self._portable.parts[0].places(indices)
-        return Places.join([part.places([k]) for part, k in map(self._portable.part, indices)])
-
-    def fetch(self, indices: Sequence[int], ahead: bool = False) -> Fetch | None:
-        parts = self._portable.parts
-        if not self.slow:
-            return None
-        if len(parts) == 1:
-            return parts[0].fetch(list(indices), ahead)
-        slow = [part.slow for part in parts]
-        return fetch_parts(self, self._portable.place, lambda number, some: parts[number].fetch(some, ahead), slow, indices)
-
-    def pixels(self, indices: np.ndarray) -> Pixels | None:
-        def of(part: int, own: np.ndarray) -> Pixels | None:
-            rows = self._portable.parts[part].rows()
-            return None if rows is None else Pixels.of_rows(rows, own)
-
-        return Pixels.of_parts(self._portable.starts, of, indices)
-
-    def where(self, index: int) -> str:
-        part, k = self._portable.part(index)
-        return part.where(k)
-
-    def rows(self) -> np.ndarray | None:
-        parts = self._portable.parts
-        return parts[0].rows() if len(parts) == 1 else None
 
     def close(self) -> None:
         """See `Reader.close`. Nobody waits any longer for a storage that does not answer."""
@@ -384,13 +331,13 @@ def _known(**makers: Callable[[Any], Leaf]) -> dict[type, Callable[[Any], Leaf]]
 LEAVES: dict[type, Callable[[Any], Leaf]] = {
     tv.ImageFolder: folder,
     tv.DatasetFolder: folder,
-    **_known(EuroSAT=same_size_folder, FER2013=fer2013),
+    **_known(EuroSAT=functools.partial(folder, kind=SameSizeFileLeaf), FER2013=fer2013),
     ImageFiles: image_files,
     ImageArrays: image_arrays("images", "targets"),
     HuggingFaceImages: hugging_face_images,
     TarImages: tar_images,
-    ImageObjects: stored_images("ImageObjects"),
-    TarObjects: stored_images("TarObjects"),
+    ImageObjects: stored_images,
+    TarObjects: stored_images,
     tv.CIFAR10: image_arrays("data", "targets"),
     tv.CIFAR100: image_arrays("data", "targets"),
     tv.MNIST: image_arrays("data", "targets", integers=True),

@@ -17,7 +17,7 @@ from PIL import Image
 from torchvision import datasets as tv
 from torchvision.transforms import v2
 
-from csd_engine.data.base import Source
+from csd_engine.data.base import Places, Source
 from csd_engine.data.files import FileSet
 from csd_engine.data.image_files import open_sample, pillow_open
 from csd_engine.errors import SampleError
@@ -26,7 +26,7 @@ from ddlp.errors import Untranslatable
 from ddlp.translate.leaf import Leaf, Upload, name_of
 from ddlp.translate.torch_pixels import decodes_as_pillow
 
-__all__ = ["FileLeaf", "GreyFileLeaf", "JointFileLeaf", "check_loader", "folder", "image_files", "pairs", "same_size_folder"]
+__all__ = ["FileLeaf", "GreyFileLeaf", "JointFileLeaf", "SameSizeFileLeaf", "check_loader", "folder", "image_files", "pairs"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class FileLeaf(Leaf):
         return len(self.files)
 
     def open(self, index: int) -> Source:
-        """See `Leaf.open`."""
+        """See `Reader.open`."""
         named, path = self.where(index), self._path(index)
         if path == named:
             return open_sample(path)
@@ -55,14 +55,14 @@ class FileLeaf(Leaf):
         return os.path.join(self.directory, os.fspath(self.files[index]))
 
     def where(self, index: int) -> str:
-        """See `Leaf.where`."""
+        """See `Reader.where`."""
         return os.fspath(self.files[index])
 
-    def paths(self, indices: list[int]) -> list[str] | None:
-        """See `Leaf.paths`."""
+    def places(self, indices: list[int]) -> Places | None:
+        """See `Reader.places`."""
         files, directory = self.files, self.directory
         named = [os.fspath(files[k]) for k in indices]
-        return [path if path[:1] == "/" else os.path.join(directory, path) for path in named]
+        return Places([path if path[:1] == "/" else os.path.join(directory, path) for path in named])
 
     def describe(self, upload: Upload) -> FileSet:
         """See `Leaf.describe`."""
@@ -165,17 +165,8 @@ def check_loader(dataset: Any, attribute: str = "loader") -> None:
         )  # fmt: skip
 
 
-def folder(dataset: tv.DatasetFolder) -> FileLeaf:
+def folder(dataset: tv.DatasetFolder, kind: type[FileLeaf] = FileLeaf) -> FileLeaf:
     """The leaf of an ImageFolder or DatasetFolder; Untranslatable if it does not open images as torchvision's loader does."""
-    return _folder(dataset, FileLeaf)
-
-
-def same_size_folder(dataset: tv.DatasetFolder) -> FileLeaf:
-    """The same for a folder whose images have one size."""
-    return _folder(dataset, SameSizeFileLeaf)
-
-
-def _folder(dataset: tv.DatasetFolder, kind: type[FileLeaf]) -> FileLeaf:
     files, targets = pairs(dataset.samples)
     transform = dataset.transform
     decoder = _decoder_of_rgb(vars(dataset).get("loader"))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from csd_engine.data.arrays import ArraySet
-from csd_engine.data.base import Dataset, Fetch, Places, Source, Versions
+from csd_engine.data.base import Dataset, Reader
 from csd_engine.data.files import FileSet
 
 __all__ = ["WAYS", "DictSample", "Leaf", "Upload", "class_name", "name_of"]
@@ -71,8 +71,8 @@ class Upload(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Leaf(ABC):
-    """A data set that is not made of others. Its samples are numbered from 0.
+class Leaf(Reader, ABC):
+    """A data set that is not made of others, and its reader on the host.
 
     Args:
         name: for messages.
@@ -90,10 +90,6 @@ class Leaf(ABC):
     targets: Callable[[list[int]], list[Any]]
     target_transform: Callable | None
     directory: str = field(init=False, default="")
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """The number of samples."""
 
     @property
     def mode(self) -> str:
@@ -123,40 +119,6 @@ class Leaf(ABC):
     def image_size(self, index: int) -> tuple[int, int]:
         """Return (width, height) of one image, for its target to follow; only of data sets with ``transforms``."""
         raise NotImplementedError
-
-    @abstractmethod
-    def open(self, index: int) -> Source:
-        """Open one sample for the host, as `csd_engine.data.base.Reader.open`."""
-
-    @abstractmethod
-    def where(self, index: int) -> str:
-        """Where a sample lies, for messages."""
-
-    def paths(self, indices: list[int]) -> list[str] | None:
-        """The paths of these samples' files, as `csd_engine.data.base.Reader.paths`; None unless each is a whole file."""
-        return None
-
-    def places(self, indices: list[int]) -> Places | None:
-        """The places of these samples in files, as `csd_engine.data.base.Reader.places`; None unless all lie in files."""
-        paths = self.paths(indices)
-        return None if paths is None else Places(paths)
-
-    def versions(self, indices: list[int]) -> Versions | None:
-        """What tells these samples of a storage from changed ones, as `csd_engine.data.base.Reader.versions`."""
-        return None
-
-    def rows(self) -> np.ndarray | None:
-        """All samples if they are one array, uint8 (n, h, w) or (n, h, w, 3); else None."""
-        return None
-
-    @property
-    def slow(self) -> bool:
-        """Whether samples come from a storage that answers slowly, as `csd_engine.data.base.Reader.slow`."""
-        return False
-
-    def fetch(self, indices: list[int], ahead: bool) -> Fetch | None:
-        """Begin to bring samples of a slow storage into memory, as `csd_engine.data.base.Reader.fetch`."""
-        return None
 
     @abstractmethod
     def describe(self, upload: Upload) -> Dataset:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from csd_engine.data.base import Dataset, Fetch, Reader, Source, Versions
+from csd_engine.data.base import Dataset, Fetch, Origins, Reader, Source
 from csd_engine.data.carried import CarriedSet
 from csd_engine.data.objects.dataset import ObjectSet
 from ddlp.data.objects.stored_images import StoredImages
-from ddlp.translate.leaf import Leaf, Upload
+from ddlp.translate.leaf import Leaf, Upload, name_of
 
 __all__ = ["ObjectLeaf", "stored_images"]
 
@@ -24,6 +23,7 @@ class ObjectLeaf(Leaf):
     """
 
     dataset: StoredImages
+    slow = True
 
     @property
     def reader(self) -> Reader:
@@ -34,24 +34,19 @@ class ObjectLeaf(Leaf):
         return len(self.reader)
 
     def open(self, index: int) -> Source:
-        """See `Leaf.open`."""
+        """See `Reader.open`."""
         return self.reader.open(index)
 
     def where(self, index: int) -> str:
-        """See `Leaf.where`."""
+        """See `Reader.where`."""
         return self.reader.where(index)
 
-    @property
-    def slow(self) -> bool:
-        """See `Leaf.slow`."""
-        return True
-
-    def versions(self, indices: list[int]) -> Versions | None:
-        """See `Leaf.versions`."""
+    def versions(self, indices: list[int]) -> Origins | None:
+        """See `Reader.versions`."""
         return self.reader.versions(indices)
 
-    def fetch(self, indices: list[int], ahead: bool) -> Fetch | None:
-        """See `Leaf.fetch`."""
+    def fetch(self, indices: Sequence[int], ahead: bool = False) -> Fetch | None:
+        """See `Reader.fetch`."""
         return self.reader.fetch(indices, ahead)
 
     def describe(self, upload: Upload) -> Dataset:
@@ -64,11 +59,9 @@ class ObjectLeaf(Leaf):
         return ObjectSet(dataset.directory, upload.files(dataset.names, ""), upload.array(tables.objects), parts)
 
 
-def stored_images(name: str) -> Callable[[StoredImages], ObjectLeaf]:
-    """Return what makes the leaf of data sets of this name."""
-    return functools.partial(_leaf, name)
-
-
-def _leaf(name: str, dataset: StoredImages) -> ObjectLeaf:
+def stored_images(dataset: StoredImages) -> ObjectLeaf:
+    """The leaf of an ImageObjects or a TarObjects."""
     targets = dataset.targets
-    return ObjectLeaf(name, dataset.transform, lambda those: [targets[k] for k in those], dataset.target_transform, dataset)
+    return ObjectLeaf(
+        name_of(dataset), dataset.transform, lambda those: [targets[k] for k in those], dataset.target_transform, dataset
+    )

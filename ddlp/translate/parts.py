@@ -49,18 +49,18 @@ class PartLeaf(Leaf):
         return self.dict_sample
 
     def open(self, index: int) -> Source:
-        """See `Leaf.open`."""
+        """See `Reader.open`."""
         try:
             return self._open.open(int(self.which[index]), int(self.offsets[index]), int(self.sizes[index]), None)
         except SampleError as error:
             raise SampleError(self.where(index), error.why) from error.__cause__
 
     def where(self, index: int) -> str:
-        """See `Leaf.where`."""
+        """See `Reader.where`."""
         return self.place(index)
 
     def places(self, indices: list[int]) -> Places | None:
-        """See `Leaf.places`."""
+        """See `Reader.places`."""
         return self._open.places(self.which[indices].tolist(), self.offsets[indices], self.sizes[indices])
 
     def describe(self, upload: Upload) -> PartSet:

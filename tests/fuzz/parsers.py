@@ -36,9 +36,9 @@ from torchvision.transforms import ToTensor
 from csd_engine.arithmetic.keyed import Keyed
 from csd_engine.batchfile.reader import BatchReceiver, Layout, read_batch
 from csd_engine.batchfile.writer import BatchWriter
-from csd_engine.cache.segments import Origin, Sample, SegmentWriter, open_segment
+from csd_engine.cache.segments import Sample, SegmentWriter, open_segment
 from csd_engine.data.arrays import ArraySet
-from csd_engine.data.base import fingerprint
+from csd_engine.data.base import Origin, fingerprint, open_reader
 from csd_engine.data.carried import CarriedReader, CarriedSet, pack_parcel
 from csd_engine.data.concat import ConcatSet
 from csd_engine.data.files import FileSet
@@ -291,7 +291,7 @@ def _arrays(directory: Path) -> list[Any]:
 
 def _read_array(path: Path) -> None:
     shape = _SHAPES[zlib.crc32(path.read_bytes()) % len(_SHAPES)]  # what the host promised; mostly another
-    reader = ArraySet(str(path), _HEX, shape).open(str, str, None)
+    reader = open_reader(ArraySet(str(path), _HEX, shape), str, str)
     try:
         for index in range(len(reader)):
             assert np.asarray(reader.open(index)).shape == shape[1:]
@@ -303,7 +303,7 @@ def _parcels(directory: Path) -> list[Any]:
     for number in range(3):
         (directory / str(number)).write_bytes(b"image" * number)
     write_manifest(directory / "m", [str(number) for number in range(3)])
-    reader = FileSet(str(directory), _HEX, 3).open(str, lambda _: directory / "m", None)
+    reader = open_reader(FileSet(str(directory), _HEX, 3), str, lambda _: directory / "m")
     try:
         return [pack_parcel(reader, indices, 1 << 20) for indices in ((0, 1, 2), (2, 1), ())]
     finally:
@@ -311,7 +311,7 @@ def _parcels(directory: Path) -> list[Any]:
 
 
 def _read_parcel(path: Path) -> None:
-    reader = CarriedReader(CarriedSet(_HEX, 3).open(str, str, None))
+    reader = CarriedReader(open_reader(CarriedSet(_HEX, 3), str, str))
     try:
         reader.take(os.open(path, os.O_RDONLY), str(path))
         for index in range(3):

@@ -14,14 +14,14 @@ from typing import Any, Callable, ClassVar, Dict, List, Optional, Sequence, Tupl
 import numpy as np
 
 from csd_engine.data.arrays import ArraySet
-from csd_engine.data.base import Dataset, PathLike, Reader, Versions, fingerprint
+from csd_engine.data.base import Access, Dataset, Origins, PathLike, Reader, fingerprint
 from csd_engine.data.checks import bad, checked_fields
 from csd_engine.data.files import FileSet
 from csd_engine.data.image_files import MAX_FILE_BYTES
 from csd_engine.data.manifest import Manifest
 from csd_engine.data.objects.requests import ObjectReader, Requests
 from csd_engine.data.objects.store import ObjectStore
-from csd_engine.data.objects.stored import Part, Stored, digest_of, mark_of, part_names
+from csd_engine.data.objects.stored import Part, Stored, mark_of, versions_of
 from csd_engine.data.objects.urls import check_url, climbs
 from csd_engine.data.parts import PART_BYTES
 from csd_engine.errors import DatasetError
@@ -105,37 +105,26 @@ class ObjectSet(Dataset):
         uploads = self.names.uploads(arrays) + self.table.uploads(arrays)
         return uploads if self.parts is None else uploads + self.parts.uploads(arrays)
 
-    def open(
-        self,
-        resolve_root: Callable[[str], str],
-        manifest_path: Callable[[str], PathLike],
-        beneath: Optional[Sequence[str]],
-    ) -> Reader:
+    def open(self, access: Access) -> Reader:
         """See `Dataset.open`."""
-        requests = _requests(resolve_root(self.url))
+        requests = _requests(access.resolve_root(self.url))
         requests.storage.get_ready()
-        return _OwnReader(requests, _Listed(self, resolve_root, manifest_path, beneath))
+        return _OwnReader(requests, _Listed(self, access))
 
 
 class _Listed:
     """The objects that a host has described. It is a `csd_engine.data.objects.stored.Listing`."""
 
-    def __init__(
-        self,
-        dataset: ObjectSet,
-        resolve_root: Callable[[str], str],
-        manifest_path: Callable[[str], PathLike],
-        beneath: Optional[Sequence[str]],
-    ) -> None:
+    def __init__(self, dataset: ObjectSet, access: Access) -> None:
         self._dataset = dataset
         self._directory = dataset.names.root.strip("/")
         self._opened: List[Reader] = []
-        self._names = Manifest.open(manifest_path(dataset.names.manifest))
+        self._names = Manifest.open(access.manifest_path(dataset.names.manifest))
         try:
             if len(self._names) != len(dataset.names):
                 raise DatasetError(f"a manifest names {len(self._names)} objects, expected were {len(dataset.names)}.")
-            self._table: Optional[np.ndarray] = self._rows(dataset.table.open(resolve_root, manifest_path, beneath))
-            parts = None if dataset.parts is None else dataset.parts.open(resolve_root, manifest_path, beneath)
+            self._table: Optional[np.ndarray] = self._rows(dataset.table.open(access))
+            parts = None if dataset.parts is None else dataset.parts.open(access)
             self._parts: Optional[np.ndarray] = None if parts is None else self._rows(parts)
         except BaseException:
             self.close()
@@ -187,26 +176,6 @@ class _Listed:
         except (DatasetError, IndexError) as error:
             return f"object {index} ({error})"
 
-    def fingerprint(self) -> str:
-        """See `Listing.fingerprint`."""
-        return fingerprint(self._dataset)
-
-    def versions(self, url: str) -> Optional[Versions]:
-        """See `Listing.versions`."""
-        return self.versions_of(url, range(len(self)))
-
-    def versions_of(self, url: str, indices: Sequence[int]) -> Optional[Versions]:
-        """Return the versions of some, as `versions`. Raises as `__getitem__`."""
-        each = [self[index] for index in indices]
-        wholes = [sample.whole if isinstance(sample, Part) else sample for sample in each]
-        if not all(whole.mark for whole in wholes):
-            return None
-        names = np.array([digest_of(url + whole.key) for whole in wholes], np.uint64)
-        offsets = np.array([sample.offset if isinstance(sample, Part) else 0 for sample in each], np.int64)
-        sizes = np.array([sample.size for sample in each], np.int64)
-        marks = np.array([whole.mark for whole in wholes], np.int64)
-        return Versions(part_names(names, offsets), sizes, marks)
-
     def close(self) -> None:
         """Close the manifest and the tables, which stay mapped while somebody has a row of them."""
         self._names.close()
@@ -234,9 +203,9 @@ class _OwnReader(ObjectReader):
         super().__init__(requests, listed)
         self._listed = listed
 
-    def versions(self, indices: List[int]) -> Optional[Versions]:
+    def versions(self, indices: List[int]) -> Optional[Origins]:
         """See `Reader.versions`. A table of all of a large data set would take a worker's memory."""
-        return self._listed.versions_of(self._storage.url, indices)
+        return versions_of(self._storage.url, (self._listed[index] for index in indices))
 
     def close(self) -> None:
         self._listed.close()

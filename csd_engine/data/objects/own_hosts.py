@@ -12,9 +12,9 @@ import socket
 from typing import Any, Dict, List, Mapping, Optional
 from urllib.parse import urlsplit
 
-__all__ = ["led_astray", "only_own_hosts"]
+__all__ = ["cloud_of", "led_astray", "only_own_hosts"]
 
-_CLOUD_OF = {"s3": "AWS", "s3a": "AWS", "gs": "GOOGLE"}  # by scheme: how its settings' names begin; the others are Azure's
+_CLOUD_OF = {"s3": "AWS", "s3a": "AWS", "gs": "GOOGLE"}  # by scheme; the others are Azure's
 # With their subdomains, those of other countries, and where credentials come from.
 _DOMAINS = {
     "AWS": ("amazonaws.com", "amazonaws.com.cn", "api.aws", "aws.dev"),
@@ -40,6 +40,11 @@ def _address() -> str:
     return f"127.0.0.1:{_nobody().getsockname()[1]}"
 
 
+def cloud_of(url: str) -> str:
+    """Return how the names of the settings of a bucket's cloud begin."""
+    return _CLOUD_OF.get(url.split(":")[0], "AZURE")
+
+
 def only_own_hosts(url: str, config: Mapping[str, Any], client_options: Mapping[str, Any]) -> Dict[str, str]:
     """Return obstore's client options by which a store at this URL reaches its own hosts alone.
 
@@ -53,7 +58,7 @@ def only_own_hosts(url: str, config: Mapping[str, Any], client_options: Mapping[
     if parts.scheme in ("http", "https"):
         hosts = [parts.hostname]
     else:
-        cloud = _CLOUD_OF.get(parts.scheme, "AZURE")
+        cloud = cloud_of(url)
         of_environment = [value for name, value in os.environ.items() if name.startswith(cloud)]
         hosts = [*_DOMAINS[cloud], *_OF_THE_MACHINE, *_hosts([*config.values(), *of_environment])]
         if cloud == "AZURE":

@@ -17,10 +17,10 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 import numpy as np
 
 from csd_engine.batchfile.publishing import pwrite
-from csd_engine.data.base import Fetch, Places, Reader, Source, Versions
+from csd_engine.data.base import Fetch, Origins, Places, Reader, Source
 from csd_engine.data.image_files import content, part_of
 from csd_engine.data.objects.store import ObjectStore
-from csd_engine.data.objects.stored import Listing, Part, Stored
+from csd_engine.data.objects.stored import Listing, Part, Stored, versions_of
 from csd_engine.data.objects.window import Window
 from csd_engine.data.safe_open import OpenFile
 from csd_engine.errors import SampleError
@@ -65,14 +65,14 @@ class ObjectReader(Reader):
         """See `Reader.where`."""
         return self._storage.url + self._listing.where(index)
 
-    def versions(self, indices: List[int]) -> Optional[Versions]:
+    def versions(self, indices: List[int]) -> Optional[Origins]:
         """See `Reader.versions`. An index file has no ETags."""
         all_of_them = self._versions
-        return None if all_of_them is None else Versions(*(column[indices] for column in all_of_them))
+        return None if all_of_them is None else Origins(*(column[indices] for column in all_of_them))
 
     @functools.cached_property
-    def _versions(self) -> Optional[Versions]:
-        return self._listing.versions(self._storage.url)
+    def _versions(self) -> Optional[Origins]:
+        return versions_of(self._storage.url, (self._listing[index] for index in range(len(self))))
 
     def fetch(self, indices: Sequence[int], ahead: bool = False) -> Optional[Fetch]:
         """See `Reader.fetch`."""

@@ -10,7 +10,7 @@ import re
 from datetime import timedelta
 from typing import Any, Callable, ClassVar, Dict, Iterator, Mapping, Optional, Tuple, Type, Union
 
-from csd_engine.data.objects.own_hosts import led_astray, only_own_hosts
+from csd_engine.data.objects.own_hosts import cloud_of, led_astray, only_own_hosts
 from csd_engine.data.objects.stored import Part, Stored, mark_of, same_tag
 from csd_engine.data.objects.urls import check_url, is_web, obstore_module, opened
 from csd_engine.errors import StorageRefused
@@ -22,7 +22,6 @@ _SERVERS = ("endpoint", "base_url")  # settings that name another server than th
 _SERVERS_OF_ENVIRONMENT = (  # obstore reads them too
     "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT", "GOOGLE_BASE_URL",
 )  # fmt: skip
-_CLOUD_OF = {"s3": "AWS", "s3a": "AWS", "gs": "GOOGLE"}  # by URL's scheme, how their names begin; the others are Azure's
 ASTRAY = "its server sends requests on to another host, which is refused"
 _PASSING = ("GenericError", "JoinError")  # obstore's errors; all others stay: a key that is none, a setting, a range
 _STATUS = re.compile(r"status code: (4\d\d)\b")  # what a server answers to a request that it will never grant ...
@@ -190,7 +189,7 @@ class ObjectStore:
 
     def _server(self) -> str:
         """Return the server that stands for the cloud's own, by its settings or by the environment; "" for none."""
-        cloud = _CLOUD_OF.get(self.url.split(":")[0], "AZURE")
+        cloud = cloud_of(self.url)
         of_environment = (os.environ.get(name) for name in _SERVERS_OF_ENVIRONMENT if name.startswith(cloud))
         return str(next(filter(None, (*map(self._config.get, _SERVERS), *of_environment)), ""))
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from typing import NamedTuple, Optional, Protocol, Union
+from typing import Iterable, List, NamedTuple, Optional, Protocol, Tuple, Union
 
 import numpy as np
 
-from csd_engine.data.base import Versions
+from csd_engine.data.base import Origins
 
-__all__ = ["Listing", "Part", "Stored", "digest_of", "mark_of", "part_names", "same_tag"]
+__all__ = ["Listing", "Part", "Stored", "mark_of", "same_tag", "versions_of"]
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # times an odd number: offsets in one object stay apart, modulo 2**64
 
@@ -49,12 +49,6 @@ class Listing(Protocol):
     def where(self, index: int) -> str:
         """Return the place below the data set's URL, for messages."""
 
-    def fingerprint(self) -> str:
-        """Return 32 hex digits that tell what the numbers mean."""
-
-    def versions(self, url: str) -> Optional[Versions]:
-        """Return the versions of all, for a data set at this URL; None if an ETag is not known."""
-
 
 def same_tag(tag: str, other: str) -> bool:
     """Whether two ETags are the same. One that is not known is like any other. Azure lists them without their quotes."""
@@ -68,14 +62,26 @@ def _bare(tag: str) -> str:
 
 def mark_of(tag: str) -> int:
     """Return a digest of an ETag, negative, of 64 bits."""
-    return -1 - (digest_of(_bare(tag)) >> 1)
+    return -1 - (_digest_of(_bare(tag)) >> 1)
 
 
-def digest_of(text: str) -> int:
+def _digest_of(text: str) -> int:
     """Return a digest of 64 bits."""
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
 
 
-def part_names(names: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Return the digests of parts' names, uint64 (n,). ``names``: those of their objects. ``offsets``: in them, bytes."""
-    return names + offsets.astype(np.uint64) * _ODD
+def versions_of(url: str, samples: Iterable[Union[Stored, Part]]) -> Optional[Origins]:
+    """Return the versions of samples of a data set at this URL; None if an ETag is not known. A part's mark is its object's."""
+    columns: Tuple[List[int], ...] = ([], [], [], [])
+    last, name, mark = None, 0, 0
+    for sample in samples:
+        whole, offset = (sample.whole, sample.offset) if isinstance(sample, Part) else (sample, 0)
+        if whole != last:  # parts of an object mostly follow each other
+            last, name, mark = whole, _digest_of(url + whole.key), whole.mark or (mark_of(whole.tag) if whole.tag else 0)
+        if not mark:
+            return None
+        for column, number in zip(columns, (name, offset, sample.size, mark)):
+            column.append(number)
+    names, offsets = (np.array(column, np.uint64) for column in columns[:2])
+    sizes, marks = (np.array(column, np.int64) for column in columns[2:])
+    return Origins(names + offsets * _ODD, sizes, marks)

@@ -160,11 +160,6 @@ DDLP_API void ddlp_image_sums(const uint8_t *const *images, const int64_t *sizes
  * the bytes read, or -errno. At the file's end there are fewer; a last, incomplete block is not added. */
 DDLP_API int64_t ddlp_read_sum(int fd, uint8_t *out, int64_t blocks, uint32_t *acc);
 
-/* Read a whole file of exactly head_bytes + body_bytes, and add its body; its last block is padded with zeros. 0; 1: the
- * file has another size; -errno. A file that is not regular gives 1 or -errno, too. */
-DDLP_API int64_t ddlp_read_file(const char *path, uint8_t *head, int64_t head_bytes, uint8_t *body, int64_t body_bytes,
-                                uint32_t *acc);
-
 /* Draw csd_engine/arithmetic/keyed.py's numbers. keys: count x (index, occurrence, counter); out: count x 8, in this computer's byte
  * order. */
 DDLP_API void ddlp_keyed(uint64_t seed, uint64_t epoch, const uint64_t *keys, int64_t count, uint64_t *out);

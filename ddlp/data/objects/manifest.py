@@ -7,10 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
-
-from csd_engine.data.base import Versions
-from csd_engine.data.objects.stored import Stored, digest_of, mark_of
+from csd_engine.data.objects.stored import Stored
 
 __all__ = ["Manifest", "parse_index"]
 
@@ -62,15 +59,6 @@ class Manifest:
         for stored in self.objects:
             digest.update(f"{stored.size} {stored.tag}\0{stored.key}\0".encode("utf-8", "surrogatepass"))
         return digest.hexdigest()
-
-    def versions(self, url: str) -> Versions | None:
-        """See `csd_engine.data.objects.stored.Listing.versions`."""
-        if not all(stored.tag for stored in self.objects):
-            return None
-        names = [digest_of(url + stored.key) for stored in self.objects]
-        marks = [mark_of(stored.tag) for stored in self.objects]
-        sizes = [stored.size for stored in self.objects]
-        return Versions(np.array(names, np.uint64), np.array(sizes, np.int64), np.array(marks, np.int64))
 
 
 def parse_index(content: bytes, name: str) -> list[Stored]:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from csd_engine.data.base import Versions
-from csd_engine.data.objects.stored import Part, Stored, digest_of, mark_of, part_names
+from csd_engine.data.objects.stored import Part, Stored
 
 __all__ = ["Parts"]
 
@@ -37,18 +36,10 @@ class Parts:
         return Part(self.objects[int(self.which[index])], int(self.offsets[index]), int(self.sizes[index]))
 
     def fingerprint(self) -> str:
-        """See `Listing.fingerprint`."""
+        """Return 32 hex digits that tell what the parts' numbers mean."""
         digest = hashlib.blake2b(digest_size=16, person=b"ddlp parts")
         for stored in self.objects:
             digest.update(f"{stored.size} {stored.tag}\0{stored.key}\0".encode("utf-8", "surrogatepass"))
         for column in (self.which, self.offsets, self.sizes):
             digest.update(column.astype("<i8").tobytes())
         return digest.hexdigest()
-
-    def versions(self, url: str) -> Versions | None:
-        """See `Listing.versions`. A part's mark is that of its object."""
-        if not all(stored.tag for stored in self.objects):
-            return None
-        names = np.array([digest_of(url + stored.key) for stored in self.objects], np.uint64)[self.which]
-        marks = np.array([mark_of(stored.tag) for stored in self.objects], np.int64)[self.which]
-        return Versions(part_names(names, self.offsets), self.sizes.astype(np.int64), marks)

@@ -64,7 +64,6 @@ class EmbeddedOptions:
         quota_bytes: of the spool; None: half of the free space at the start, 8 GiB at most.
         slowdown: how many times slower it works, to emulate a slower device; None: $DDLP_ENGINE_SLOWDOWN, else 1.
         cpus: CPUs to run on, as "1" or "2,3"; None: $DDLP_ENGINE_CPUS, else all.
-        kernel: False: Pillow does the work even where a kernel is available, to compare.
         number: which one of several engines with otherwise equal options, e.g. of a pool.
         share: of the spool's space it may use one part in so many, since so many engines use the same disk.
         cache: where it keeps samples, as DIR:SIZE; "": nowhere.
@@ -75,7 +74,6 @@ class EmbeddedOptions:
     quota_bytes: int | None = None
     slowdown: float | None = None
     cpus: str | None = None
-    kernel: bool = True
     number: int = 0
     share: int = 1
     cache: str = ""
@@ -235,7 +233,7 @@ class EmbeddedEngine:
                 stdout=subprocess.PIPE,
                 stderr=self._log,
                 cwd="/",
-                env=child_environment() if self.options.kernel else {**child_environment(), "DDLP_KERNEL": "off"},
+                env=child_environment(),
                 start_new_session=True,  # Ctrl-C in the terminal then reaches this process alone
             )
         meeting.started(self._process)

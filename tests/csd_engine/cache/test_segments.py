@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from csd_engine.cache.segments import ENTRY, Head, Origin, Sample, SegmentWriter, checksums, open_segment
+from csd_engine.cache.segments import ENTRY, Head, Sample, SegmentWriter, checksums, open_segment
+from csd_engine.data.base import Origin
 from csd_engine.errors import DamagedSegment
 from csd_engine.machine.directory import Directory
 

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from csd_engine.cache import shelf as shelf_file
-from csd_engine.cache.origins import Origins
 from csd_engine.cache.segments import Sample
 from csd_engine.cache.shelf import Found, Shelf
 from csd_engine.cache.shelves import Shelves
+from csd_engine.data.base import Origins
 from csd_engine.errors import CacheRefused
 from tests.at_once import at_once
 

@@ -13,7 +13,7 @@ from PIL import Image
 from csd_engine.batchfile.layout import Layout
 from csd_engine.data import checks
 from csd_engine.data.arrays import ArraySet
-from csd_engine.data.base import MANIFEST, fingerprint, open_reader
+from csd_engine.data.base import MANIFEST, Places, fingerprint, open_reader
 from csd_engine.data.concat import ConcatSet
 from csd_engine.data.files import FileSet
 from csd_engine.data.kinds import parse_dataset
@@ -201,13 +201,13 @@ def test_where_the_files_of_a_batch_lie(jpegs, tmp_path):
     reader = open_reader(files, str, lambda _: tmp_path / "m")
     twice = open_reader(ConcatSet((files, files)), str, lambda _: tmp_path / "m")
     mixed = open_reader(ConcatSet((files, array)), str, lambda _: tmp_path / "m")
-    assert reader.paths([3, 0, 3]) == [wanted[3], wanted[0], wanted[3]] and reader.paths([]) == []
-    assert twice.paths([n + 1, 2]) == [wanted[1], wanted[2]]
-    assert mixed.paths([1]) == [wanted[1]] and mixed.paths([1, n]) is None
-    assert open_reader(array, str, str).paths([0]) is None
+    assert reader.places([3, 0, 3]) == Places([wanted[3], wanted[0], wanted[3]]) and reader.places([]) == Places([])
+    assert twice.places([n + 1, 2]) == Places([wanted[1], wanted[2]])
+    assert mixed.places([1]) == Places([wanted[1]]) and mixed.places([1, n]) is None
+    assert open_reader(array, str, str).places([0]) is None
     for one, index in ((reader, n), (twice, 2 * n)):
         with pytest.raises(IndexError):
-            one.paths([0, index])
+            one.places([0, index])
 
 
 def test_bad_samples_name_their_file(jpegs, tmp_path, capfd, monkeypatch):

@@ -3,12 +3,10 @@
  * The lines must agree from variant to variant and from one processor to another. All buffers are exactly as long as
  * promised, so that a sanitizer sees a read or write beyond them. Images go through whole, and in bands of random heights.
  */
-#include <errno.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "batch/plan.h"
 #include "resample/resample.h"
@@ -152,19 +150,6 @@ static void one_read_sum(void) {
     check(memcmp(sum, acc, 16384) == 0, "the sum of what was read");
     add(acc, 16384);
     fclose(file);
-
-    char path[] = "/tmp/ddlp-hashes-XXXXXX";
-    int64_t head = below(size < 5000 ? size + 1 : 5000), body = size - head, written = 0;
-    int descriptor = mkstemp(path);
-    while (written < size) written += write(descriptor, data + written, size - written);
-    close(descriptor);
-    memset(out, 7, size + 1);
-    check(ddlp_read_file(path, out, head, out + head, body, (uint32_t *)acc) == 0, "a whole file");
-    check(memcmp(data, out, size) == 0 && out[size] == 7, "what was in it");
-    check(ddlp_read_file(path, out, head, out + head, body + 1, (uint32_t *)sum) == 1, "a file that is too short");
-    unlink(path);
-    check(ddlp_read_file(path, out, head, out + head, body, (uint32_t *)sum) == -ENOENT, "no file");
-    add(acc, 16384);
     free(acc), free(data), free(out), free(sum);
 }
 

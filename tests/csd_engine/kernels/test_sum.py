@@ -1,11 +1,8 @@
-import os
-
 import numpy as np
 import pytest
 
 from csd_engine.batchfile.checksum import BLOCK_BYTES, MULTIPLIER
 from csd_engine.cache.segments import _checksum
-from tests.open_files import open_files, opened_since
 
 
 def horner(acc, data, blocks):
@@ -88,43 +85,6 @@ def test_a_file_that_ends_early_is_read_as_far_as_it_goes(kernel, variant, tmp_p
         assert kernel.read_blocks(file.fileno(), memory.data, acc) == len(content)
     assert np.array_equal(memory[: len(content)], content)
     assert np.array_equal(acc, horner(np.zeros_like(acc), content, 18))
-
-
-@pytest.mark.parametrize("body", [0, 1, BLOCK_BYTES - 1, BLOCK_BYTES, 40 * BLOCK_BYTES + 77])
-def test_a_whole_file_at_once(kernel, variant, tmp_path, body):
-    content = np.random.RandomState(body).randint(0, 256, 100 + body).astype(np.uint8)
-    (tmp_path / "file").write_bytes(content.tobytes())
-    begin = np.random.RandomState(2).randint(0, 2**32, BLOCK_BYTES // 4, dtype=np.uint32)
-    acc, memory = begin.copy(), np.full(body + 110, 7, np.uint8)
-    assert kernel.read_file(tmp_path / "file", memory[:100], memory[100 : 100 + body], acc)
-    assert np.array_equal(memory[: 100 + body], content) and (memory[100 + body :] == 7).all()
-    padded = np.concatenate([content[100:], np.zeros(-body % BLOCK_BYTES, np.uint8)])
-    assert np.array_equal(acc, horner(begin, padded, len(padded) // BLOCK_BYTES))
-
-
-def test_what_is_not_that_file_is_not_read(kernel, tmp_path):
-    head, body, acc = np.zeros(10, np.uint8), np.zeros(90, np.uint8), np.zeros(BLOCK_BYTES // 4, np.uint32)
-    file, link, fifo = tmp_path / "file", tmp_path / "link", tmp_path / "fifo"
-    before = open_files()
-    for size in (0, 9, 99, 101):
-        file.write_bytes(bytes(size))
-        assert not kernel.read_file(file, head, body, acc)
-    file.write_bytes(bytes(100))
-    assert kernel.read_file(file, head, body, acc)
-    link.symlink_to(file)
-    os.mkfifo(fifo)
-    for path in (link, fifo, tmp_path, tmp_path / "none", "/dev/zero", f"{file}\0"):
-        assert not kernel.read_file(path, head, body, acc)
-    assert opened_since(before) == []
-    for wrong in (body[::2], body.astype(np.int8), bytes_of(body)):
-        with pytest.raises(ValueError):
-            kernel.read_file(file, head, wrong, acc)
-    with pytest.raises(ValueError):
-        kernel.read_file(file, head, body, acc[1:])
-
-
-def bytes_of(array):
-    return np.frombuffer(array.tobytes(), np.uint8)  # read-only
 
 
 @pytest.mark.parametrize("size", [0, 1, 4096, 100_000])

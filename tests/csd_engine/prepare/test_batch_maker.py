@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from csd_engine.data.base import Reader
+from csd_engine.data.base import Places, Reader
 from csd_engine.data.image_files import open_sample
 from csd_engine.errors import SampleError
 from csd_engine.kernels.files import Files
@@ -64,8 +64,8 @@ class OfFiles(Reader):
     def where(self, index):
         return str(self._folder / f"{index}.jpg")
 
-    def paths(self, indices):
-        return [self.where(index) for index in indices] if self._whole else None
+    def places(self, indices):
+        return Places([self.where(index) for index in indices]) if self._whole else None
 
 
 class Memory(Destination):

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from csd_engine import kernels
-from csd_engine.data.base import open_reader
+from csd_engine.data.base import Places, open_reader
 from csd_engine.data.files import FileSet
 from csd_engine.data.manifest import write_manifest
 from csd_engine.data.readahead import AHEAD
@@ -209,7 +209,7 @@ def test_what_goes_one_by_one(kernel, folder):
     assert of(reader, None) is None
     assert of(reader, index=7) is None  # there is no sample 7: the error comes when it is its turn
     for path in ("plain.jpg\0.png", "no \ud800 file name.jpg"):
-        reader.paths = lambda indices, path=path: ["plain.jpg"] * (len(indices) - 1) + [path]
+        reader.places = lambda indices, path=path: Places(["plain.jpg"] * (len(indices) - 1) + [path])
         assert of(reader) is None
 
 

@@ -396,8 +396,9 @@ def test_each_message_is_of_one_side_and_named_to_the_other():
 
 def test_other_messages_are_another_protocol():
     """Each side refuses fields that it does not know: who changes a message's fields raises PROTOCOL, here too. A new message
-    that is sent only to a peer whose Welcome names it, or as the answer to one, is no other protocol.
+    that is sent only to a peer whose Welcome names it, or as the answer to one, is no other protocol. So does who changes a
+    file that is sent.
     """
     names = {kind.__name__: [one.name for one in dataclasses.fields(kind)] for kind in say.MESSAGES}
     digest = hashlib.sha256(json.dumps(names, sort_keys=True).encode()).hexdigest()
-    assert (say.PROTOCOL, digest[:16]) == (6, "5cf6033beb2b885c")
+    assert (say.PROTOCOL, digest[:16]) == (7, "5cf6033beb2b885c")

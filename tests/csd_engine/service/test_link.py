@@ -125,7 +125,7 @@ def test_nobody_there(home):
 
 def test_another_protocol_version_is_told_on_both_sides(engine, monkeypatch):
     monkeypatch.setattr(protocol, "PROTOCOL", 99)
-    with pytest.raises(EngineRefused, match=r"protocol 6 .*protocol 99"):
+    with pytest.raises(EngineRefused, match=r"protocol 7 .*protocol 99"):
         engine.link().open()
     assert "protocol 99" in engine.log
 

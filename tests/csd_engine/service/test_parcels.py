@@ -9,7 +9,7 @@ import pytest
 
 from csd_engine.batchfile.checksum import Checksum
 from csd_engine.batchfile.reader import Layout
-from csd_engine.data.base import fingerprint
+from csd_engine.data.base import fingerprint, open_reader
 from csd_engine.data.carried import CarriedSet, pack_parcel
 from csd_engine.errors import EngineError
 from csd_engine.protocol import codec as say
@@ -230,7 +230,7 @@ class Rogue:
         return items
 
     def parcel(self, items) -> tuple[bytes, str]:
-        reader = self.recipe.dataset.open(str, lambda _: self.recipe.manifest, None)
+        reader = open_reader(self.recipe.dataset, str, lambda _: self.recipe.manifest)
         parcel, checksum = pack_parcel(reader, (index for index, _ in items), 1 << 30), Checksum()
         reader.close()
         checksum.update(parcel)

@@ -89,7 +89,7 @@ def test_the_cache_is_limited_and_spares_what_is_used(tmp_path):
     cache = cache_of(tmp_path / "c", limit_bytes=500)
     prints = []
     for number in range(5):
-        prints.append(write_manifest(tmp_path / "m", [f"{number}" * 60]))
+        prints.append(write_manifest(tmp_path / "m", [f"{number}" * 100]))
         receive(cache, tmp_path / "m", prints[-1], in_use=prints[:1])
         os.utime(cache.path(prints[-1]), (number, number))
     assert cache.has(prints[0], "host") and cache.has(prints[4], "host") and not cache.has(prints[1], "host")

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from csd_engine.cache.segments import Origin, Sample
+from csd_engine.cache.segments import Sample
 from csd_engine.cache.shelf import Shelf
 from csd_engine.cache.shelves import Shelves
+from csd_engine.data.base import Origin
 from ddlp import cli
 
 KEYS = ("ab" * 16, "cd" * 16)

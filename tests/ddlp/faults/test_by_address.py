@@ -148,7 +148,7 @@ def test_what_is_wrong_between_an_engine_and_this_host_is_said(engines, data, im
     fails(make_loader(data, "csd", csd=Device(engine.address, make_keys(tmp_path / "other"))), EngineRefused, "server.key")
     with monkeypatch.context() as patched:
         patched.setattr(protocol, "PROTOCOL", 99)
-        fails(make_loader(data, "csd", csd=device(engine)), EngineRefused, "(?s)protocol 6.*protocol 99.*same version")
+        fails(make_loader(data, "csd", csd=device(engine)), EngineRefused, "(?s)protocol 7.*protocol 99.*same version")
     (engine.keys / "clients" / "host.key").unlink()
     fails(make_loader(data, "csd", csd=device(engine)), EngineRefused, "clients directory")
 

@@ -5,7 +5,6 @@
  * vectorizes the loop. */
 #define _GNU_SOURCE
 #include <errno.h>
-#include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -145,31 +144,6 @@ int64_t ddlp_read_sum(int fd, uint8_t *out, int64_t blocks, uint32_t *acc) {
         blocks -= step;
     }
     return done;
-}
-
-/* Reads an open file, which must have exactly this number of bytes. */
-static int64_t read_parts(int fd, uint8_t *head, int64_t head_bytes, uint8_t *body, int64_t body_bytes, uint32_t *acc) {
-    const off_t size = lseek(fd, 0, SEEK_END); /* fstat has another name in older C libraries */
-    if (size < 0 || lseek(fd, 0, SEEK_SET)) return -errno;
-    if (size != head_bytes + body_bytes) return 1;
-    int64_t got = fill(fd, head, head_bytes);
-    if (got != head_bytes) return got < 0 ? got : 1;
-    const int64_t blocks = body_bytes / (4 * WORDS), whole = blocks * 4 * WORDS, rest = body_bytes - whole;
-    got = ddlp_read_sum(fd, body, blocks, acc);
-    if (got != whole) return got < 0 ? got : 1;
-    if (!rest) return 0;
-    got = fill(fd, body + whole, rest);
-    if (got != rest) return got < 0 ? got : 1;
-    sum_rest(acc, body + whole, rest);
-    return 0;
-}
-
-int64_t ddlp_read_file(const char *path, uint8_t *head, int64_t head_bytes, uint8_t *body, int64_t body_bytes, uint32_t *acc) {
-    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK); /* a FIFO must not block us */
-    if (fd < 0) return -errno;
-    const int64_t result = read_parts(fd, head, head_bytes, body, body_bytes, acc);
-    close(fd);
-    return result;
 }
 
 #if !defined(MADV_POPULATE_WRITE)

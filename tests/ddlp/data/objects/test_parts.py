@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from csd_engine.data.objects.stored import Part, Stored
+from csd_engine.data.objects.stored import Part, Stored, versions_of
 from ddlp.data.objects.parts import Parts
 
 SHARDS = [Stored("a.tar", 9000, '"one"'), Stored("b.tar", 9000, '"two"')]
@@ -22,14 +22,15 @@ def test_a_part_is_a_place_in_its_object():
 
 
 def test_versions_tell_parts_from_others_and_from_what_they_become():
-    found = parts().versions("s3://bucket/")
+    found = versions_of("s3://bucket/", list(parts()))
     assert found is not None and len(set(found.names.tolist())) == 3  # of one size, two in one object
-    assert found.marks[0] == found.marks[1] != found.marks[2] and (found.marks < 0).all() and found.sizes.tolist() == [700] * 3
-    elsewhere = parts().versions("s3://other/")
+    marks = found.mtimes_ns
+    assert marks[0] == marks[1] != marks[2] and (marks < 0).all() and found.sizes.tolist() == [700] * 3
+    elsewhere = versions_of("s3://other/", list(parts()))
     assert elsewhere is not None and not set(found.names.tolist()) & set(elsewhere.names.tolist())
-    changed = parts([SHARDS[0]._replace(tag='"three"'), SHARDS[1]]).versions("s3://bucket/")
-    assert changed is not None and (found.marks == changed.marks).tolist() == [False, False, True]
-    assert parts([SHARDS[0], SHARDS[1]._replace(tag="")]).versions("s3://bucket/") is None
+    changed = versions_of("s3://bucket/", list(parts([SHARDS[0]._replace(tag='"three"'), SHARDS[1]])))
+    assert changed is not None and (found.mtimes_ns == changed.mtimes_ns).tolist() == [False, False, True]
+    assert versions_of("s3://bucket/", list(parts([SHARDS[0], SHARDS[1]._replace(tag="")]))) is None
 
 
 def test_the_fingerprint_depends_on_objects_and_places():

@@ -15,6 +15,7 @@ import torchvision.transforms as T
 from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader
 
+from csd_engine.data.base import Places
 from csd_engine.data.image_files import MAX_FILE_BYTES
 from csd_engine.prepare import batch_maker, started_batch
 from csd_engine.prepare import sample as samples
@@ -103,10 +104,10 @@ def test_where_the_files_of_a_batch_lie(paths):
     one, of_paths, rows = files(paths), files([Path(path) for path in paths]), arrays()
     reader = {name: translate_dataset(ConcatDataset(sets)).reader() for name, sets in
               {"one": [of_paths], "two": [one, of_paths], "mixed": [one, rows]}.items()}  # fmt: skip
-    assert reader["one"].paths([3, 0, 3]) == [paths[3], paths[0], paths[3]]
-    assert reader["two"].paths([COUNT + 2, 1]) == [paths[2], paths[1]]
-    assert reader["mixed"].paths([1]) == [paths[1]] and reader["mixed"].paths([1, COUNT]) is None
-    assert translate_dataset(rows).reader().paths([0]) is None
+    assert reader["one"].places([3, 0, 3]) == Places([paths[3], paths[0], paths[3]])
+    assert reader["two"].places([COUNT + 2, 1]) == Places([paths[2], paths[1]])
+    assert reader["mixed"].places([1]) == Places([paths[1]]) and reader["mixed"].places([1, COUNT]) is None
+    assert translate_dataset(rows).reader().places([0]) is None
 
 
 def bytes_read() -> int:
