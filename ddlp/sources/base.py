@@ -142,7 +142,7 @@ class Resources:
         """Where batches are delivered. "cuda" without a number would mean another GPU after torch.cuda.set_device."""
         return self.epoch.target if self.gpu_transfer is None else self.gpu_transfer.stream.device
 
-    @property
+    @functools.cached_property
     def ends_on_cpu(self) -> bool:
         """Whether batches are finished in the CPU's memory, and the user's own steps do not follow."""
         target = self.epoch.target
@@ -185,13 +185,12 @@ class HostSource(Protocol):
     def begin(self, sink: EpochSink) -> None:
         """Get ready: the epoch is about to ask for batches. ``sink`` takes warnings and remarks."""
 
-    def prepare(self, position: int, wanted: Callable[[], bool], finished: bool) -> PreparedBatch:
-        """Make the batch at this position. Any number of threads may call this at once.
+    def prepare(self, position: int, wanted: Callable[[], bool]) -> PreparedBatch:
+        """Make the batch at this position, as bytes or, if `Resources.ends_on_cpu`, as the epilogue's result. Any thread may.
 
         Args:
             position: the batch's position in the epoch's plan.
             wanted: called between samples; False: the batch is not wanted any more.
-            finished: return the result of the epilogue on the CPU, instead of bytes.
 
         Raises:
             Unwanted: if ``wanted`` returned False.
