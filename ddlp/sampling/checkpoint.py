@@ -520,5 +520,4 @@ def load(state: dict[str, Any]) -> tuple[Resume, int]:
     fields["delivered"] = RangeSet(fields["delivered"])
     if "deals" in fields:
         fields["deals"] = Deals.of_data(fields["deals"])
-    resume = Resume(**{"base_seed": checked["seed"], **fields})  # the first versions had no other base seed
-    return resume, checked["epoch"]
+    return Resume(**fields), checked["epoch"]
