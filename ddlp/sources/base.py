@@ -118,7 +118,7 @@ class Resources:
         gpu_transfer: brings batches into an accelerator's memory, if they are delivered there.
         own_steps: runs the unknown steps of the transform; None: all steps are known.
         cache: has results of operators that do the same every time. The host uses and fills it. None: nothing is kept.
-        error_of: returns the error that a request gives which `EpochPlan.wrong` returns.
+        error_of: returns the error that DataLoader gives for a request that `EpochPlan.wrong` returns.
     """
 
     epoch: Epoch
@@ -128,7 +128,7 @@ class Resources:
     gpu_transfer: GpuTransfer | None = None
     own_steps: StepRunner | None = None
     cache: SampleCache | None = None
-    error_of: Callable[[Any], Exception] | None = None
+    error_of: Callable[[Any], Exception] = IndexError
 
     @functools.cached_property
     def maker(self) -> BatchMaker:
@@ -153,10 +153,6 @@ class Resources:
         """Return those of these samples, int64 (n,), that a slow storage must bring: the others are kept in the cache."""
         sources = sources[sources >= 0]
         return (sources if self.cache is None else self.cache.missing(self.reader, sources)).tolist()
-
-    def refused(self, request: Any) -> Exception:
-        """Return the error that DataLoader gives for a request that `EpochPlan.wrong` returns."""
-        return IndexError(f"no sample {request!r}") if self.error_of is None else self.error_of(request)
 
 
 class StepRunner(Protocol):

@@ -268,7 +268,7 @@ class DaliHost:
         if not wanted():  # for the same reason as in prepare_batch
             raise Unwanted
         for request in resources.plan.wrong(position):
-            raise resources.refused(request)
+            raise resources.error_of(request)
         items = resources.plan.image_items(position)
         gpu_transfer = self._graphs.gpu_transfer
         n = len(items)

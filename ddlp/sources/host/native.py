@@ -122,7 +122,7 @@ def prepare_batch(
     if not wanted():  # later batches of a run may have been delivered and forgotten meanwhile
         raise Unwanted
     for request in resources.plan.wrong(position):
-        raise resources.refused(request)
+        raise resources.error_of(request)
     sources, occurrences = resources.plan.images(position)
     if reader is None and resources.reader.slow:
         with at_hand(resources.reader, resources.to_read(sources), wanted) as there:
