@@ -320,9 +320,6 @@ class SamplerStart:
         """Keep in ``order`` the states from which the order that is about to be drawn can be made again."""
         self.order = self._resume.order_of(self._loader)
 
-    def __len__(self) -> int:
-        return len(index_sampler_of(self._loader))
-
     def __iter__(self) -> Iterator[Any]:
         sampler, resume = index_sampler_of(self._loader), self._resume
         if is_built_in(sampler):
