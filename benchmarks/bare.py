@@ -64,7 +64,7 @@ def host_batch(parts: Portable, batch: int, order: Sequence[int] | None = None) 
     # The same memory for every batch. A loader can't do that, since it gives its batches away; but a bound must not be too low.
     plan = EpochPlan(SequentialSampler(range(0)), parts.dataset, whole=True, batched=False)
     resources = Resources(Epoch(parts, 0, 0), plan, parts.dataset.reader(), MemoryPool(1))
-    rows = Rows(resources, batch, finished=True)
+    rows = Rows(resources, batch)
 
     def make(k: int) -> torch.Tensor:
         sources, at = ring[(k * batch + np.arange(batch)) % len(ring)], 0

@@ -33,7 +33,7 @@ from csd_engine.machine.directory import Directory
 from ddlp.errors import DDLPError
 from ddlp.schedule.slots import FETCHERS
 from ddlp.transfer.choose_transfer import WAYS, ways
-from ddlp.transfer.device_stream import CudaStream, DeviceStream, PlainStream
+from ddlp.transfer.device_stream import CudaStream, DeviceStream
 from ddlp.transfer.epilogue import Epilogue
 from ddlp.transfer.file_readers import BLOCK_BYTES, READERS, FileReader, PinnedReader
 from ddlp.transfer.gpu_transfer import FileTransfer, GpuTransfer
@@ -93,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
     device = torch.device(options.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise BenchFailed("torch finds no GPU here (`nvidia-smi` says why); --device cpu shows that the benchmark runs.")
-    stream: DeviceStream = CudaStream(device) if device.type == "cuda" else PlainStream(device)
+    stream = CudaStream(device) if device.type == "cuda" else DeviceStream(device)
     with tempfile.TemporaryDirectory(prefix="ddlp-bench-", dir=options.spool) as spool:
         result = measure(options, stream, Path(spool))
     best = [name for name in (ALONE.format("pinned"),) if name in result.rates]

@@ -193,7 +193,7 @@ def bare(n: int = 2000) -> tuple[float, float]:
     resources = dataclasses.replace(resources, pool=MemoryPool(2))
     began = time.thread_time()
     for k in range(n):
-        prepared = prepare_batch(resources, k, lambda: True, finished=True)
+        prepared = prepare_batch(resources, k, lambda: True)
         iterator._assemble(k, prepared)
     host_us = 1e6 * (time.thread_time() - began) / n
     with tempfile.TemporaryDirectory(prefix="ddlp-bench-") as spool:

@@ -251,20 +251,16 @@ class LoaderConfig:
             raise ValueError(f"output={self.output!r}: expected one of {', '.join(OUTPUTS)}, or None")
         if self.memory_format not in (None, torch.contiguous_format, torch.channels_last):
             raise ValueError(f"memory_format={self.memory_format!r}: torch.channels_last, torch.contiguous_format or None")
-        if self.decode not in DECODES:
-            raise ValueError(f"decode={self.decode!r}: expected one of {', '.join(DECODES)}")
+        one_of = {"decode": DECODES, "backend": BACKENDS, "on_error": ON_ERROR, "own_steps": OWN_STEPS}
+        for name, allowed in one_of.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name}={getattr(self, name)!r}: expected one of {', '.join(allowed)}")
         if not (self.cache is False or self.cache == "auto" or isinstance(self.cache, Cache)):
             raise ValueError(f"cache={self.cache!r}: expected False, 'auto' or ddlp.Cache(directory, size)")
         if self.cache is not False and self.backend != "native":
             raise ValueError(f"cache={self.cache!r} with backend={self.backend!r}: only backend='native' keeps samples")
-        if self.backend not in BACKENDS:
-            raise ValueError(f"backend={self.backend!r}: expected one of {', '.join(BACKENDS)}")
-        if self.on_error not in ON_ERROR:
-            raise ValueError(f"on_error={self.on_error!r}: expected one of {', '.join(ON_ERROR)}")
         if not isinstance(self.max_replaced, (int, float)) or not 0 <= self.max_replaced <= 1:
             raise ValueError(f"max_replaced={self.max_replaced!r}: a share of the epoch's samples, 0 to 1")
-        if self.own_steps not in OWN_STEPS:
-            raise ValueError(f"own_steps={self.own_steps!r}: expected one of {', '.join(OWN_STEPS)}")
 
 
 def _order_is_free(index_sampler: Any, in_order: bool) -> bool:

@@ -17,7 +17,6 @@ from ddlp.auto.measured import Measured
 from ddlp.begin.auto_workers import LoaderWorkers, number_of_workers
 from ddlp.begin.begin_epoch import begin_epoch
 from ddlp.begin.explain import Explanation, explain
-from ddlp.begin.fill_cache import fill_cache
 from ddlp.begin.live import live, numbers_until_now, with_loader
 from ddlp.begin.loader_parts import LoaderParts
 from ddlp.begin.loader_view import LoaderView
@@ -320,7 +319,7 @@ class DDLPLoader(DataLoader):
         Raises:
             DDLPError: nothing can be kept; the message says why.
         """
-        return fill_cache(self._view(), progress)
+        return self._parts.fill_cache(self, self._config(), self._travel, self._progress.epoch, progress)
 
     def replay(self, steps: int = 100) -> Iterator[Any]:
         """Give one batch ``steps`` times, to measure how fast training is without loading.

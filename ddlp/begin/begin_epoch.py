@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -104,8 +104,12 @@ def _user_code(view: LoaderView, iterator: Any, base_seed: int | None) -> UserCo
             recording.closed()
         raise
     iterator.watch(recording)
-    judged = _judged(view)
-    iterator.on_over = judged if parts.kept is None else partial(_all_of, judged, parts.kept.flush)
+    over = contextlib.ExitStack()  # closed when the epoch is over
+    if parts.kept is not None:
+        over.callback(parts.kept.flush)
+    if view.auto_workers is not None:
+        over.callback(view.auto_workers.ended, parts.life)
+    iterator.on_over = over.close
     parts.life.began(iterator.counts)
     return iterator
 
@@ -124,9 +128,18 @@ def _epoch_iterator(view: LoaderView, now: Portable, base_seed: int | None, work
     if offload is not None and controller is not None and controller.scaler is not None:
         sources = offload.wanted(sources)  # fewer, as a rule: the controller begins with the pool's least number
     exchange = None if controller is None or controller.agreement is None else RankExchange(controller.agreement)
-    ended: Callable[[], None] = (lambda: None) if offload is None else offload.began()
+    over = contextlib.ExitStack()  # closed when the epoch is over, or does not begin. It must not hold the loader
+    if offload is not None:
+        over.callback(offload.began())
+    if controller is not None and parts.remembered is not None:
+        over.callback(_remember, controller, parts.remembered)
+    if exchange is not None:
+        over.callback(exchange.close)
     cache = parts.cache_for(config, now, loader.num_workers) if work is None else None
-    flush: Callable[[], None] = (lambda: None) if cache is None else cache.shelf.flush
+    if cache is not None:
+        over.callback(cache.shelf.flush)
+    if view.auto_workers is not None:
+        over.callback(view.auto_workers.ended, parts.life)
     hooks = None
     try:
         if offload is not None and strategy.needs_device:
@@ -155,10 +168,10 @@ def _epoch_iterator(view: LoaderView, now: Portable, base_seed: int | None, work
             parts.life.rates,
             hooks=hooks,
             controller=controller,
-            on_closed=partial(_closed, controller, parts.remembered, exchange, _judged(view), flush, ended),
+            on_closed=over.close,
         )
     except BaseException:
-        ended()
+        over.close()
         if hooks is not None:
             hooks.closed()
         raise
@@ -219,29 +232,7 @@ def _decisions(view: LoaderView, controller: Controller | None) -> list[tuple[st
     return decisions
 
 
-def _judged(view: LoaderView) -> Callable[[], None]:
-    """Return what judges the number of workers after an epoch. It does not hold the loader."""
-    return (lambda: None) if view.auto_workers is None else partial(view.auto_workers.ended, view.parts.life)
-
-
-def _closed(
-    controller: Controller | None,
-    remembered: Stored | None,
-    exchange: RankExchange | None,
-    judged: Callable[[], None],
-    flush: Callable[[], None],
-    ended: Callable[[], None],
-) -> None:
-    """Keep what an epoch has measured. The epoch must not keep the loader."""
-    judged()
-    flush()
-    if exchange is not None:
-        exchange.close()
-    if controller is not None and remembered is not None and controller.to_remember is not None:
+def _remember(controller: Controller, remembered: Stored) -> None:
+    """Keep what an epoch has measured."""
+    if controller.to_remember is not None:
         remembered.write(asdict(controller.to_remember))
-    ended()
-
-
-def _all_of(*calls: Callable[[], None]) -> None:
-    for call in calls:
-        call()

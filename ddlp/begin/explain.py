@@ -6,7 +6,6 @@ import itertools
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -35,15 +34,10 @@ class Explanation(str):
     def __init__(self, text: str) -> None:
         self._cell = _cell()
 
-    def _repr_html_(self) -> str:
-        return f"<pre>{escape(self)}</pre>"
-
     def _ipython_display_(self) -> None:
         """Show the text, when IPython asks for that, unless its cell has printed it."""
         if self._cell != _cell():
-            from IPython.display import publish_display_data
-
-            publish_display_data({"text/plain": str(self), "text/html": self._repr_html_()})
+            print(self)
 
 
 def _cell() -> int | None:

@@ -17,9 +17,11 @@ from ddlp.auto.scaling import Scaler
 from ddlp.auto.store import Stored
 from ddlp.begin.remembered import devices_of
 from ddlp.begin.travel import Travel, pool_of
+from ddlp.caching.filling import Filled, fill, fill_kept
 from ddlp.caching.kept_samples import Asked, KeptSamples, kept_samples
 from ddlp.caching.opening import NO_HOME, LoaderCache, auto_line, place_of
 from ddlp.config import LoaderConfig
+from ddlp.errors import DDLPError
 from ddlp.process.finalizers import SharedHandle, when_dropped
 from ddlp.process.user_warnings import advise_user, warn_user
 from ddlp.sources.host.dali import Graphs
@@ -142,6 +144,21 @@ class LoaderParts:
         for text in cache.take_warnings():
             warn_user(f"ddlp: {text}")
         return opened
+
+    def fill_cache(self, loader: DataLoader, config: LoaderConfig, travel: Travel, epoch: int, progress: bool) -> Filled:
+        """Do what `DDLPLoader.fill_cache` says. Raises DDLPError if nothing can be kept."""
+        if config.cache is False:
+            raise DDLPError("fill_cache(): this loader has no cache; give it cache=ddlp.Cache(directory, size) or cache='auto'")
+        now = travel.now(loader, config)
+        if now is None:
+            why = self.keep_samples(loader.dataset, loader.num_workers, config, None, travel)
+            if self.kept is not None:
+                return fill_kept(self.kept, loader, epoch, progress)
+        elif (shelved := self.cache_for(config, now, loader.num_workers)) is not None:
+            return fill(shelved, now, max(1, loader.num_workers), progress)
+        else:
+            why = "" if self.cache is None else self.cache.line
+        raise DDLPError(f"fill_cache(): nothing can be kept: {why}. loader.explain() lists what is in the way")
 
     def keep_samples(self, dataset: Any, workers: int, config: LoaderConfig, work: Work | None, travel: Travel) -> str:
         """Set ``kept`` for the epoch that begins: the last one's, if nothing has changed. Returns why it is None, in words."""

@@ -1,15 +1,14 @@
 """Makes `Image.open` give postponed images: Pillow's plugin for JPEGs is registered with another factory.
 
-Where that holds: in the whole process (`install`), in one thread for a time (`here`), or in the worker processes that this one
+Where that holds: in the whole process (`install`), in one thread for a time (`Here`), or in the worker processes that this one
 forks (`in_forks`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from PIL import Image, JpegImagePlugin
@@ -19,13 +18,13 @@ from csd_engine.errors import PipelineError
 from csd_engine.transforms.resample import native_order
 from ddlp.decode.image import PostponedFile
 
-__all__ = ["Here", "here", "in_forks", "install", "installed", "not_here", "uninstall", "why_not"]
+__all__ = ["Here", "in_forks", "install", "installed", "not_here", "uninstall", "why_not"]
 
 _FORMAT = "JPEG"
 _lock = threading.RLock()  # around what follows
 _pillows: Any = None  # the plugin's own entry, while ddlp's entry replaces it
 _installed = False
-_threads = 0  # that are in `here` and want them
+_threads = 0  # `Here` objects that want them
 _decide: Callable[[], bool] | None = None  # tells at the first JPEG whether this process, a fork, postpones
 
 
@@ -86,7 +85,7 @@ class Here:
     Pillow's own entry back. Whether this process can have postponed images is found out at the first JPEG.
     """
 
-    def __init__(self, wants: bool) -> None:
+    def __init__(self, wants: bool = True) -> None:
         global _threads
         self._wants, self._open = wants, wants
         self._before: bool | None = None
@@ -112,17 +111,6 @@ class Here:
                 _threads = max(0, _threads - self._wants)  # a forked child does not know how many
             self._open = False
             _unregister()
-
-
-@contextlib.contextmanager
-def here(wants: bool = True) -> Iterator[None]:
-    """As the block of `Here`, once."""
-    block = Here(wants)
-    try:
-        with block:
-            yield
-    finally:
-        block.close()
 
 
 def in_forks(wanted: Callable[[], bool]) -> None:
@@ -167,7 +155,7 @@ def _open(*arguments: Any) -> Any:
             if wanted is not None and wanted():
                 install()
             _unregister()
-    # If `here` of another thread has ended since Pillow looked `_open` up, the plugin's own factory is back in its place.
+    # If the `Here` of another thread has ended since Pillow looked `_open` up, the plugin's own factory is back in its place.
     image = (_pillows or Image.OPEN[_FORMAT])[0](*arguments)
     wants = _thread.wants
     if type(image) is JpegImagePlugin.JpegImageFile and (_installed if wants is None else wants and _can()):

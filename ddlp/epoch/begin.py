@@ -95,8 +95,7 @@ def execute(
     chosen = strategy(ledger, rates)
     if controller is not None:
         controller.begin(ledger)
-    closed = partial(_closed, resources.gpu_transfer, on_closed)
-    executor = EpochExecutor(resources, host, chosen, hooks=hooks, controller=controller, on_closed=closed)
+    executor = EpochExecutor(resources, host, chosen, hooks=hooks, controller=controller, on_closed=on_closed)
     try:
         if reader is not None:
             reader.begin(executor)
@@ -125,9 +124,3 @@ def _error_of(fetcher: Any, request: Any) -> Exception:
         f"the sampler gave {request!r}. The data set's own code takes it, but ddlp makes samples by integers from 0: give it "
         "such ones, or have torch's own DataLoader prepare them"
     )
-
-
-def _closed(gpu_transfer: GpuTransfer | None, on_closed: Callable[[], None]) -> None:
-    if gpu_transfer is not None:
-        gpu_transfer.settle()
-    on_closed()

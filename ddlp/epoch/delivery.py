@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Callable
 
-from csd_engine.cache.shelf import Shelf
 from ddlp.auto.controller import Controller
 from ddlp.epoch.gpu_prefetch import PendingTransfer
 from ddlp.epoch.monitor import Monitor
@@ -46,7 +45,6 @@ class Delivery:
         self._tell_waiting = tell_waiting
         self._told_waiting = False
         self.handing: int | None = None
-        self._keeps = resources.cache is None or resources.cache.shelf.wanted()
         self._last_step: tuple[float, float] | None = None  # when training got its last batch, and its part of a full batch
 
     def next_batch(self, timeout_s: float = 0.0) -> tuple[int, Side, PreparedBatch] | None:
@@ -75,8 +73,6 @@ class Delivery:
                 monitor.counts.delivered(position, side, samples, began, now)
                 if self._controller is not None:
                     self._decide(self._controller, now - began, since_last)
-                if self._resources.cache is not None:
-                    self._tell_keeping(self._resources.cache.shelf)
                 if self._clock is not None:
                     self._clock.begins()
                 if batch.replaced:  # if it fails, `handing` stays: a state that is saved now has the batch to come
@@ -162,13 +158,6 @@ class Delivery:
             why = f"{controller.engines} wanted instead of {engines}: {controller.scaler.why}"
             monitor.counts.changed("pool", why)
             monitor.hooks.decided("engines", why)
-
-    def _tell_keeping(self, shelf: Shelf) -> None:
-        """Tell if samples that the cache lacks are kept from now on, or are not any more."""
-        if (keeps := shelf.wanted()) != self._keeps:
-            self._keeps = keeps
-            why = "samples are kept: training waits" if keeps else "no more samples are kept: training does not wait"
-            self._monitor.hooks.decided("cache", why)
 
     def _counted(self, position: int, batch: PreparedBatch) -> PreparedBatch:
         """Count the replaced samples of a delivered batch. Returns the batch; a failed one if they are too many by now."""

@@ -58,7 +58,7 @@ class EpochExecutor:
         *,
         hooks: EpochHooks,
         controller: Controller | None = None,
-        on_closed: Callable[[], None] = lambda: None,
+        on_closed: Callable[[], None],
     ) -> None:
         epoch, plan = resources.epoch, resources.plan
         self.resources, self.ledger = resources, strategy.ledger
@@ -136,6 +136,8 @@ class EpochExecutor:
             self.resources.reader.close()
             self.resources.pool.close()
             self._host.close()
+            if self.resources.gpu_transfer is not None:
+                self.resources.gpu_transfer.settle()
             self._on_closed()
             monitor.hooks.closed()
 

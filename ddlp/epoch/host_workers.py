@@ -26,7 +26,7 @@ class HostWorkers:
     """
 
     def __init__(self, monitor: Monitor, resources: Resources, source: HostSource) -> None:
-        self._monitor, self._resources, self._source, self._on_cpu = monitor, resources, source, resources.ends_on_cpu
+        self._monitor, self._resources, self._source = monitor, resources, source
 
     def run(self, number: int) -> None:
         """Claim some batches, prepare each, and hand them in, until the epoch is over. Each worker's thread calls this."""
@@ -70,7 +70,7 @@ class HostWorkers:
         began, outcome = time.monotonic(), "failed"
         self._monitor.hooks.host_batch_began(worker, position)
         try:
-            batch = self._source.prepare(position, partial(self._wanted, claim), self._on_cpu)
+            batch = self._source.prepare(position, partial(self._wanted, claim))
             ready = self.finish(position, batch)
             outcome = "made"
             return ready, time.monotonic() - began
@@ -91,7 +91,7 @@ class HostWorkers:
             return resources.own_steps.finish(resources, position, batch)
         if resources.gpu_transfer is not None:  # it is finished on the GPU, shortly before its turn
             return pending_transfer(resources.gpu_transfer, resources.epoch.portable.epilogue, batch)
-        if self._on_cpu and batch.state is BatchState.BYTES:
+        if resources.ends_on_cpu and batch.state is BatchState.BYTES:
             images = resources.epoch.portable.epilogue(batch.images, batch.boxes, pool=resources.pool)
             batch = replace(batch, images=images, boxes=None, state=BatchState.TENSORS)
         if resources.epoch.pin is not None:

@@ -9,35 +9,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
 
 import torch
 
-__all__ = ["Event", "EventClock", "cuda_clock"]
+__all__ = ["EventClock", "cuda_clock"]
 
 _PENDING = 64  # steps whose events are awaited; beyond that a step is not measured
 
 
-class Event(Protocol):
-    """A place in a device's queue, as `torch.cuda.Event` is one."""
-
-    def record(self) -> Any:
-        """Put it behind the work that was queued so far."""
-
-    def query(self) -> bool:
-        """Whether the device has come to it."""
-
-    def elapsed_time(self, end: Any) -> float:
-        """Return the milliseconds from this event to a later one. Both have been reached."""
-
-
 class EventClock:
-    """Measures steps by events. ``event`` makes one."""
+    """Measures steps by events, places in the device's queue. ``event`` makes one."""
 
-    def __init__(self, event: Callable[[], Event]) -> None:
+    def __init__(self, event: Callable[[], torch.cuda.Event]) -> None:
         self._event = event
-        self._began: Event | None = None
-        self._pending: deque[tuple[Event, Event, float]] = deque()
+        self._began: torch.cuda.Event | None = None
+        self._pending: deque[tuple[torch.cuda.Event, torch.cuda.Event, float]] = deque()
 
     def begins(self) -> None:
         """Note that a step begins: training gets a batch."""

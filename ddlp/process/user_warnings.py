@@ -12,10 +12,10 @@ _LOG = logging.getLogger("ddlp")
 SAID: set[tuple[str, str, int]] = set()  # the advice given in this process, with the file and line
 
 
-def warn_user(text: str, category: type[Warning] = UserWarning) -> None:
+def warn_user(text: str) -> None:
     """Warn, at the user's own line, of something that may be wrong."""
     _, level = user_frame()
-    warnings.warn(text, category, stacklevel=level)
+    warnings.warn(text, stacklevel=level)
 
 
 def advise_user(text: str) -> None:

@@ -320,9 +320,6 @@ class SamplerStart:
         """Keep in ``order`` the states from which the order that is about to be drawn can be made again."""
         self.order = self._resume.order_of(self._loader)
 
-    def __len__(self) -> int:
-        return len(index_sampler_of(self._loader))
-
     def __iter__(self) -> Iterator[Any]:
         sampler, resume = index_sampler_of(self._loader), self._resume
         if is_built_in(sampler):
@@ -520,5 +517,4 @@ def load(state: dict[str, Any]) -> tuple[Resume, int]:
     fields["delivered"] = RangeSet(fields["delivered"])
     if "deals" in fields:
         fields["deals"] = Deals.of_data(fields["deals"])
-    resume = Resume(**{"base_seed": checked["seed"], **fields})  # the first versions had no other base seed
-    return resume, checked["epoch"]
+    return Resume(**fields), checked["epoch"]

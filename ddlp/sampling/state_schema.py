@@ -151,11 +151,11 @@ def _deal(value: Any) -> Any:
 _FIELDS: dict[str, Check] = {
     "format": count, "epoch": _epoch, "seed": optional(any_seed), "finished": true_or_false, "delivered": _delivered,
     "order": optional(_order), "seed_drawn": true_or_false, "drawn": count, "pending": _pending, "seen": _times_drawn,
+    "workers": optional(_workers), "sampler": _any, "base_seed": optional(any_seed),
 }  # fmt: skip
-# The first versions had no workers, sampler, base seed and generators. A state between two epochs has no cut.
+# A state between two epochs has no cut, a merged one no generators.
 _MORE: dict[str, Check] = {
-    "workers": optional(_workers), "sampler": _any, "cut": _cut, "rank": count, "merged": _merged, "replaced": count,
-    "base_seed": optional(any_seed), "generators": optional(_generators),
+    "cut": _cut, "rank": count, "merged": _merged, "replaced": count, "generators": optional(_generators),
 }  # fmt: skip
 
 
@@ -165,7 +165,7 @@ def check_state(state: Any) -> dict[str, Any]:
     Raises:
         Misfit: a field is missing, unknown, has a value that none can have, or does not go with another.
     """
-    fields = {"workers": None, "sampler": None, **checked_fields("the state", state, _FIELDS, _MORE)}
+    fields = checked_fields("the state", state, _FIELDS, _MORE)
     partly = [name for name in ("delivered", "drawn", "pending", "seen") if fields[name]]
     if fields["finished"] and partly:
         raise Misfit(f"the state: finished is True and {partly[0]} is {quote(fields[partly[0]])}; a finished epoch has none")

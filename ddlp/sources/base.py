@@ -118,7 +118,7 @@ class Resources:
         gpu_transfer: brings batches into an accelerator's memory, if they are delivered there.
         own_steps: runs the unknown steps of the transform; None: all steps are known.
         cache: has results of operators that do the same every time. The host uses and fills it. None: nothing is kept.
-        error_of: returns the error that a request gives which `EpochPlan.wrong` returns.
+        error_of: returns the error that DataLoader gives for a request that `EpochPlan.wrong` returns.
     """
 
     epoch: Epoch
@@ -128,7 +128,7 @@ class Resources:
     gpu_transfer: GpuTransfer | None = None
     own_steps: StepRunner | None = None
     cache: SampleCache | None = None
-    error_of: Callable[[Any], Exception] | None = None
+    error_of: Callable[[Any], Exception] = IndexError
 
     @functools.cached_property
     def maker(self) -> BatchMaker:
@@ -142,7 +142,7 @@ class Resources:
         """Where batches are delivered. "cuda" without a number would mean another GPU after torch.cuda.set_device."""
         return self.epoch.target if self.gpu_transfer is None else self.gpu_transfer.stream.device
 
-    @property
+    @functools.cached_property
     def ends_on_cpu(self) -> bool:
         """Whether batches are finished in the CPU's memory, and the user's own steps do not follow."""
         target = self.epoch.target
@@ -153,10 +153,6 @@ class Resources:
         """Return those of these samples, int64 (n,), that a slow storage must bring: the others are kept in the cache."""
         sources = sources[sources >= 0]
         return (sources if self.cache is None else self.cache.missing(self.reader, sources)).tolist()
-
-    def refused(self, request: Any) -> Exception:
-        """Return the error that DataLoader gives for a request that `EpochPlan.wrong` returns."""
-        return IndexError(f"no sample {request!r}") if self.error_of is None else self.error_of(request)
 
 
 class StepRunner(Protocol):
@@ -185,13 +181,12 @@ class HostSource(Protocol):
     def begin(self, sink: EpochSink) -> None:
         """Get ready: the epoch is about to ask for batches. ``sink`` takes warnings and remarks."""
 
-    def prepare(self, position: int, wanted: Callable[[], bool], finished: bool) -> PreparedBatch:
-        """Make the batch at this position. Any number of threads may call this at once.
+    def prepare(self, position: int, wanted: Callable[[], bool]) -> PreparedBatch:
+        """Make the batch at this position, as bytes or, if `Resources.ends_on_cpu`, as the epilogue's result. Any thread may.
 
         Args:
             position: the batch's position in the epoch's plan.
             wanted: called between samples; False: the batch is not wanted any more.
-            finished: return the result of the epilogue on the CPU, instead of bytes.
 
         Raises:
             Unwanted: if ``wanted`` returned False.

@@ -73,7 +73,7 @@ def compare(loader: DDLPLoader) -> Comparison | str:
             warnings.simplefilter("ignore")  # the script's own loader has given the same ones
             drawn = torch.randint(len(loader.dataset), (2, (2 * workers + batches) * size)).tolist()  # type: ignore[arg-type]
             DataLoader.__init__(torchs, Subset(loader.dataset, drawn[0]), **options, **torchs_options)
-            with decode.here(False):
+            with decode.Here(False):
                 torchs_took = _time(torchs, workers, batches)
             ours = DDLPLoader(Subset(loader.dataset, drawn[1]), **options, timeout=LIMIT_S, strategy="cpu")
             ours_took = _time(ours, workers, batches)

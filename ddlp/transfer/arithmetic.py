@@ -42,8 +42,9 @@ class Arithmetic:
                 return Arithmetic(multiply, scale, mean if mean.any() else None, std if (std != 1).any() else None)
         return None
 
-    def run(self, values: np.ndarray, mean: np.ndarray | None, std: np.ndarray | None) -> None:
-        """Change float32 ``values`` in place. ``mean`` and ``std`` have shapes that broadcast against them."""
+    def run(self, source: np.ndarray, values: np.ndarray, mean: np.ndarray | None, std: np.ndarray | None) -> None:
+        """Compute float32 ``values`` of bytes. ``mean`` and ``std`` have shapes that broadcast against them."""
+        np.copyto(values, source)
         if self.scale is not None:
             (np.multiply if self.multiply else np.divide)(values, self.scale, out=values)
         if mean is not None:

@@ -9,21 +9,21 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-__all__ = ["CudaStream", "DeviceStream", "StreamEvent", "NoRoom", "PlainStream"]
+__all__ = ["CudaStream", "DeviceStream", "StreamEvent", "NoRoom"]
 
 NoRoom = torch.cuda.OutOfMemoryError  # work on a stream raises it if the device has no memory left
 
 
-class StreamEvent(Protocol):
-    """A point in the work of a stream."""
+class StreamEvent:
+    """A point in the work of a stream: one that is passed already, as where an operation that has returned is done."""
 
     def passed(self) -> bool:
         """Whether the device has reached this point."""
+        return True
 
     def wait(self) -> None:
         """Block this thread until the device has reached it, without the GIL and without spinning."""
@@ -32,20 +32,31 @@ class StreamEvent(Protocol):
         """Make the current stream wait for this event before its next work. ``result`` may be used and dropped there."""
 
 
-class DeviceStream(Protocol):
-    """A queue of work on a device. Any thread may put work on it."""
+class DeviceStream:
+    """A queue of work on a device. Any thread may put work on it.
 
-    device: torch.device
-    pinned: bool  # whether copies want page-locked memory on the host's side
+    This one is of a device without streams: when an operation returns, it is done, or queued in order with all others.
+
+    Attributes:
+        device: the device.
+        pinned: whether copies want page-locked memory on the host's side.
+    """
+
+    pinned = False
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
 
     def work(self) -> AbstractContextManager[object]:
         """Return a context: operations within it go to this stream, in order."""
+        return contextlib.nullcontext()
 
     def event(self) -> StreamEvent:
         """Return an event that comes after all work put there so far."""
+        return StreamEvent()
 
 
-class CudaStream:
+class CudaStream(DeviceStream):
     """A CUDA stream of high priority: its short kernels don't queue behind those of a training step.
 
     A thread begins with GPU 0 as its device. A call of CUDA then makes a context on GPU 0, which takes half a GB of its memory
@@ -56,7 +67,7 @@ class CudaStream:
     pinned = True
 
     def __init__(self, device: torch.device) -> None:
-        self.device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+        super().__init__(torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index))
         self._stream = torch.cuda.Stream(self.device, priority=-1)
 
     @contextlib.contextmanager
@@ -73,7 +84,7 @@ class CudaStream:
         return _CudaEvent(event, self.device)
 
 
-class _CudaEvent:
+class _CudaEvent(StreamEvent):
     def __init__(self, event: torch.cuda.Event, device: torch.device) -> None:
         self._event, self._device = event, device
 
@@ -89,31 +100,3 @@ class _CudaEvent:
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(self._event)
         result.record_stream(stream)  # else our stream might use its memory again while the step still reads it
-
-
-class PlainStream:
-    """A device without streams: when an operation returns, it is done, or queued in order with all others."""
-
-    pinned = False
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-
-    def work(self) -> AbstractContextManager[object]:
-        """As `DeviceStream`."""
-        return contextlib.nullcontext()
-
-    def event(self) -> StreamEvent:
-        """As `DeviceStream`."""
-        return _PastEvent()
-
-
-class _PastEvent:
-    def passed(self) -> bool:
-        return True
-
-    def wait(self) -> None:
-        pass
-
-    def before_use(self, result: Tensor) -> None:
-        pass

@@ -29,7 +29,6 @@ __all__ = ["DTYPES", "Epilogue", "Noise"]
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.uint8)
 FORMATS = (torch.contiguous_format, torch.channels_last)
 _PART = 65536  # numbers at a time: 256 KB of float32
-_CHUNK = 32767  # elements; torch splits larger ones among threads (at::internal::GRAIN_SIZE)
 
 
 class Noise(NamedTuple):
@@ -243,24 +242,27 @@ class Epilogue:
                 np.copyto(bits[part], images[part] if last else images[part].transpose(0, 3, 1, 2))
         elif fast is not None:
             fast.planes(images, bits) if self.dtype == torch.uint8 else fast.table(images, self._bits, bits, last)
-        elif self._arithmetic is None or (self.dtype.itemsize == 2 and not last):
-            # Two bytes straight from the table are faster than arithmetic and a conversion, except along whole rows.
-            self._look_up(images, bits, last)
+        elif self._arithmetic is None or self.dtype != torch.float32:  # two bytes come faster straight from the table
+            for part in _parts(len(images), images[0, :, :, 0].size):
+                for c, numbers in enumerate(self._bits):
+                    plane = bits[part, :, :, c] if last else bits[part, c]
+                    np.take(numbers, images[part, :, :, c], out=plane, mode="clip")
         elif last:
             # One row of the image is one row of numbers: the channels' constants repeat along it.
             samples, height, width, channels = images.shape
             rows = (samples, height, width * channels)
+            source, values = images.reshape(rows), bits.view(np.float32).reshape(rows)
             constants = self._arithmetic.mean, self._arithmetic.std
             mean, std = (None if k is None else np.tile(k, width) for k in constants)
-            self._compute(images.reshape(rows), bits.reshape(rows), mean, std)
+            for part in _parts(samples, math.prod(rows[1:])):
+                self._arithmetic.run(source[part], values[part], mean, std)
         else:
             values = bits.view(np.float32)
             for part in _parts(len(images), images.shape[1] * images.shape[2]):
                 for c in range(images.shape[3]):
                     constants = self._arithmetic.mean, self._arithmetic.std
                     mean, std = (None if k is None else k[c] for k in constants)
-                    np.copyto(values[part, c], images[part, :, :, c])
-                    self._arithmetic.run(values[part, c], mean, std)
+                    self._arithmetic.run(images[part, :, :, c], values[part, c], mean, std)
 
     def fill(self, result: Tensor, boxes: np.ndarray) -> None:
         """Fill the masks of the result's samples in place; boxes int32 (samples, masks, 4)."""
@@ -283,33 +285,6 @@ class Epilogue:
     def _noise_by_mask(self) -> tuple[dict[int, Noise], set[int]]:
         """The noise of each mask that has any, and the mask numbers that are seeds and no masks."""
         return {noise.mask: noise for noise in self.noise}, {noise.mask + 1 for noise in self.noise}
-
-    def _compute(
-        self, source: np.ndarray, bits: np.ndarray, mean: np.ndarray | None, std: np.ndarray | None
-    ) -> None:
-        """Compute the results of bytes (images, rows, numbers a row)."""
-        assert self._arithmetic is not None
-        if self.dtype == torch.float32:
-            values = bits.view(np.float32)
-            for part in _parts(len(source), math.prod(source.shape[1:])):
-                np.copyto(values[part], source[part])
-                self._arithmetic.run(values[part], mean, std)
-            return
-        result = torch.from_numpy(bits).view(self.dtype)
-        step = max(1, _CHUNK // source.shape[2])
-        scratch = torch.empty((step, source.shape[2]), dtype=torch.float32, device="cpu")
-        for i in range(len(source)):
-            for row in range(0, source.shape[1], step):
-                chunk = scratch[: min(step, source.shape[1] - row)]
-                np.copyto(chunk.numpy(), source[i, row : row + step])
-                self._arithmetic.run(chunk.numpy(), mean, std)
-                result[i, row : row + step].copy_(chunk)
-
-    def _look_up(self, source: np.ndarray, result: np.ndarray, last: bool) -> None:
-        for part in _parts(len(source), source[0, :, :, 0].size):
-            for c, values in enumerate(self._bits):
-                plane = result[part, :, :, c] if last else result[part, c]
-                np.take(values, source[part, :, :, c], out=plane, mode="clip")
 
     def views(self, result: Tensor, views: int) -> list[Tensor]:
         """The views of a result's samples, each (samples, channels, height, width): parts of the result.

@@ -11,7 +11,7 @@ import queue
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -30,14 +30,19 @@ BLOCK_BYTES = 4 << 20
 _PLACES = 3  # files whose bytes are in page-locked memory: one for each fetcher, and one that is being copied
 
 
-class FileReader(Protocol):
-    """Reads the data of batch files. Any thread may use it."""
+class FileReader:
+    """Reads the data of batch files. Any thread may use it. Each way of reading is a subclass.
+
+    Attributes:
+        name: of the way.
+    """
 
     name: str
 
     @property
     def trouble(self) -> str:
         """Why it is slow, to be told after its name; empty if no reason is known."""
+        return ""
 
     def prepare(self, buffer: Tensor) -> None:
         """Prepare for many reads into this uint8 tensor on the device."""
@@ -55,12 +60,13 @@ class FileReader(Protocol):
             MissingBatch: the file ended early.
             OSError: it can't be read.
         """
+        raise NotImplementedError
 
     def close(self) -> None:
         """Free what the reader holds. Nothing may be read any more."""
 
 
-class PinnedReader:
+class PinnedReader(FileReader):
     """Threads read a file's blocks into page-locked memory. One thread copies each block to the device while others are read.
 
     A file's blocks lie side by side, and only the thread that asked talks to the device: where each reader copied its own block
@@ -73,7 +79,6 @@ class PinnedReader:
     """
 
     name = "pinned"
-    trouble = ""
 
     def __init__(self, stream: DeviceStream, readers: int = READERS, block_bytes: int = BLOCK_BYTES) -> None:
         self._stream, self._block_bytes = stream, block_bytes
@@ -81,11 +86,6 @@ class PinnedReader:
         for _ in range(_PLACES):
             self._places.put(_Place(torch.empty(0, dtype=torch.uint8), None))
         self._readers = ThreadPoolExecutor(readers, "ddlp-read")
-
-    def prepare(self, buffer: Tensor) -> None:
-        """As `FileReader`."""
-
-    forget = prepare
 
     def read(self, path: Path, descriptor: int, buffer: Tensor, size: int) -> object:
         """As `FileReader`."""
@@ -137,7 +137,7 @@ def _read_all(descriptor: int, place: memoryview, offset: int) -> None:
         done += count
 
 
-class MappedReader:
+class MappedReader(FileReader):
     """The file is mapped, and the driver copies from the page cache through its own page-locked memory.
 
     It is used only where `ddlp.transfer.mapped_batch` lets files be mapped: if a mapped file is cut short, or a network file
@@ -145,15 +145,9 @@ class MappedReader:
     """
 
     name = "mmap"
-    trouble = ""
 
     def __init__(self, stream: DeviceStream) -> None:
         self._stream = stream
-
-    def prepare(self, buffer: Tensor) -> None:
-        """As `FileReader`."""
-
-    forget = prepare
 
     def read(self, path: Path, descriptor: int, buffer: Tensor, size: int) -> object:
         """As `FileReader`."""
@@ -164,11 +158,8 @@ class MappedReader:
             buffer[:size].copy_(data, non_blocking=True)
         return data
 
-    def close(self) -> None:
-        """As `FileReader`."""
 
-
-class GpuDirectReader:
+class GpuDirectReader(FileReader):
     """Reads past the host: the SSD's controller writes into the GPU's memory (GPUDirect Storage)."""
 
     def __init__(self, reader: GdsReader) -> None:

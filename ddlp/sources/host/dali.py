@@ -110,13 +110,13 @@ def define(pipeline: Any, stages: Stages, on_gpu: bool) -> list[str]:
 class Graph:
     """A DALI pipeline for up to `SAMPLES` samples, on the CPU, or on the GPU number ``gpu``. One thread uses it at a time."""
 
-    def __init__(self, stages: Stages, gpu: int | None = None, threads: int = 1) -> None:
+    def __init__(self, stages: Stages, gpu: int | None) -> None:
         from nvidia.dali import Pipeline
 
         # Neither asynchronous nor pipelined: a worker gives the samples of one run, and waits for them. So the images are
         # ready when `run` returns, on a GPU too.
         self._pipeline = Pipeline(
-            SAMPLES, threads, device_id=gpu, exec_async=False, exec_pipelined=False, prefetch_queue_depth=1
+            SAMPLES, 1, device_id=gpu, exec_async=False, exec_pipelined=False, prefetch_queue_depth=1
         )
         self._numbers = define(self._pipeline, stages, gpu is not None)
         self._pipeline.build()
@@ -262,21 +262,21 @@ class DaliHost:
         """End DALI's part. Called when nobody asks for batches any more."""
         self._graphs.epoch_ended()
 
-    def prepare(self, position: int, wanted: Callable[[], bool], finished: bool = False) -> PreparedBatch:
+    def prepare(self, position: int, wanted: Callable[[], bool]) -> PreparedBatch:
         """Do the same as `ddlp.sources.host.native.prepare_batch`. ddlp's own code makes the samples that DALI can't make."""
         resources = self._resources
         if not wanted():  # for the same reason as in prepare_batch
             raise Unwanted
         for request in resources.plan.wrong(position):
-            raise resources.refused(request)
+            raise resources.error_of(request)
         items = resources.plan.image_items(position)
         gpu_transfer = self._graphs.gpu_transfer
         n = len(items)
         try:
-            rows = _OnHost(resources, n, finished) if gpu_transfer is None else _OnDevice(resources, gpu_transfer, n)
+            rows = _OnHost(resources, n) if gpu_transfer is None else _OnDevice(resources, gpu_transfer, n)
         except NoRoom:  # there is no room on the GPU, but there is in the host's memory
             self._count(0, n)
-            return prepare_batch(resources, position, wanted, finished)
+            return prepare_batch(resources, position, wanted)
         given: list[_Sample] = []
         ours: list[int] = []
         order = [index for index, _ in items]

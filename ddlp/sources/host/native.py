@@ -61,18 +61,18 @@ class NativeHost:
                 if not self._resources.plan.wrong(position):
                     self._first[position] = _SharedBatch(self._resources, position, self._workers, goes_on)
 
-    def prepare(self, position: int, wanted: Callable[[], bool], finished: bool) -> PreparedBatch:
+    def prepare(self, position: int, wanted: Callable[[], bool]) -> PreparedBatch:
         """Make the batch at this position. All workers make the first ones together, before any later one."""
         for shared, batch in self._first.items():
             if shared == position:
                 try:
-                    return batch.result(wanted, finished)
+                    return batch.result(wanted)
                 finally:
                     with self._taking:  # others may be going through the dictionary, so another one takes its place
                         self._first = {at: other for at, other in self._first.items() if at != position}
-            batch.help(finished)
+            batch.help()
         if self._ahead is None or not wanted():
-            return prepare_batch(self._resources, position, wanted, finished)
+            return prepare_batch(self._resources, position, wanted)
         fetch = self._ahead.take(position)
         if fetch is None:
             raise Unwanted
@@ -82,7 +82,7 @@ class NativeHost:
             READING.seconds += time.monotonic() - began
             if reader is None:
                 raise Unwanted
-            return prepare_batch(self._resources, position, wanted, finished, reader)
+            return prepare_batch(self._resources, position, wanted, reader)
 
     def close(self) -> None:
         """Drop the samples that were brought and are not wanted any more, and have nobody of this epoch told of the cache."""
@@ -108,12 +108,12 @@ def get_ready(resources: Resources) -> None:
 
 
 def prepare_batch(
-    resources: Resources, position: int, wanted: Callable[[], bool], finished: bool = False, reader: Reader | None = None
+    resources: Resources, position: int, wanted: Callable[[], bool], reader: Reader | None = None
 ) -> PreparedBatch:
     """Make the batch at this position in memory of the pool.
 
-    ``finished``: return the result of the epilogue on the CPU. Each part goes through the epilogue while it is in the cache, so
-    no whole batch of bytes is ever in memory. ``reader``: has the batch's samples, if they were brought from a slow storage.
+    If it ends on the CPU, each part goes through the epilogue while it is in the cache, so no whole batch of bytes is ever in
+    memory. ``reader``: has the batch's samples, if they were brought from a slow storage.
 
     ``wanted`` is called between samples, or between small parts of an array's samples. Raises `Unwanted` once it returns False.
     If a sample can't be prepared, raises an error of the type that the data set's own code would have raised, with the sample's
@@ -122,12 +122,12 @@ def prepare_batch(
     if not wanted():  # later batches of a run may have been delivered and forgotten meanwhile
         raise Unwanted
     for request in resources.plan.wrong(position):
-        raise resources.refused(request)
+        raise resources.error_of(request)
     sources, occurrences = resources.plan.images(position)
     if reader is None and resources.reader.slow:
         with at_hand(resources.reader, resources.to_read(sources), wanted) as there:
-            return prepare_batch(resources, position, wanted, finished, there)
-    rows = Rows(resources, len(sources), finished)
+            return prepare_batch(resources, position, wanted, there)
+    rows = Rows(resources, len(sources))
     return _finished(resources, position, rows, lambda: _make(resources, sources, occurrences, rows, wanted, reader))
 
 
@@ -197,9 +197,9 @@ class _SharedBatch:
         self._bad: dict[int, SampleError] = {}
         self._failed: dict[int, BaseException] = {}  # by the first sample of its part
 
-    def help(self, finished: bool) -> None:
-        """Make parts of it until all are begun. ``finished``: as for `prepare_batch`."""
-        while (work := self._next(finished)) is not None:
+    def help(self) -> None:
+        """Make parts of it until all are begun."""
+        while (work := self._next()) is not None:
             part, rows = work
             bad: dict[int, SampleError] = {}
             failed: dict[int, BaseException] = {}
@@ -215,10 +215,10 @@ class _SharedBatch:
             bad.clear()
             failed.clear()  # as in `_finished`
 
-    def result(self, wanted: Callable[[], bool], finished: bool) -> PreparedBatch:
+    def result(self, wanted: Callable[[], bool]) -> PreparedBatch:
         """Make what is left of it, wait for the others' parts, and return the batch. Raises as `prepare_batch`."""
         if wanted():
-            self.help(finished)
+            self.help()
         with self._changed:
             self._unfinished -= len(self._to_begin)  # of a batch that nobody wants
             self._to_begin.clear()
@@ -230,14 +230,14 @@ class _SharedBatch:
             raise Unwanted
         return _finished(self._resources, self._position, rows, self._take_bad)
 
-    def _next(self, finished: bool) -> tuple[slice, Rows] | None:
+    def _next(self) -> tuple[slice, Rows] | None:
         """Return a part that nobody has begun, and its memory."""
         with self._changed:
             if not self._to_begin:
                 return None
             resources, samples = self._resources, len(self._sources)
             if self._rows is None:
-                self._rows = Rows(resources, samples, finished)
+                self._rows = Rows(resources, samples)
             part = self._to_begin.popleft()
             return part, self._rows.part(part)
 
@@ -252,18 +252,19 @@ class _SharedBatch:
 class Rows(Destination):
     """A batch's memory while its samples are made.
 
+    If it ends on the CPU the samples go through the epilogue at once, part by part. Then there is room only for the bytes of
+    one part, or no room for bytes if the kernel does both steps.
+
     Args:
         resources: whose pool gives the memory, and whose epilogue makes the batch from the samples' bytes.
         samples: the number of samples.
-        finished: whether the samples go through the epilogue at once, part by part. Then there is room only for the bytes of
-            one part, or no room for bytes if the kernel does both steps.
     """
 
-    def __init__(self, resources: Resources, samples: int, finished: bool) -> None:
-        portable, self._pool = resources.epoch.portable, resources.pool
-        self._epilogue, self._shape, self._samples, self._finished = portable.epilogue, portable.shape, samples, finished
+    def __init__(self, resources: Resources, samples: int) -> None:
+        portable, self._pool, self._finished = resources.epoch.portable, resources.pool, resources.ends_on_cpu
+        self._epilogue, self._shape, self._samples = portable.epilogue, portable.shape, samples
         height, width, _ = portable.shape
-        convert = finished and not portable.epilogue.keeps_bytes
+        convert = self._finished and not portable.epilogue.keeps_bytes
         self._bits = portable.epilogue.empty(samples, height, width, resources.pool) if convert else None
         self._bytes: np.ndarray | None = None
         self.boxes = no_boxes(samples, portable.pipeline.boxes)

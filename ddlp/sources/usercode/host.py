@@ -117,7 +117,7 @@ class UserCodeHost:
         """Note what lives in the epoch."""
         self._resources = sink.resources
 
-    def prepare(self, position: int, wanted: Callable[[], bool], finished: bool) -> PreparedBatch:
+    def prepare(self, position: int, wanted: Callable[[], bool]) -> PreparedBatch:
         """Have a free worker make the batch at this position."""
         return PreparedBatch.made_whole(self._workers.ask(self.task(self._resources, position)))
 

@@ -21,7 +21,7 @@ from ddlp.transfer.gds.needs import why_not
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["GdsReader", "as_os_error", "set_default"]
+__all__ = ["GdsReader", "as_os_error"]
 
 # kvikio's own defaults are 1 thread and 4 MiB a task. That is one request at a time, but an NVMe drive wants many. Two batches
 # of some tens of MB, read at once in pieces of 4 MiB, keep 16 threads busy. $KVIKIO_NTHREADS and $KVIKIO_TASK_SIZE take
@@ -51,7 +51,7 @@ class GdsReader:
         self._registered: dict[int, torch.Tensor] = {}
         self._lock = threading.Lock()
         self._direct: dict[int, DirectReader] = {}  # by the GPU's number
-        self.through = "posix" if _goes_round(kvikio) else "cufile"
+        self.through = "posix" if kvikio.defaults.is_compat_mode_preferred() else "cufile"
         self.not_registered = ""
 
     @classmethod
@@ -78,9 +78,9 @@ class GdsReader:
         kvikio = _load()
         for name, value in (("num_threads", _THREADS), ("task_size", _TASK_BYTES)):
             if not any(variable in os.environ for variable in _ENVIRONMENT[name]):
-                set_default(kvikio, name, value)
+                kvikio.defaults.set({name: value})
         if cufile is not None:
-            set_default(kvikio, "compat_mode", kvikio.CompatMode.OFF if cufile else kvikio.CompatMode.ON)
+            kvikio.defaults.set({"compat_mode": kvikio.CompatMode.OFF if cufile else kvikio.CompatMode.ON})
         return cls(kvikio)
 
     def register(self, buffer: torch.Tensor) -> None:
@@ -147,7 +147,7 @@ class GdsReader:
         with self._lock:
             device = buffer.get_device()
             if device not in self._direct:
-                threads, piece_bytes = _default(self._kvikio, "num_threads"), _default(self._kvikio, "task_size")
+                threads, piece_bytes = map(self._kvikio.defaults.get, ("num_threads", "task_size"))
                 self._direct[device] = DirectReader(device, threads, piece_bytes)
             return self._direct[device]
 
@@ -189,26 +189,6 @@ def _load() -> Any:
             "CUDA version: pip install ddlp[gpu] (CUDA 13) or ddlp[gpu-cu12]; or use another transfer."
         ) from error
     return kvikio
-
-
-def set_default(kvikio: Any, name: str, value: Any) -> None:
-    """Set one of kvikio's settings; its versions before 25.2 have a function for each."""
-    if hasattr(kvikio.defaults, "set"):
-        kvikio.defaults.set({name: value})
-    else:
-        getattr(kvikio.defaults, f"{name}_reset")(value)
-
-
-def _default(kvikio: Any, name: str) -> int:
-    """A setting's number, as `set_default` and the environment have left it."""
-    return int(kvikio.defaults.get(name) if hasattr(kvikio.defaults, "get") else getattr(kvikio.defaults, name)())
-
-
-def _goes_round(kvikio: Any) -> bool:
-    """Whether kvikio reads by POSIX calls instead of cuFile."""
-    if hasattr(kvikio.defaults, "is_compat_mode_preferred"):
-        return bool(kvikio.defaults.is_compat_mode_preferred())
-    return bool(kvikio.defaults.compat_mode() != kvikio.CompatMode.OFF)
 
 
 def _check(buffer: torch.Tensor, size: int) -> None:

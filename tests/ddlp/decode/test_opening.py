@@ -34,7 +34,7 @@ def test_in_one_thread_until_the_block_is_left(jpeg, need_kernel):
     seen: list[bool] = []
 
     def other() -> None:
-        with decode.here():
+        with decode.Here():
             inside.wait()
             go.wait()
             seen.append(is_postponed(jpeg))
@@ -43,9 +43,9 @@ def test_in_one_thread_until_the_block_is_left(jpeg, need_kernel):
     thread.start()
     inside.wait()
     assert not is_postponed(jpeg), "another thread is in such a block"
-    with pytest.raises(KeyboardInterrupt), decode.here():
+    with pytest.raises(KeyboardInterrupt), decode.Here():
         assert is_postponed(jpeg)
-        with decode.here():
+        with decode.Here():
             assert is_postponed(jpeg)
         assert is_postponed(jpeg)
         raise KeyboardInterrupt
@@ -57,9 +57,9 @@ def test_in_one_thread_until_the_block_is_left(jpeg, need_kernel):
 
 
 def test_not_in_a_block_that_does_not_want_it(jpeg, installed):
-    with decode.here(False):
+    with decode.Here(False):
         assert not is_postponed(jpeg)
-        with decode.here():
+        with decode.Here():
             assert is_postponed(jpeg)
     assert is_postponed(jpeg)
 
@@ -89,7 +89,7 @@ def test_a_child_of_a_block(jpeg, need_kernel):
             done.wait()
 
     thread = threading.Thread(target=hold)
-    with decode.here():
+    with decode.Here():
         thread.start()
         held.wait()
         try:
@@ -141,7 +141,7 @@ def test_it_needs_the_kernel_and_pillow_alone(jpeg, need_kernel):
 def test_no_kernel(jpeg, monkeypatch):
     monkeypatch.setattr("csd_engine.kernels._outcome", (None, "there is none"))
     assert not decode.install() and decode.why_not() == "there is none"
-    with decode.here():
+    with decode.Here():
         assert not is_postponed(jpeg)
     assert os.path.getsize(jpeg) and not is_postponed(jpeg)
 
@@ -151,7 +151,7 @@ import sys
 from ddlp import decode
 from csd_engine import kernels
 from PIL import Image
-with decode.here():
+with decode.Here():
     assert kernels.kernel() is not None, kernels.why_not()  # the first call, which opens JPEGs
     print(type(Image.open(sys.argv[1])).__name__)
 """

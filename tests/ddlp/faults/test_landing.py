@@ -15,7 +15,7 @@ import torch
 from ddlp.epoch.gpu_prefetch import AHEAD
 from ddlp.errors import DDLPError
 from ddlp.transfer.choose_transfer import transfer_to, ways
-from ddlp.transfer.device_stream import NoRoom, PlainStream
+from ddlp.transfer.device_stream import DeviceStream, NoRoom
 from ddlp.transfer.gds.needs import place_of
 from ddlp.transfer.gpu_transfer import FileTransfer, GpuTransfer
 from ddlp.transfer.mapped_batch import may_map
@@ -32,7 +32,7 @@ def lands(request, monkeypatch):
     def plain(device, transfer):
         if device is None:  # the reference loader
             return None
-        lane = PlainStream(torch.device(device))
+        lane = DeviceStream(torch.device(device))
         return GpuTransfer(lane, ways(lane, plain.transfer or transfer))
 
     def options(transfer=None, **others):

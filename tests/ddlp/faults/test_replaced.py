@@ -25,7 +25,7 @@ from ddlp.epoch.monitor import Monitor
 from ddlp.errors import DDLPError
 from ddlp.observe import checked
 from ddlp.transfer.choose_transfer import ways
-from ddlp.transfer.device_stream import PlainStream
+from ddlp.transfer.device_stream import DeviceStream
 from ddlp.transfer.gpu_transfer import GpuTransfer
 from ddlp.transforms import Views
 from tests.ddlp.faults.scene import BATCH, dataset, make_loader, train, until
@@ -104,7 +104,7 @@ def test_on_an_accelerator(leaves_nothing, bad, monkeypatch):
     expected = by_first(train(replacing(dataset(bad), "cpu")))
 
     def plain(device, transfer):
-        stream = PlainStream(torch.device("cpu"))
+        stream = DeviceStream(torch.device("cpu"))
         return GpuTransfer(stream, ways(stream, "pinned"))
 
     monkeypatch.setattr("ddlp.begin.loader_parts.transfer_to", plain)

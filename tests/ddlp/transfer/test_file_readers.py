@@ -17,14 +17,14 @@ from torch import Tensor
 from csd_engine.batchfile.layout import DATA_OFFSET
 from csd_engine.errors import MissingBatch
 from ddlp.transfer import file_readers
-from ddlp.transfer.device_stream import PlainStream
+from ddlp.transfer.device_stream import DeviceStream
 from ddlp.transfer.file_readers import PinnedReader
 
 SIZE = 20_000
 PLACES = file_readers._PLACES
 
 
-class Behind(PlainStream):
+class Behind(DeviceStream):
     """A device that is late: it has copied nothing before `caught_up` is set."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ def test_a_failure_is_told_when_nobody_writes_to_the_memory_any_more(
         over.append(offset)
 
     monkeypatch.setattr(file_readers, "_read_all", slow)
-    reader = PinnedReader(PlainStream(torch.device("cpu")), readers=3, block_bytes=5000)
+    reader = PinnedReader(DeviceStream(torch.device("cpu")), readers=3, block_bytes=5000)
     for _ in range(PLACES + 1):  # the places come back too
         with pytest.raises(MissingBatch, match="the file ended early"):
             read(reader, descriptor)

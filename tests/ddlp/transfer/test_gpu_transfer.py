@@ -22,14 +22,14 @@ from csd_engine.batchfile.writer import BatchWriter
 from csd_engine.errors import DamagedBatch, MissingBatch
 from csd_engine.machine.directory import Directory
 from ddlp.transfer.device_checksum import padded, sum_blocks
-from ddlp.transfer.device_stream import CudaStream, PlainStream
+from ddlp.transfer.device_stream import CudaStream, DeviceStream
 from ddlp.transfer.epilogue import Epilogue
 from ddlp.transfer.file_readers import MappedReader, PinnedReader
 from ddlp.transfer.gpu_transfer import GpuTransfer
 
 IDENTITY, LEASE = "5" * 32, 7
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-LANES = {"plain": lambda: PlainStream(torch.device("cpu")), "cuda": lambda: CudaStream(torch.device("cuda"))}
+LANES = {"plain": lambda: DeviceStream(torch.device("cpu")), "cuda": lambda: CudaStream(torch.device("cuda"))}
 WAYS = {
     "pinned": lambda stream: PinnedReader(stream, readers=3, block_bytes=5000),
     "mmap": MappedReader,

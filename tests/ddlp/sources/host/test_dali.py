@@ -19,7 +19,7 @@ from ddlp.errors import DDLPError
 from ddlp.sources.engine.embedded import EmbeddedOptions, acquire
 from ddlp.sources.host import dali
 from ddlp.transfer.choose_transfer import ways
-from ddlp.transfer.device_stream import PlainStream
+from ddlp.transfer.device_stream import DeviceStream
 from ddlp.transfer.gpu_transfer import GpuTransfer
 from ddlp.translate.dali import DISTANCES, Stages
 from tests.both_sides import until_both
@@ -252,7 +252,7 @@ def test_what_can_not_travel_is_refused_as_for_other_settings(paths):
 # -- delivered on a device ---------------------------------------------------------------------------------------------
 
 
-class Copying(PlainStream):
+class Copying(DeviceStream):
     """This machine's CPU as a device without streams. Counts the copies under way and the waits for its events."""
 
     within = waits = 0
@@ -312,7 +312,7 @@ def test_on_a_gpu_decoding_is_mixed_and_all_that_follows_is_the_gpus():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, and DALI may decode there")
 def test_where_dali_has_no_gpu_one_line_says_so_and_what_to_do():
-    nowhere = PlainStream(torch.device("cuda", 0))
+    nowhere = DeviceStream(torch.device("cuda", 0))
     with pytest.raises(DDLPError, match=r"DALI can't decode on GPU 0 \(.*CUDA.*\). Take backend='dali_cpu'") as caught:
         dali.Graphs(Stages(None, False, False, False), GpuTransfer(nowhere, lambda *_: []))
     assert "\n" not in str(caught.value)

@@ -6,6 +6,7 @@ import itertools
 import os
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -78,24 +79,25 @@ def test_sample_by_sample_is_the_batch_through_the_epilogue(paths, dtype, memory
     if dtype == torch.uint8 and masks:
         pytest.skip("the mask's fill is no byte's value")
     made = resources(files(paths, *masks) if kind == "files" else arrays(*masks), dtype, memory_format)
+    for_another = replace(made, epoch=replace(made.epoch, target=torch.device("meta")))
     for position in range(COUNT // BATCH):
-        raw = prepare_batch(made, position, lambda: True)
+        raw = prepare_batch(for_another, position, lambda: True)
         assert raw.images.dtype == torch.uint8 and (raw.boxes is not None) == bool(masks)
-        finished = prepare_batch(made, position, lambda: True, finished=True)
+        finished = prepare_batch(made, position, lambda: True)
         assert finished.boxes is None and finished.images.is_contiguous(memory_format=memory_format)
         assert torch.equal(finished.images, made.epoch.portable.epilogue(raw.images, raw.boxes))
 
 
 def test_memory_is_used_again_but_not_while_a_batch_is_held(paths):
     made = resources(files(paths))
-    first = prepare_batch(made, 0, lambda: True, finished=True).images
+    first = prepare_batch(made, 0, lambda: True).images
     kept, place = first[1, 2], first.data_ptr()
     before = kept.clone()
     del first
-    others = [prepare_batch(made, 1, lambda: True, finished=True).images for _ in range(3)]
+    others = [prepare_batch(made, 1, lambda: True).images for _ in range(3)]
     assert torch.equal(kept, before) and place not in [other.data_ptr() for other in others]
     del kept
-    assert prepare_batch(made, 1, lambda: True, finished=True).images.data_ptr() == place
+    assert prepare_batch(made, 1, lambda: True).images.data_ptr() == place
     made.pool.close()
     assert torch.equal(others[0], others[2])
 
@@ -131,7 +133,7 @@ def test_a_batch_broken_off_leaves_no_file_open(paths, tmp_path, monkeypatch):
     before = open_files()
     answers = iter([True, True, False])
     with pytest.raises(Unwanted):
-        prepare_batch(made, 0, lambda: next(answers), finished=True)
+        prepare_batch(made, 0, lambda: next(answers))
     with pytest.raises(FileNotFoundError, match="gone"):
         prepare_batch(resources(files([*paths[:2], str(tmp_path / "gone.jpg"), *paths[3:]])), 0, lambda: True)
     assert opened_since(before) == []

@@ -67,11 +67,9 @@ def test_the_real_package_has_the_names_that_are_used() -> None:
     code = """
 reader = gds.GdsReader(kvikio)
 before = reader.through
-gds.set_default(kvikio, "compat_mode", kvikio.CompatMode.OFF)
-gds.set_default(kvikio, "num_threads", 5)
-gds.set_default(kvikio, "task_size", 1 << 20)
-get = gds._default
-print(json.dumps([before, gds.GdsReader(kvikio).through, get(kvikio, "num_threads"), get(kvikio, "task_size"),
+kvikio.defaults.set({"compat_mode": kvikio.CompatMode.OFF, "num_threads": 5, "task_size": 1 << 20})
+get = kvikio.defaults.get
+print(json.dumps([before, gds.GdsReader(kvikio).through, get("num_threads"), get("task_size"),
     callable(kvikio.buffer.memory_register), callable(kvikio.buffer.memory_deregister), callable(kvikio.CuFile.pread),
     callable(kvikio.CuFile.__enter__)]))
 """
