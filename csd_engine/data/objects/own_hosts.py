@@ -42,7 +42,7 @@ def _address() -> str:
 
 def cloud_of(url: str) -> str:
     """Return how the names of the settings of a bucket's cloud begin."""
-    return _CLOUD_OF.get(url.split(":")[0], "AZURE")
+    return _CLOUD_OF.get(urlsplit(url).scheme, "AZURE")
 
 
 def only_own_hosts(url: str, config: Mapping[str, Any], client_options: Mapping[str, Any]) -> Dict[str, str]:

@@ -25,6 +25,7 @@ from csd_engine.data.image_files import content
 from csd_engine.data.kinds import parse_dataset
 from csd_engine.data.manifest import write_manifest
 from csd_engine.data.objects.dataset import ObjectSet, pack_objects
+from csd_engine.data.objects.own_hosts import only_own_hosts
 from csd_engine.data.objects.store import ObjectStore
 from csd_engine.data.objects.stored import Part, Stored, mark_of
 from csd_engine.data.objects.urls import below
@@ -72,6 +73,19 @@ class Scene:
 @pytest.fixture
 def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
+
+
+CLOUDS = [("s3://b/", "amazonaws.com"), ("gs://b/", "googleapis.com"), ("az://b/", "azure.com")]
+
+
+@pytest.mark.parametrize(("url", "domain"), CLOUDS)
+def test_the_case_of_a_scheme_changes_no_cloud(url, domain, monkeypatch):
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    options = only_own_hosts(url, {}, {})
+    assert domain in options["proxy_excludes"].split(",")
+    assert only_own_hosts(url.upper(), {}, {}) == options
 
 
 def test_the_description_goes_round(scene):
