@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import zmq
 
-from csd_engine.batchfile.reader import Layout
 from csd_engine.protocol import codec as say
 from csd_engine.protocol.aead import ciphers
 from csd_engine.protocol.keys import load_pair, load_public, make_pair
-from csd_engine.protocol.sealed import HEAD_BYTES
+from csd_engine.protocol.sealed import HEAD_BYTES, TICKET_BYTES
 
 
 class HostileClient:
@@ -179,29 +177,13 @@ def closed_by_the_engine(connection: socket.socket) -> bool:
         connection.setblocking(True)
 
 
-Job = tuple[Any, Any, Any, list[bytes]]  # pipeline, data set, layout, files, as `open_job` takes them
-
-
-def sealed_parts(client: HostileClient, job: Job, another: Callable[[], bool]) -> None:
-    """Fetch a batch over and over, sealed, as fast as it comes. ``another``: called after each; False ends it."""
-    assert isinstance(client.open_job("j", *job), say.JobOpen)
-    items = tuple((number % 4, 0) for number in range(job[2]["batch"]))
-    client.send(say.Lease("j", 1, "0" * 32, 1, 1, items))
-    client.wait_for(say.Published, 1e6)
-    size = Layout.parse(job[2]).file_bytes
-    ticket = secrets.token_bytes(32)
+@contextlib.contextmanager
+def sealed_stream(client: HostileClient) -> Iterator[socket.socket]:
+    """A connection for sealed parts, when it is ready."""
+    ticket = secrets.token_bytes(TICKET_BYTES)
     client.send(say.AskStream(ciphers()[0]), ticket)
-    opened = client.wait_for(say.StreamOpen, 1e6)
-    room = bytearray(1 << 20)
-    with socket.create_connection(("127.0.0.1", opened.port)) as stream:
+    port = client.wait_for(say.StreamOpen, 60).port
+    with socket.create_connection(("127.0.0.1", port)) as stream:
         stream.sendall(ticket)
-        stream.recv(HEAD_BYTES, socket.MSG_WAITALL)
-        each = size + HEAD_BYTES * -(-size // say.MAX_PART_BYTES)
-        for number in itertools.count():
-            client.send(say.FetchSealed(number, "j", 1, size))
-            if number:
-                left = each
-                while left:
-                    left -= stream.recv_into(room, min(left, len(room)))
-                if not another():
-                    return
+        assert len(stream.recv(HEAD_BYTES, socket.MSG_WAITALL)) == HEAD_BYTES
+        yield stream
