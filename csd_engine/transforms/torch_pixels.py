@@ -2,7 +2,8 @@
 
 They compute in float32 and cut the result to a byte. v1 and v2 do so in different orders of operations, and v2 has torch add
 products, which rounds once on processors with fused multiply-adds ("-fused"). Maps of pixels sample a grid of positions, where
-both are fused on these processors. The functions here give torch's bits, everywhere. The kernel does the same, faster.
+both are fused on these processors. The positions themselves are a matrix product, which is MKL's: plain, or fused as well on
+Intel's processors with AVX-512 ("-grid"). The functions here give torch's bits, everywhere. The kernel does the same, faster.
 
 Contrast takes the mean of all pixels. A sum of bytes below 2**24 is exact in float32, so torch's order of adding them is of no
 account up to `EXACT_MEAN` pixels, and unknown beyond.
@@ -23,17 +24,20 @@ __all__ = [
 
 PILLOW = "pillow"
 EXACT_MEAN = 2**24 // 255  # pixels
+_MKLS_PRODUCT = 400  # multiplications: torch does fewer by itself, never fused (aten/src/ATen/native/LinearAlgebra.cpp)
 GRID_FILTERS = ("nearest", "bilinear")
 
 
 class _Torch(NamedTuple):
     v2: bool
     add: MultiplyAdd
+    grid_add: MultiplyAdd
 
 
 _TORCH: Dict[str, _Torch] = {
-    "torch-v1": _Torch(False, separate_add), "torch-v1-fused": _Torch(False, fused_add),
-    "torch-v2-fused": _Torch(True, fused_add),
+    "torch-v1": _Torch(False, separate_add, separate_add), "torch-v1-fused": _Torch(False, fused_add, separate_add),
+    "torch-v2-fused": _Torch(True, fused_add, separate_add), "torch-v1-grid": _Torch(False, separate_add, fused_add),
+    "torch-v1-fused-grid": _Torch(False, fused_add, fused_add), "torch-v2-fused-grid": _Torch(True, fused_add, fused_add),
 }  # fmt: skip
 PIXELS = (PILLOW, *_TORCH)
 """Whose pixels an operator makes: Pillow's, or those of torch's kernels as v1 or v2 calls them."""
@@ -161,10 +165,11 @@ def sampled(
     add = _TORCH[whose].add
     rows = np.array(matrix, np.float32).reshape(2, 3)
     x = (np.arange(width) - (width - 1) / 2).astype(np.float32)
-    y = (np.arange(height) - (height - 1) / 2).astype(np.float32)[:, np.newaxis]
+    y = np.broadcast_to((np.arange(height) - (height - 1) / 2).astype(np.float32)[:, np.newaxis], (height, width))
+    grid_add = _TORCH[whose].grid_add if 6 * height * width >= _MKLS_PRODUCT else separate_add
     places = []
     for (a, b, c), side in zip(rows / np.array([[0.5 * width], [0.5 * height]], np.float32), (width, height)):
-        on_grid = (x * a + y * b) + c  # -1 to 1 in the image
+        on_grid = grid_add(y, b, x * a) + c  # -1 to 1 in the image
         places.append(add(on_grid + _number(1.0), _number(side / 2), _number(-0.5)))
     if interpolation == "nearest":
         inside, values = _taken(pixels, np.rint(places[0]), np.rint(places[1]))

@@ -198,8 +198,8 @@ def rows_of_torchs_pixels(rows: dict[str, list[Data]]) -> dict[str, list[Data]]:
     for whose in PIXELS[1:]:
         for name, ops in rows.items():
             moves = "interpolation" in ops[0]
-            known = moves or whose != "torch-v1-fused"  # v1 adds no products of colours, so it has the other's pixels
-            if known and all(_has_torchs_pixels(op) for op in ops):
+            own = moves or whose in ("torch-v1", "torch-v2-fused")  # the other kinds have the colours of one of these
+            if own and all(_has_torchs_pixels(op) for op in ops):
                 variants = [{**op, "pixels": whose} for op in ops if op.get("v2", is_v2(whose)) == is_v2(whose)]
                 selected.update({f"{name}, {whose}": variants} if variants else {})
     return selected

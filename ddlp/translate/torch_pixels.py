@@ -28,7 +28,7 @@ __all__ = ["decodes_as_pillow", "torch_filter", "torchs_pixels"]
 
 _CASES = ((40, 31, 17, 12), (23, 37, 50, 9), (61, 44, 13, 44), (13, 9, 21, 1))  # height, width, and those of the result
 _COLOURS = 128, 125  # height, width
-_MAPPED = ((61, 44), (9, 13), (1, 7))
+_MAPPED = ((61, 44), (9, 13), (8, 8), (1, 7))
 
 
 def torch_filter(functional: ModuleType, name: str, antialias: Any) -> str | None:
@@ -96,8 +96,10 @@ def _pixels(functional: ModuleType, maps: bool, *_: Any) -> str | None:
 
     v2's without fused multiply-adds is left out: of 7.8 million values after RandAugment 265 differed, for a reason not known.
     """
-    kinds = ("torch-v2-fused",) if functional is v2.functional else ("torch-v1", "torch-v1-fused")
-    return next((kind for kind in kinds if _colours(functional, kind) and (not maps or _maps(functional, kind))), None)
+    kinds = [kind for kind in torch_pixels.PIXELS[1:] if torch_pixels.is_v2(kind) is (functional is v2.functional)]
+    if not _colours(functional, kinds[0]):  # those of a version differ by maps alone
+        return None
+    return next((kind for kind in kinds if _maps(functional, kind)), None) if maps else kinds[0]
 
 
 def _colours(functional: ModuleType, whose: str) -> bool:
@@ -116,9 +118,12 @@ def _colours(functional: ModuleType, whose: str) -> bool:
 
 
 def _maps(functional: ModuleType, whose: str) -> bool:
-    """Whether it samples these values, not rounded as for bytes, by a map that turns, moves and shears."""
-    how: dict[str, Any] = {"angle": 17.0, "translate": [3, -2], "scale": 1.2, "shear": [5.0, 3.0]}
-    matrix = inverse_affine((0.0, 0.0), 17.0, (3.0, -2.0), 1.2, (5.0, 3.0), torch_pixels.is_v2(whose))
+    """Whether it samples these values, not rounded as for bytes, by a map that turns, moves and shears.
+
+    Not by any angle: at 17 degrees all kinds of products make the same positions.
+    """
+    how: dict[str, Any] = {"angle": -31.0, "translate": [3, -2], "scale": 1.2, "shear": [5.0, 3.0]}
+    matrix = inverse_affine((0.0, 0.0), -31.0, (3.0, -2.0), 1.2, (5.0, 3.0), torch_pixels.is_v2(whose))
     for height, width in _MAPPED:
         pixels, tensor = _noise(height, width)
         for interpolation in GRID_FILTERS:

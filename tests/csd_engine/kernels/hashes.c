@@ -257,7 +257,7 @@ static void some_steps(resample_state *resample) {
         ddlp_step_numbers step = {.kind = kinds[below(sizeof kinds / sizeof *kinds)], .data = weights};
         const int warps = step.kind == STEP_AFFINE || step.kind == STEP_PERSPECTIVE;
         step.n[0] = step.kind == STEP_HUE ? below(256) : step.kind == STEP_GRAY ? 1 + 2 * below(2) : factors[below(6)];
-        const int whose = (int)below(4); /* Pillow's pixels, or torch's in three ways */
+        const int whose = (int)below(7); /* Pillow's pixels, or torch's in six ways */
         if (step.kind == STEP_HUE && whose) step.n[0] = (below(101) - 50.0) / 100;
         step.n[step.kind == STEP_AUTOCONTRAST ? 0 : 1] = whose;
         if (step.kind == STEP_BLUR) step.n[0] = 3, step.n[1] = 5;

@@ -42,8 +42,8 @@ int main(int argc, char **argv) {
             if (steps[k].kind == STEP_AFFINE || steps[k].kind == STEP_PERSPECTIVE)
                 steps[k].n[0] = 1 + below(60), steps[k].n[1] = 1 + below(60), steps[k].n[2] = below(5);
             if (steps[k].kind == STEP_RESIZE) steps[k].n[0] = below(90), steps[k].n[1] = below(90), steps[k].n[2] = 2 + below(2);
-            if (steps[k].kind == STEP_GRID) steps[k].n[0] = below(5), steps[k].n[1] = below(3);
-            else if (below(2)) steps[k].n[steps[k].kind == STEP_AUTOCONTRAST ? 0 : 1] = below(5); /* whose pixels */
+            if (steps[k].kind == STEP_GRID) steps[k].n[0] = below(8), steps[k].n[1] = below(3);
+            else if (below(2)) steps[k].n[steps[k].kind == STEP_AUTOCONTRAST ? 0 : 1] = below(8); /* whose pixels */
             if (steps[k].kind == STEP_BLUR) steps[k].n[0] = below(80), steps[k].n[1] = below(80);
             steps[k].data = steps[k].kind == STEP_TABLE ? (const void *)table : weights;
         }

@@ -7,6 +7,7 @@ import importlib
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +22,9 @@ from torchvision.transforms import InterpolationMode, v2
 from csd_engine.arithmetic.keyed import Keyed
 from csd_engine.transforms import torch_pixels as torch_definitions
 from csd_engine.transforms import torch_resample
+from csd_engine.transforms.torch_pixels import PIXELS, is_v2, sampled
 from csd_engine.transforms.torch_resample import torch_resize
+from csd_engine.transforms.warps import inverse_affine
 from ddlp import DDLPLoader, ImageFiles
 from ddlp.errors import Untranslatable
 from ddlp.translate import torch_pixels
@@ -167,18 +170,40 @@ for name in names:
     found = compare_row(name, 2)
     assert found.right and found.values, found
 print(*(torchs_pixels(m.functional, maps) for m in (v1, v2) for maps in (False, True)))
+
+import torch
+square = 1 + 2**-11  # of the next number, but for 2**-24
+left, right = torch.tensor([[-square, 1 + 2**-12, 0.0]] * 70), torch.tensor([[1.0, 1.0], [1 + 2**-12] * 2, [0.0, 0.0]])
+print("-grid" if left[None].bmm(right[None]).any() else "")
 """
 
 
 @pytest.mark.parametrize(
-    "capability, whose",
-    [("default", "torch-v1 torch-v1 None None"), ("avx2", "torch-v1 torch-v1-fused torch-v2-fused torch-v2-fused")],
+    "capability, mkl, whose",
+    [
+        ("default", "", "torch-v1 torch-v1{0} None None"),
+        ("avx2", "", "torch-v1 torch-v1-fused{0} torch-v2-fused torch-v2-fused{0}"),
+        ("avx2", "AVX2", "torch-v1 torch-v1-fused torch-v2-fused torch-v2-fused"),
+    ],
 )
-def test_colours_and_maps_are_this_processors(capability, whose):
-    environment = {**os.environ, "ATEN_CPU_CAPABILITY": capability}
+def test_colours_and_maps_are_this_processors(capability, mkl, whose):
+    """MKL's product of matrices is fused on Intel's processors with AVX-512, unless it is told to use AVX2."""
+    environment = {**os.environ, "ATEN_CPU_CAPABILITY": capability, "MKL_CBWR": mkl}
     command = [sys.executable, "-c", _ROWS_ELSEWHERE]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    assert done.stdout == f"{whose}\n"
+    kinds, product = done.stdout.splitlines()
+    assert kinds == whose.format(product) and not (mkl and product)
+
+
+@pytest.mark.parametrize("kind", PIXELS[1:])
+def test_the_images_of_the_check_tell_all_kinds_of_maps_apart(kind):
+    def affine(image, angle, translate, scale, shear, interpolation, fill):
+        pixels = image.permute(1, 2, 0).numpy().astype(np.uint8)
+        matrix = inverse_affine((0.0, 0.0), angle, tuple(map(float, translate)), scale, tuple(shear), is_v2(kind))
+        return torch.from_numpy(sampled(pixels, matrix, interpolation.value, fill, kind)).permute(2, 0, 1)
+
+    kinds = [other for other in PIXELS[1:] if is_v2(other) == is_v2(kind)]
+    assert [other for other in kinds if torch_pixels._maps(SimpleNamespace(affine=affine), other)] == [kind]
 
 
 def test_thresholds_are_compared_as_float32():

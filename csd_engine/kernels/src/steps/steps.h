@@ -174,7 +174,7 @@ typedef struct {
     int32_t width, height;
     float matrix[6]; /* to positions of -1 to 1 */
     uint8_t fill[4]; /* of three channels */
-    int filled, bilinear, v2;
+    int filled, bilinear, v2, fused_product; /* the matrix product that makes the positions */
 } torch_grid;
 
 /* `smooth` is called for rows without their first and last pixel. `fused`: products are added with one rounding. */

@@ -14,9 +14,13 @@ static const torch_loops *loops(void) {
     return &torch_loops_c;
 }
 
-static int is_v2(int whose) { return whose >= 3; }
+/* Whose pixels, in the order of csd_engine/transforms/torch_pixels.py; GRID: with a fused product of matrices. */
+enum { V1 = 1, V1_FUSED, V2_FUSED, V1_GRID, V1_FUSED_GRID, V2_FUSED_GRID };
+enum { MKLS_PRODUCT = 400 }; /* multiplications; torch does fewer by itself */
 
-static int is_fused(int whose) { return whose >= 2; }
+static int is_v2(int whose) { return whose == V2_FUSED || whose == V2_FUSED_GRID; }
+
+static int is_fused(int whose) { return whose != V1 && whose != V1_GRID; }
 
 /* v1 adds no products of colours */
 static int fused_colours(int whose) { return is_v2(whose); }
@@ -101,8 +105,9 @@ int torch_warp(const picture *image, uint8_t *out, const double *n) {
         .pixels = image->pixels, .width = image->width, .height = image->height, 
         .fill = {(uint8_t)n[3], (uint8_t)n[4], (uint8_t)n[5], 0},
         .filled = n[2] != 0, .bilinear = filter != 0, .v2 = is_v2(whose),
+        .fused_product = whose >= V1_GRID && 6 * (int64_t)image->width * image->height >= MKLS_PRODUCT,
     };
-    if (whose < 1 || whose > 3 || filter < 0 || filter > 1) return DDLP_STEP;
+    if (whose < V1 || whose > V2_FUSED_GRID || filter < 0 || filter > 1) return DDLP_STEP;
     for (int k = 0; k < 6; k++) grid.matrix[k] = (float)n[6 + k] / (float)(0.5 * (k < 3 ? image->width : image->height));
     loops()->warp(&grid, out, image->channels, is_fused(whose));
     return 0;

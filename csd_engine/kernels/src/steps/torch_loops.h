@@ -164,18 +164,24 @@ INLINE void bilinear(const torch_grid *g, uint8_t *out, float x, float y, int ch
     }
 }
 
+/* The positions in the image of `count` pixels of a row, from this one on. */
+INLINE void positions(const torch_grid *g, float *xs, float *ys, int32_t line, int32_t first, int count, int fused, int product) {
+    const float *m = g->matrix, wide = (float)g->width / 2, high = (float)g->height / 2;
+    const float middle = (float)(g->width - 1) / 2, y = (float)line - (float)(g->height - 1) / 2;
+    for (int i = 0; i < count; i++) {
+        const float x = (float)(first + i) - middle;
+        xs[i] = add(add(y, m[1], x * m[0], product) + m[2] + 1.0f, wide, -0.5f, fused);
+        ys[i] = add(add(y, m[4], x * m[3], product) + m[5] + 1.0f, high, -0.5f, fused);
+    }
+}
+
 INLINE void warp_by(const torch_grid *g, uint8_t *out, int channels, int fused) {
     float xs[PART], ys[PART];
-    const float middle = (float)(g->width - 1) / 2, wide = (float)g->width / 2, high = (float)g->height / 2;
     for (int32_t line = 0; line < g->height; line++) {
-        const float y = (float)line - (float)(g->height - 1) / 2, across = y * g->matrix[1], down = y * g->matrix[4];
         for (int32_t first = 0; first < g->width; first += PART) {
             const int count = g->width - first < PART ? g->width - first : PART;
-            for (int i = 0; i < count; i++) {
-                const float x = (float)(first + i) - middle;
-                xs[i] = add((x * g->matrix[0] + across) + g->matrix[2] + 1.0f, wide, -0.5f, fused);
-                ys[i] = add((x * g->matrix[3] + down) + g->matrix[5] + 1.0f, high, -0.5f, fused);
-            }
+            if (g->fused_product) positions(g, xs, ys, line, first, count, fused, 1);
+            else positions(g, xs, ys, line, first, count, fused, 0);
             for (int i = 0; i < count; i++, out += channels) {
                 if (g->bilinear) bilinear(g, out, xs[i], ys[i], channels, fused);
                 else nearest(g, out, xs[i], ys[i], channels);
