@@ -3,7 +3,7 @@
 HOME/engine.json       {"arguments": [...]}: the engine's command line, read anew at each start
 HOME/run/lock          held (flock) while this runs: one supervisor a home
 HOME/run/supervisor.pid
-HOME/run/state         one line: `starting`, `ready ADDRESS PID`, `failed SECONDS REASON` (until the next try), `stopped`
+HOME/run/state         one line: `starting`, `ready ADDRESS PID`, `failed SECONDS REASON` (until it is ready), `stopped`
 HOME/run/engine.log    what the engine says; engine.log.1 what it said before; 1 MiB each at most
 
 An engine that ends by itself is started again, after 1 s, 2 s, 4 s ... a minute at most. SIGTERM ends both, cleanly. The engine
@@ -113,7 +113,8 @@ class Supervisor:
     def _once(self) -> str:
         """Run the engine to its end; return why it ended."""
         self._words = b""
-        self._write("state", "starting")
+        if not self._failures:  # else why it has failed stays there: who asks now is to know it
+            self._write("state", "starting")
         try:
             engine = self._start()
         except (OSError, ValueError, KeyError, TypeError) as error:

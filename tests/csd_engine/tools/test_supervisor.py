@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from csd_engine.protocol.keys import make_keys
-from csd_engine.tools.supervisor import _LOG_BYTES, _Log
+from csd_engine.tools.supervisor import _LOG_BYTES, Supervisor, _Log
 from tests.engine_process import alive, until
 from tests.open_files import few_descriptors
 
@@ -130,6 +130,21 @@ def test_an_engine_that_does_not_start_says_why_and_is_tried_again(home: Home) -
     home.engine()
     process.terminate()
     assert process.wait(20) == 0
+
+
+def test_while_it_is_tried_again_the_state_says_why_it_ended(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor, states = Supervisor(str(home.path)), []
+
+    def start() -> None:
+        states.append(home.read("state"))
+        supervisor._stop = len(states) == 3
+        raise OSError("no memory")
+
+    monkeypatch.setattr(supervisor, "_start", start)
+    monkeypatch.setattr(supervisor, "_sleep", lambda seconds: None)
+    while not supervisor._stop:
+        supervisor._round()
+    assert states[0] == "starting" and all("no memory" in state for state in states[1:])
 
 
 def test_the_log_is_bounded(tmp_path: Path) -> None:
