@@ -113,7 +113,7 @@ class Supervisor:
     def _once(self) -> str:
         """Run the engine to its end; return why it ended."""
         self._words = b""
-        if not self._failures:  # else why it has failed stays there: who asks now is to know it
+        if not self._failures:  # after a failure its reason stays: it is still true while the engine is tried again
             self._write("state", "starting")
         try:
             engine = self._start()
